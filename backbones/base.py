@@ -1,0 +1,143 @@
+"""The contracts every model file keeps: what a backbone returns, what a mixer maps, what a slot tells.
+
+Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """One map a backbone returns: its channels and its stride in input pixels."""
+
+    channels: int
+    stride: int
+
+
+class Backbone(nn.Module):
+    """Image to feature maps, the one type that heads, tasks and exporters see.
+
+    There is deliberately no ``init_weights``: mmengine would call it and overwrite loaded weights.
+
+    Attributes:
+        name: The registered name it was created by.
+        feature_info: One entry per map of ``forward``, fine to coarse.
+        num_features: Width of what ``embed`` returns.
+        size_divisor: Detectors pad their batches to a multiple of this; any size of at least 64 runs.
+        classification_keys: Prefixes of state-dict keys that only the classification network has.
+        dense_keys: Prefixes of state-dict keys that only the dense-prediction network has.
+        no_weight_decay: Names of parameters that the host's authors train without weight decay.
+    """
+
+    name: str = ""
+    feature_info: tuple[FeatureInfo, ...]
+    num_features: int
+    size_divisor: int = 32
+    classification_keys: tuple[str, ...] = ()
+    dense_keys: tuple[str, ...] = ()
+    no_weight_decay: frozenset[str] = frozenset()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> one (B, C_i, ceil(H / s_i), ceil(W / s_i)) map per entry of ``feature_info``."""
+        raise NotImplementedError
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
+        raise NotImplementedError
+
+    def mixer_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the state-dict keys that belong to swapped-in mixers."""
+        return tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, Mixer))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.
+
+        The classifier, which is no part of a backbone, is renamed to ``classifier.*``.
+        """
+        return state_dict
+
+
+class Mixer(nn.Module):
+    """A channel or token mixer: (B, H, W, C) -> (B, H, W, C) at any H and W.
+
+    A subclass writes ``mix``, and ``mix_prefix`` if it should serve hosts with class tokens.
+    Norm, residual, layer scale and drop path stay in the host's block.
+    """
+
+    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
+        if prefix is None:
+            return self.mix(x)
+        return self.mix(x), self.mix_prefix(prefix)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        raise NotImplementedError
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """(B, P, C) -> (B, P, C): the pointwise parts of the mixer, its spatial parts left out."""
+        raise ValueError(
+            f"{type(self).__name__} does not say what becomes of class tokens; give it a "
+            "mix_prefix method or use a host without class token (Swin, PoolFormer)"
+        )
+
+
+class PointwiseMixer(Mixer):
+    """A mixer that treats every token alike, so any (..., C) will do and prefix tokens are tokens."""
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """(B, P, C) -> (B, P, C), as any other token."""
+        return self.mix(prefix)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a host that a mixer fills, with all it needs to size itself.
+
+    Attributes:
+        dim: Channels C.
+        hidden_ratio: Hidden width of the host's own FFN over C.
+        grid: Map size (H, W) there at the build resolution.
+        stage: Stage index, from 0.
+        block: Block index within the stage, from 0.
+    """
+
+    dim: int
+    hidden_ratio: float
+    grid: tuple[int, int]
+    stage: int
+    block: int
+
+
+MixerFactory = Callable[[Slot], nn.Module]
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """What every host builder is given.
+
+    Attributes:
+        img_size: Build resolution (H, W); other sizes run too.
+        drop_path_rate: Stochastic depth of the last block, rising linearly from 0.
+        pretrained: Whether timm shall load its published weights (needs network once).
+        dense: Build for dense prediction (see ``create_backbone``).
+        channel_mixer: Makes what replaces an FFN; None keeps the host's own.
+        token_mixer: Makes what replaces attention or pooling; None keeps the host's own.
+    """
+
+    img_size: tuple[int, int]
+    drop_path_rate: float = 0.0
+    pretrained: bool = False
+    dense: bool = False
+    channel_mixer: MixerFactory | None = None
+    token_mixer: MixerFactory | None = None
+
+
+def hidden_width(dim: int, ratio: float) -> int:
+    """Hidden channels of a ratio over ``dim``, rounded down; 8/3 of 96 is 256, whatever floats say."""
+    return int(dim * ratio + 1e-6)

@@ -1,0 +1,1 @@
+"""One architecture with open slots per file; every file here registers itself."""

@@ -1,0 +1,178 @@
+"""DeiT T/S/B on timm's network, at any image size, with a feature pyramid for dense prediction.
+
+Source: Touvron et al., "Training data-efficient image transformers", ICML 2021, Table 1;
+the pyramid: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection",
+ECCV 2022, Sec. 3 and Fig. 2 ("simple feature pyramid").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from timm.layers import LayerNorm2d, resample_abs_pos_embed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Slot
+from backbones.layouts import mix_tokens
+from backbones.registry import register_host
+from backbones.timm_source import create_timm_model
+
+PATCH = 16
+PYRAMID_CHANNELS = 256
+PYRAMID_STRIDES = (4, 8, 16, 32)
+
+
+class DeiT(Backbone):
+    """A plain ViT with one class token; its last map (stride 16), or a pyramid made from it.
+
+    The position table belongs to the build resolution and is resampled (bicubic, antialiased) at others.
+    """
+
+    size_divisor = PYRAMID_STRIDES[-1]
+    classification_keys = ("norm.",)
+    dense_keys = ("pyramid.",)
+    no_weight_decay = frozenset({"pos_embed", "cls_token"})
+
+    def __init__(self, model: VisionTransformer, config: HostConfig) -> None:
+        super().__init__()
+        self.patch_embed = model.patch_embed
+        self.cls_token = model.cls_token
+        self.pos_embed = model.pos_embed
+        self.blocks = model.blocks
+        self.grid: tuple[int, int] = self.patch_embed.grid_size
+        self.num_features = model.num_features
+        self.dense = config.dense
+        if config.dense:
+            self.pyramid = SimpleFeaturePyramid(self.num_features)
+            self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
+        else:
+            self.norm = model.norm
+            self.feature_info = (FeatureInfo(self.num_features, PATCH),)
+        for index, block in enumerate(self.blocks):
+            block.__class__ = DeiTBlock
+            slot = Slot(self.num_features, 4.0, self.grid, stage=0, block=index)
+            if config.channel_mixer:
+                block.mlp = config.channel_mixer(slot)
+            if config.token_mixer:
+                block.attn = config.token_mixer(slot)
+
+    def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """(B, 3, H, W) -> tokens (B, 1 + h * w, C) after the last block, and (h, w)."""
+        x = self.patch_embed(images)  # (B, h, w, C)
+        grid = (x.shape[1], x.shape[2])
+        position = resample_abs_pos_embed(self.pos_embed, grid, self.grid, num_prefix_tokens=1)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(1, 2)], dim=1) + position
+        for block in self.blocks:
+            x = block(x, grid)
+        return x, grid
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> the normed stride-16 map, or with dense=True four maps of 256 channels."""
+        tokens, grid = self._tokens(images)
+        if not self.dense:
+            return (_to_map(self.norm(tokens), grid),)
+        height, width = images.shape[-2:]
+        # The padding of the last patches goes, so that every map has ceil(H / stride) rows.
+        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
+        maps = self.pyramid(_to_map(tokens, grid))
+        return tuple(x[..., :h, :w] for x, (h, w) in zip(maps, sizes, strict=True))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): the class token after the final LayerNorm."""
+        if self.dense:
+            raise ValueError("a DeiT built with dense=True has no class embedding; use dense=False")
+        return cast("Tensor", self.norm(self._tokens(images)[0][:, 0]))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' and timm's names (they agree) and position tables of other square grids."""
+        table = state_dict.get("pos_embed")
+        if table is not None and table.shape != self.pos_embed.shape:
+            state_dict["pos_embed"] = resample_abs_pos_embed(table, self.grid, num_prefix_tokens=1)
+        return {
+            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
+            for key, value in state_dict.items()
+        }
+
+
+class DeiTBlock(Block):
+    """timm's block, told the map size so that its mixers can see the map."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, 1 + h * w, C) and (h, w) -> (B, 1 + h * w, C)."""
+        y = mix_tokens(self.attn, self.norm1(x), grid, num_prefix_tokens=1)
+        x = x + self.drop_path1(self.ls1(y))
+        y = mix_tokens(self.mlp, self.norm2(x), grid, num_prefix_tokens=1)
+        return cast("Tensor", x + self.drop_path2(self.ls2(y)))
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """Four maps at strides 4, 8, 16, 32 from one at stride 16, each by its own few convolutions.
+
+    Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w), (B, 256, ceil(h/2), ceil(w/2)).
+
+    Source: ViTDet, Sec. 3, with LayerNorm after each 1x1 and 3x3 convolution.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        half, quarter = dim // 2, dim // 4
+        self.scales = nn.ModuleList(
+            [
+                _level(quarter, _up(dim, half), LayerNorm2d(half), nn.GELU(), _up(half, quarter)),
+                _level(half, _up(dim, half)),
+                _level(dim),
+                _level(dim, nn.MaxPool2d(2, 2, ceil_mode=True)),
+            ]
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(B, C, h, w) -> four maps, fine to coarse."""
+        return [scale(x) for scale in self.scales]
+
+
+def _up(in_channels: int, out_channels: int) -> nn.Module:
+    return nn.ConvTranspose2d(in_channels, out_channels, kernel_size=2, stride=2)
+
+
+def _level(channels: int, *resize: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        *resize,
+        nn.Conv2d(channels, PYRAMID_CHANNELS, kernel_size=1, bias=False),
+        LayerNorm2d(PYRAMID_CHANNELS),
+        nn.Conv2d(PYRAMID_CHANNELS, PYRAMID_CHANNELS, kernel_size=3, padding=1, bias=False),
+        LayerNorm2d(PYRAMID_CHANNELS),
+    )
+
+
+def _to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, 1 + h * w, C) -> (B, C, h, w), the class token left out."""
+    return tokens[:, 1:].transpose(1, 2).unflatten(2, grid)
+
+
+def _build(variant: str, config: HostConfig) -> DeiT:
+    size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
+    model = create_timm_model(
+        variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
+    )
+    return DeiT(cast("VisionTransformer", model), config)
+
+
+@register_host("deit_t", source="DeiT, Table 1")
+def deit_t(config: HostConfig) -> DeiT:
+    """Width 192, 12 blocks, 3 heads."""
+    return _build("deit_tiny_patch16_224", config)
+
+
+@register_host("deit_s", source="DeiT, Table 1")
+def deit_s(config: HostConfig) -> DeiT:
+    """Width 384, 12 blocks, 6 heads."""
+    return _build("deit_small_patch16_224", config)
+
+
+@register_host("deit_b", source="DeiT, Table 1")
+def deit_b(config: HostConfig) -> DeiT:
+    """Width 768, 12 blocks, 12 heads."""
+    return _build("deit_base_patch16_224", config)

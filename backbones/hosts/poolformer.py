@@ -1,0 +1,159 @@
+"""PoolFormer S12 to M48 on timm's network, with the authors' head.
+
+timm pools the last map and then normalises the vector; the authors normalise the map (one group over
+channels and positions) and then pool. Both have the same parameter names, so weights load into
+either without a word, and the logits differ. This is the authors' order.
+
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Table 1.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from timm.models.metaformer import MetaFormer, MetaFormerBlock
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
+from backbones.layouts import mix_nchw
+from backbones.registry import register_host
+from backbones.timm_source import create_timm_model
+
+STEM_STRIDE = 4
+
+
+class PoolFormer(Backbone):
+    """Four maps at strides 4, 8, 16, 32; NCHW inside."""
+
+    classification_keys = ("norm.",)
+    dense_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+
+    def __init__(self, model: MetaFormer, config: HostConfig) -> None:
+        super().__init__()
+        self.stem = model.stem
+        self.stages = model.stages
+        widths = [info["num_chs"] for info in model.feature_info]
+        self.feature_info = tuple(FeatureInfo(width, 4 * 2**i) for i, width in enumerate(widths))
+        self.num_features = widths[-1]
+        self.dense = config.dense
+        if config.dense:
+            for i, width in enumerate(widths):
+                self.add_module(f"norm{i}", nn.GroupNorm(1, width))
+        else:
+            # The 1e-6 of timm's own head norm is not the authors'; PoolFormer's norms all have 1e-5.
+            self.norm = nn.GroupNorm(1, widths[-1])
+            self.norm.load_state_dict(model.head.norm.state_dict())
+        self._fill_slots(config)
+
+    def _fill_slots(self, config: HostConfig) -> None:
+        for stage, layer in enumerate(self.stages):
+            width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
+            grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
+            for index, block in enumerate(layer.blocks):
+                block.__class__ = PoolFormerBlock
+                slot = Slot(width, 4.0, grid, stage, index)
+                if config.channel_mixer:
+                    block.mlp = config.channel_mixer(slot)
+                if config.token_mixer:
+                    block.token_mixer = config.token_mixer(slot)
+        # Mixers work on (B, H, W, C), which is a channels_last map seen otherwise.
+        swapped = any(isinstance(module, Mixer) for module in self.modules())
+        self.memory_format = torch.channels_last if swapped else torch.contiguous_format
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        height, width = images.shape[-2:]
+        images = F.pad(images, (0, -width % STEM_STRIDE, 0, -height % STEM_STRIDE))
+        x = self.stem(images).contiguous(memory_format=self.memory_format)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
+        maps = self._maps(images)
+        if self.dense:
+            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
+        return tuple(maps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean."""
+        if self.dense:
+            raise ValueError("a PoolFormer built with dense=True has no pooled embedding; use dense=False")
+        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(2, 3)))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names (``network.N``, ``layer_scale_N``) and timm's."""
+        return {_ours(key): value for key, value in state_dict.items()}
+
+
+class PoolFormerBlock(MetaFormerBlock):
+    """timm's block with slots for mixers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        y = mix_nchw(self.token_mixer, self.norm1(x))
+        x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(y))
+        y = mix_nchw(self.mlp, self.norm2(x))
+        return cast("Tensor", self.res_scale2(x) + self.layer_scale2(self.drop_path2(y)))
+
+
+# The authors' network alternates stages (even) and downsampling (odd) in one list.
+RENAMES = (
+    (r"^patch_embed\.proj\.", "stem.conv."),
+    (r"^network\.0\.", "stages.0.blocks."),
+    (r"^network\.2\.", "stages.1.blocks."),
+    (r"^network\.4\.", "stages.2.blocks."),
+    (r"^network\.6\.", "stages.3.blocks."),
+    (r"^network\.1\.proj\.", "stages.1.downsample.conv."),
+    (r"^network\.3\.proj\.", "stages.2.downsample.conv."),
+    (r"^network\.5\.proj\.", "stages.3.downsample.conv."),
+    (r"\.layer_scale_([12])$", r".layer_scale\1.scale"),
+    (r"^head\.norm\.", "norm."),
+    (r"^head\.(fc\.)?", "classifier."),
+)
+
+
+def _ours(key: str) -> str:
+    for pattern, replacement in RENAMES:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
+def _build(variant: str, config: HostConfig) -> PoolFormer:
+    return PoolFormer(cast("MetaFormer", create_timm_model(variant, config)), config)
+
+
+@register_host("poolformer_s12", source="PoolFormer, Table 1")
+def poolformer_s12(config: HostConfig) -> PoolFormer:
+    """Widths 64 to 512, depths 2, 2, 6, 2."""
+    return _build("poolformer_s12", config)
+
+
+@register_host("poolformer_s24", source="PoolFormer, Table 1")
+def poolformer_s24(config: HostConfig) -> PoolFormer:
+    """Widths 64 to 512, depths 4, 4, 12, 4."""
+    return _build("poolformer_s24", config)
+
+
+@register_host("poolformer_s36", source="PoolFormer, Table 1")
+def poolformer_s36(config: HostConfig) -> PoolFormer:
+    """Widths 64 to 512, depths 6, 6, 18, 6."""
+    return _build("poolformer_s36", config)
+
+
+@register_host("poolformer_m36", source="PoolFormer, Table 1")
+def poolformer_m36(config: HostConfig) -> PoolFormer:
+    """Widths 96 to 768, depths 6, 6, 18, 6."""
+    return _build("poolformer_m36", config)
+
+
+@register_host("poolformer_m48", source="PoolFormer, Table 1")
+def poolformer_m48(config: HostConfig) -> PoolFormer:
+    """Widths 96 to 768, depths 8, 8, 24, 8."""
+    return _build("poolformer_m48", config)

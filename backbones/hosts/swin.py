@@ -1,0 +1,232 @@
+"""Swin Transformer T/S/B on timm's network, at any image size.
+
+timm pads a map after rolling it; the authors' code, torchvision and MMDetection pad before. The two
+differ on every map that the window does not divide, hence on all detection and segmentation sizes
+(7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten here.
+
+Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 (shifted windows).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import (
+    SwinTransformer,
+    SwinTransformerBlock,
+    WindowAttention,
+    checkpoint_filter_fn,
+    window_partition,
+    window_reverse,
+)
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
+from backbones.layouts import to_nchw
+from backbones.registry import register_host
+from backbones.timm_source import create_timm_model
+
+Size = tuple[int, int]
+
+
+class Swin(Backbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside.
+
+    Classification follows the authors' classifier: an axis whose map is no longer than the window is
+    not shifted. Dense prediction follows their detector: it shifts such a map too, and every output
+    has its own LayerNorm. A map smaller than the window is one window of its own size in both, where
+    the detector would let padding attend.
+    """
+
+    classification_keys = ("norm.",)
+    dense_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+
+    def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
+        super().__init__()
+        self.patch_embed = model.patch_embed
+        self.layers = model.layers
+        widths = [info["num_chs"] for info in model.feature_info]
+        self.feature_info = tuple(FeatureInfo(width, 4 * 2**i) for i, width in enumerate(widths))
+        self.num_features = widths[-1]
+        self.dense = config.dense
+        if config.dense:
+            for i, width in enumerate(widths):
+                self.add_module(f"norm{i}", nn.LayerNorm(width))
+        else:
+            self.norm = model.norm
+        self._fill_slots(config)
+        self.no_weight_decay = frozenset(
+            name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")
+        )
+
+    def _fill_slots(self, config: HostConfig) -> None:
+        for stage, layer in enumerate(self.layers):
+            stride = self.feature_info[stage].stride
+            grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
+            for index, block in enumerate(layer.blocks):
+                block.__class__ = SwinBlock
+                block.shift_single_window = config.dense
+                slot = Slot(block.dim, block.mlp_ratio, grid, stage, index)
+                if config.channel_mixer:
+                    block.mlp = config.channel_mixer(slot)
+                if config.token_mixer:
+                    block.attn = config.token_mixer(slot)
+                else:
+                    block.attn.__class__ = AnyWindowAttention
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        x = self.patch_embed(images)
+        maps = []
+        for layer in self.layers:
+            x = layer(x)
+            maps.append(x)
+        return maps
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
+        maps = self._maps(images)
+        if self.dense:
+            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
+        return tuple(to_nchw(x) for x in maps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
+        if self.dense:
+            raise ValueError("a Swin built with dense=True has no pooled embedding; use dense=False")
+        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names (downsampling at the end of a stage) and timm's."""
+        official = "layers.0.downsample.reduction.weight" in state_dict
+        if official or "patch_embed.proj.weight" in state_dict:
+            state_dict = checkpoint_filter_fn(state_dict, self)
+        return {_ours(key): value for key, value in state_dict.items()}
+
+
+class SwinBlock(SwinTransformerBlock):
+    """timm's block with the authors' order of padding and rolling, and NHWC all through."""
+
+    shift_single_window: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        x = x + self.drop_path1(self._attn(self.norm1(x)))
+        return cast("Tensor", x + self.drop_path2(self.mlp(self.norm2(x))))
+
+    def _attn(self, x: Tensor) -> Tensor:
+        if isinstance(self.attn, Mixer):
+            return cast("Tensor", self.attn(x))
+        _, height, width, channels = x.shape
+        (window_h, shift_h), (window_w, shift_w) = self._window(height), self._window(width)
+        window, shift = (window_h, window_w), (shift_h, shift_w)
+        x = F.pad(x, (0, 0, 0, -width % window_w, 0, -height % window_h))
+        padded = (x.shape[1], x.shape[2])
+        if any(shift):
+            x = torch.roll(x, (-shift_h, -shift_w), dims=(1, 2))
+        windows = window_partition(x, window).flatten(1, 2)
+        mask = shift_mask(padded, window, shift, x.device, x.dtype) if any(shift) else None
+        windows = self.attn(windows, window, mask)
+        x = window_reverse(windows.reshape(-1, *window, channels), window, *padded)
+        if any(shift):
+            x = torch.roll(x, shift, dims=(1, 2))
+        return x[:, :height, :width]
+
+    def _window(self, size: int) -> Size:
+        """Window and shift along an axis of ``size`` tokens."""
+        full: int = self.window_size[0]
+        shifts = size > full or (self.shift_single_window and size == full)
+        return min(full, size), self.target_shift_size[0] if shifts else 0
+
+
+class AnyWindowAttention(WindowAttention):
+    """timm's window attention for windows up to the size its bias table was made for."""
+
+    def forward(self, x: Tensor, window: Size, mask: Tensor | None) -> Tensor:
+        """Attend within windows.
+
+        Args:
+            x: (num_windows * B, h * w, C), the windows of one image following each other.
+            window: (h, w).
+            mask: (num_windows, h * w, h * w), added to the logits.
+        """
+        num_tokens = x.shape[1]
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        bias = self._bias(window)
+        if mask is not None:
+            repeats = len(x) // len(mask)
+            bias = (bias + mask[:, None]).repeat(repeats, 1, 1, 1)
+        drop = self.attn_drop.p if self.training else 0.0
+        x = F.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=bias, dropout_p=drop)
+        x = x.transpose(1, 2).reshape(-1, num_tokens, self.proj.in_features)
+        return cast("Tensor", self.proj_drop(self.proj(x)))
+
+    def _bias(self, window: Size) -> Tensor:
+        """Relative position bias (1, heads, h * w, h * w); offsets mean the same in a smaller window."""
+        bias = self._get_rel_pos_bias()
+        if window == self.window_size:
+            return cast("Tensor", bias)
+        height, width = window
+        bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
+        return cast("Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3))
+
+
+@functools.lru_cache(maxsize=64)
+def shift_mask(size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(num_windows, h * w, h * w): -100 between tokens that the roll brought together, else 0.
+
+    Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
+    """
+    # A tensor made under inference_mode could not serve a later training step from the cache.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        rows, columns = (
+            _region(length, side, offset, device)
+            for length, side, offset in zip(size, window, shift, strict=True)
+        )
+        regions = rows[:, None] * 3 + columns[None, :]
+        windows = window_partition(regions[None, :, :, None], window).flatten(1)
+        differ = windows[:, :, None] != windows[:, None, :]
+        return torch.zeros(differ.shape, device=device, dtype=dtype).masked_fill_(differ, -100.0)
+
+
+def _region(length: int, window: int, shift: int, device: torch.device) -> Tensor:
+    """Region index of every position along one axis: bulk, last window's start, rolled-in end."""
+    position = torch.arange(length, device=device)
+    if not shift:
+        return torch.zeros_like(position)
+    return (position >= length - window).long() + (position >= length - shift).long()
+
+
+def _ours(key: str) -> str:
+    for theirs in ("head.fc.", "head."):
+        if key.startswith(theirs):
+            return "classifier." + key.removeprefix(theirs)
+    return key
+
+
+def _build(variant: str, config: HostConfig) -> Swin:
+    # Built at 224 whatever img_size is, so that every size shares one table of 7x7 windows.
+    model = create_timm_model(variant, config, strict_img_size=False, always_partition=True)
+    model.patch_embed.dynamic_img_pad = True
+    return Swin(cast("SwinTransformer", model), config)
+
+
+@register_host("swin_t", source="Swin Transformer, Table 1")
+def swin_t(config: HostConfig) -> Swin:
+    """Widths 96 to 768, depths 2, 2, 6, 2."""
+    return _build("swin_tiny_patch4_window7_224", config)
+
+
+@register_host("swin_s", source="Swin Transformer, Table 1")
+def swin_s(config: HostConfig) -> Swin:
+    """Widths 96 to 768, depths 2, 2, 18, 2."""
+    return _build("swin_small_patch4_window7_224", config)
+
+
+@register_host("swin_b", source="Swin Transformer, Table 1")
+def swin_b(config: HostConfig) -> Swin:
+    """Widths 128 to 1024, depths 2, 2, 18, 2."""
+    return _build("swin_base_patch4_window7_224", config)

@@ -1,0 +1,1 @@
+"""One paper's mixer per file; every file here registers itself."""

@@ -1,0 +1,42 @@
+"""The feed-forward network, what every other channel mixer replaces."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from backbones.base import PointwiseMixer, hidden_width
+from backbones.registry import register_mixer
+
+
+@register_mixer("ffn", kind="channel", source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT")
+class FFN(PointwiseMixer):
+    """W2 GELU(W1 x + b1) + b2, each token by itself.
+
+    On a plain host the name stands for the host's own FFN; this one is built when its options change.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: Hidden width over C.
+        drop: Dropout after the activation and after W2.
+
+    Shape: (..., C) -> (..., C).
+    """
+
+    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, drop: float = 0.0) -> None:
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated normal of 0.02 and zero biases, as all hosts do."""
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        hidden = self.drop(nn.functional.gelu(self.fc1(x)))
+        return self.drop(self.fc2(hidden))  # type: ignore[no-any-return]

@@ -1,0 +1,59 @@
+"""Gated linear unit as a channel mixer, the counterpart in AFBO's and IFFN's tables.
+
+Source: Shazeer, "GLU Variants Improve Transformer", 2020, Eq. 6 (SwiGLU: the gate is a SiLU). The
+"GLU" and "SwiGLU" rows of AFBO's Table 11 report one accuracy, 72.6 for DeiT-T, so they are one
+thing here.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import PointwiseMixer, hidden_width
+from backbones.registry import register_mixer
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "sigmoid": F.sigmoid, "relu": F.relu}
+
+
+@register_mixer(
+    "glu",
+    kind="channel",
+    source="Shazeer 2020, Eq. 6; AFBO (ICLR 2025), Tables 1 and 11",
+    hidden_scale=2 / 3,  # three matrices of 2/3 the width hold as much as the FFN's two
+    published_on=("deit_t", "deit_s"),
+)
+class GLU(PointwiseMixer):
+    """W3 (act(W1 x + b1) * (W2 x + b2)) + b3, each token by itself.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: Hidden width over C; 8/3 matches the size of an FFN of ratio 4.
+        act: "silu", "gelu", "relu", or "sigmoid" (Dauphin et al. 2017).
+        drop: Dropout after the product and after W3.
+
+    Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
+    """
+
+    def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "silu", drop: float = 0.0) -> None:
+        super().__init__()
+        if act not in ACTIVATIONS:
+            raise ValueError(f"act must be one of {sorted(ACTIVATIONS)}, got {act!r}")
+        hidden = hidden_width(dim, hidden_ratio)
+        self.act = ACTIVATIONS[act]
+        self.w1 = nn.Linear(dim, hidden)
+        self.w2 = nn.Linear(dim, hidden)
+        self.w3 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated normal of 0.02 and zero biases, as all hosts do."""
+        for linear in (self.w1, self.w2, self.w3):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        hidden = self.drop(self.act(self.w1(x)) * self.w2(x))
+        return self.drop(self.w3(hidden))  # type: ignore[no-any-return]

@@ -1,0 +1,155 @@
+"""Checkpoints in, weights out: safe reading, unwrapping, and a load that never hides a difference."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from backbones.base import Backbone
+
+logger = logging.getLogger(__name__)
+
+# Where published files keep their weights; timm, mmengine and DeiT's release, averages first as timm does.
+CONTAINERS = ("state_dict_ema", "ema_state_dict", "model_ema", "state_dict", "model")
+WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a checkpoint gave to a model.
+
+    Attributes:
+        source: The file.
+        loaded: Number of tensors taken over.
+        initialised: Keys of the model that the file does not have (a new mixer, a new output norm).
+        skipped: Keys of the file that the model has no place for (a replaced FFN, the classifier).
+    """
+
+    source: str
+    loaded: int
+    initialised: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        return (
+            f"{self.source}: {self.loaded} tensors loaded, {len(self.initialised)} left at their "
+            f"initialisation{_some(self.initialised)}, {len(self.skipped)} in the file not used"
+            f"{_some(self.skipped)}"
+        )
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Read the tensors of a .pth/.pt/.ckpt/.safetensors file without running code from it.
+
+    Containers (Lightning, timm, mmengine, EMA) and wrapper prefixes are taken off. A model that keeps
+    its backbone under ``backbone.`` gives that part and ``classifier.*``.
+
+    Raises:
+        ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint at {path}")
+    state_dict = _strip_wrappers(_unwrap(_read(path), path))
+    for key, value in state_dict.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ValueError(f"{path}: {key} holds NaN or Inf; use an earlier checkpoint")
+    return state_dict
+
+
+def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
+    """Load a checkpoint file into a backbone; see ``load_state_dict`` for what may differ."""
+    return load_state_dict(backbone, read_state_dict(path), str(path))
+
+
+def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: str) -> LoadReport:
+    """Load tensors under our, timm's or the authors' names into a backbone.
+
+    Only these may differ: a swapped-in mixer that is absent as a whole, what dense prediction adds,
+    what only classification has, and the FFN or attention that a mixer replaced.
+
+    Raises:
+        ValueError: Anything else is missing, left over or of another shape; the keys are listed.
+    """
+    state_dict = backbone.convert_state_dict(dict(state_dict))
+    own = backbone.state_dict()
+    missing = [key for key in own if key not in state_dict]
+    surplus = [key for key in state_dict if key not in own]
+    reshaped = [key for key in own if key in state_dict and own[key].shape != state_dict[key].shape]
+
+    absent_mixers = [p for p in backbone.mixer_prefixes() if _absent(p, own, missing)]
+    may_miss = (*absent_mixers, *backbone.dense_keys)
+    may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
+    wrong = [f"missing {key}" for key in missing if not key.startswith(may_miss)]
+    wrong += [f"unexpected {key}" for key in surplus if not key.startswith(may_remain)]
+    wrong += [f"{k}: {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}" for k in reshaped]
+    if wrong:
+        raise ValueError(
+            f"{source} does not fit {backbone.name or type(backbone).__name__}: {len(wrong)} of "
+            f"{len(own)} keys differ{_some(wrong, 8)}; name the backbone and options it was trained with"
+        )
+    backbone.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
+    report = LoadReport(source, len(own) - len(missing), tuple(missing), tuple(surplus))
+    logger.info("%s", report)
+    return report
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors and plain values, or is no checkpoint; it is not opened, as "
+            "it could run code. Re-save its state_dict with safetensors where you trust it"
+        ) from error
+    except (RuntimeError, EOFError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is truncated or not a checkpoint ({error})") from error
+
+
+def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
+    for container in CONTAINERS:
+        if isinstance(content, dict) and isinstance(content.get(container), dict):
+            content = content[container]
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
+    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}")
+    return tensors
+
+
+def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    stripped = True
+    while stripped:
+        stripped = False
+        for wrapper in WRAPPERS:
+            if all(key.startswith(wrapper) for key in state_dict):
+                state_dict = {key.removeprefix(wrapper): value for key, value in state_dict.items()}
+                stripped = True
+    if any(key.startswith("backbone.") for key in state_dict):
+        kept = ("backbone.", "classifier.")
+        state_dict = {k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)}
+    return state_dict
+
+
+def _absent(prefix: str, own: Collection[str], missing: Collection[str]) -> bool:
+    """Whether a mixer is missing as a whole; half a mixer is an error, not a new mixer."""
+    return all(key in missing for key in own if key.startswith(prefix))
+
+
+def _some(keys: Collection[str], limit: int = 4) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(list(keys)[:limit])
+    return f" ({shown}, ...)" if len(keys) > limit else f" ({shown})"

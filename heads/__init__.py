@@ -1,0 +1,1 @@
+"""Heads turn a backbone into a model with ``loss(batch)`` and ``predict(batch)``."""

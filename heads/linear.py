@@ -1,0 +1,79 @@
+"""The linear classifier: with its backbone, the published classification network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones import Backbone, create_backbone
+from backbones.weights import load_state_dict, read_state_dict
+
+
+class LinearClassifier(nn.Module):
+    """Images to logits through a backbone's own norm and pooling and one linear layer.
+
+    Args:
+        backbone: Built with ``dense=False``.
+        num_classes: Width of the logits K.
+        label_smoothing: Share of the target spread over all classes, in training only.
+        drop: Dropout before the linear layer.
+
+    Shape: (B, 3, H, W) -> (B, K).
+    """
+
+    def __init__(
+        self, backbone: Backbone, num_classes: int, *, label_smoothing: float = 0.0, drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        self.backbone = backbone
+        self.drop = nn.Dropout(drop)
+        self.classifier = nn.Linear(backbone.num_features, num_classes)
+        self.label_smoothing = label_smoothing
+        nn.init.trunc_normal_(self.classifier.weight, std=0.02)
+        nn.init.zeros_(self.classifier.bias)
+
+    @classmethod
+    def from_pretrained(cls, name: str, path: str | Path, **backbone_options: Any) -> Self:
+        """Backbone and classifier out of one released checkpoint: ours, timm's or the authors'.
+
+        Args:
+            name: Registered backbone name.
+            path: A .pth/.ckpt/.safetensors file that holds both.
+            **backbone_options: For ``create_backbone``.
+
+        Raises:
+            ValueError: The file holds no classifier, or weights of another model.
+        """
+        backbone = create_backbone(name, **backbone_options)
+        state_dict = read_state_dict(path)
+        load_state_dict(backbone, state_dict, str(path))
+        state_dict = backbone.convert_state_dict(dict(state_dict))
+        weight, bias = state_dict.get("classifier.weight"), state_dict.get("classifier.bias")
+        if weight is None or bias is None:
+            raise ValueError(f"{path} holds no classifier; use create_backbone({name!r}, pretrained=path)")
+        model = cls(backbone, num_classes=len(weight))
+        with torch.no_grad():
+            model.classifier.weight.copy_(weight)
+            model.classifier.bias.copy_(bias)
+        return model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> logits (B, K)."""
+        return self.classifier(self.drop(self.backbone.embed(images)))  # type: ignore[no-any-return]
+
+    def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Cross entropy of ``batch["image"]`` with ``batch["label"]``, (B,) indices or (B, K) shares."""
+        logits = self(batch["image"])
+        smoothing = self.label_smoothing if self.training else 0.0
+        return {"loss_cls": F.cross_entropy(logits, batch["label"], label_smoothing=smoothing)}
+
+    def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Logits (B, K) of ``batch["image"]``."""
+        return self(batch["image"])  # type: ignore[no-any-return]
