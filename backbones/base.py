@@ -43,7 +43,10 @@ class Backbone(nn.Module):
     no_weight_decay: frozenset[str] = frozenset()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> one (B, C_i, ceil(H / s_i), ceil(W / s_i)) map per entry of ``feature_info``."""
+        """(B, 3, H, W) -> one (B, C_i, ceil(H / s_i), ceil(W / s_i)) map per entry of ``feature_info``.
+
+        The maps are contiguous: mmcv's RoIAlign reads memory as (B, C, H, W) whatever the strides say.
+        """
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
@@ -52,7 +55,9 @@ class Backbone(nn.Module):
 
     def mixer_prefixes(self) -> tuple[str, ...]:
         """Prefixes of the state-dict keys that belong to swapped-in mixers."""
-        return tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, Mixer))
+        return tuple(
+            f"{name}." for name, module in self.named_modules() if isinstance(module, Mixer)
+        )
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from backbones.base import Mixer, PointwiseMixer
 
 
-def mix_tokens(mixer: nn.Module, tokens: Tensor, grid: tuple[int, int], num_prefix_tokens: int) -> Tensor:
+def mix_tokens(
+    mixer: nn.Module, tokens: Tensor, grid: tuple[int, int], num_prefix_tokens: int
+) -> Tensor:
     """Apply a mixer to tokens (B, P + H * W, C), prefix tokens first, map tokens in row-major order."""
     if isinstance(mixer, PointwiseMixer) or not isinstance(mixer, Mixer):
         return mixer(tokens)  # type: ignore[no-any-return]

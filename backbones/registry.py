@@ -53,7 +53,9 @@ _HOSTS: dict[str, HostEntry] = {}
 _MIXERS: dict[str, MixerEntry] = {}
 
 
-def register_host(name: str, *, slots: Collection[Kind] = ("channel", "token"), source: str) -> Callable[[F], F]:
+def register_host(
+    name: str, *, slots: Collection[Kind] = ("channel", "token"), source: str
+) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
     Args:
@@ -163,7 +165,9 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     return options | _host_options(entry, host)
 
 
-def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> nn.Module:
+def create_mixer(
+    name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any
+) -> nn.Module:
     """Build one mixer: (B, H, W, dim) -> (B, H, W, dim).
 
     Args:
@@ -243,7 +247,9 @@ def _table() -> dict[str, tuple[str, str | None]]:
             if mixer == OWN_FFN:
                 continue
             if name in table:
-                raise ValueError(f"two pairs are called {name!r}: {table[name]} and {(host, mixer)}")
+                raise ValueError(
+                    f"two pairs are called {name!r}: {table[name]} and {(host, mixer)}"
+                )
             table[name] = (host, mixer)
     order = {host: position for position, host in enumerate(_HOSTS)}
     return dict(sorted(table.items(), key=lambda item: order[item[1][0]]))
@@ -282,7 +288,9 @@ def _factory(
     return lambda slot: _build_mixer(entry, host.name, slot, given)
 
 
-def _token_factory(host: HostEntry, token_mixer: Mapping[str, Any] | str | None) -> MixerFactory | None:
+def _token_factory(
+    host: HostEntry, token_mixer: Mapping[str, Any] | str | None
+) -> MixerFactory | None:
     if token_mixer is None:
         return None
     options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer)
@@ -291,7 +299,9 @@ def _token_factory(host: HostEntry, token_mixer: Mapping[str, Any] | str | None)
     return _factory(host, "token", options.pop("name"), options)
 
 
-def _build_mixer(entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]) -> nn.Module:
+def _build_mixer(
+    entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
+) -> nn.Module:
     known = _keywords(entry.build)
     for option in given:
         if option not in known:
@@ -337,7 +347,9 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
     return f"there is no {what} called {name!r}; {hint}"
 
 
-def _refuse_taken(name: str, build: Callable[..., Any], taken: Mapping[str, Callable[..., Any]]) -> None:
+def _refuse_taken(
+    name: str, build: Callable[..., Any], taken: Mapping[str, Callable[..., Any]]
+) -> None:
     if name in taken:
         first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken[name], build))
         raise ValueError(f"the name {name!r} is taken by {first}; give {second} another one")

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Where published files keep their weights; timm, mmengine and DeiT's release, averages first as timm does.
 CONTAINERS = ("state_dict_ema", "ema_state_dict", "model_ema", "state_dict", "model")
+# What foreign bytes make the readers raise.
+UNREADABLE = (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError)
 WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
 
 
@@ -56,14 +58,23 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     Raises:
         ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
     """
+    return _strip_wrappers(read_tensors(path))
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The same, with the keys as they stand in the file's container.
+
+    Raises:
+        ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
-    state_dict = _strip_wrappers(_unwrap(_read(path), path))
-    for key, value in state_dict.items():
+    tensors = _unwrap(_read(path), path)
+    for key, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise ValueError(f"{path}: {key} holds NaN or Inf; use an earlier checkpoint")
-    return state_dict
+    return tensors
 
 
 def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
@@ -91,11 +102,13 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
     wrong = [f"missing {key}" for key in missing if not key.startswith(may_miss)]
     wrong += [f"unexpected {key}" for key in surplus if not key.startswith(may_remain)]
-    wrong += [f"{k}: {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}" for k in reshaped]
+    wrong += [
+        f"{k}: {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}" for k in reshaped
+    ]
     if wrong:
         raise ValueError(
-            f"{source} does not fit {backbone.name or type(backbone).__name__}: {len(wrong)} of "
-            f"{len(own)} keys differ{_some(wrong, 8)}; name the backbone and options it was trained with"
+            f"{source} does not fit {backbone.name or type(backbone).__name__}: {len(wrong)} "
+            f"keys differ{_some(wrong, 8)}; name the backbone and options it was trained with"
         )
     backbone.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
     report = LoadReport(source, len(own) - len(missing), tuple(missing), tuple(surplus))
@@ -113,8 +126,9 @@ def _read(path: Path) -> object:
             f"{path} holds more than tensors and plain values, or is no checkpoint; it is not opened, as "
             "it could run code. Re-save its state_dict with safetensors where you trust it"
         ) from error
-    except (RuntimeError, EOFError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is truncated or not a checkpoint ({error})") from error
+    except (*UNREADABLE, safetensors.SafetensorError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is truncated or not a checkpoint ({reason})") from error
 
 
 def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
@@ -125,7 +139,9 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise ValueError(f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}")
+        raise ValueError(
+            f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"
+        )
     return tensors
 
 
@@ -139,7 +155,9 @@ def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
                 stripped = True
     if any(key.startswith("backbone.") for key in state_dict):
         kept = ("backbone.", "classifier.")
-        state_dict = {k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)}
+        state_dict = {
+            k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)
+        }
     return state_dict
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
-from backbones.weights import load_state_dict, read_state_dict
+from backbones.weights import LoadReport, load_state_dict, read_state_dict
 
 
 class LinearClassifier(nn.Module):
@@ -27,7 +27,12 @@ class LinearClassifier(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, num_classes: int, *, label_smoothing: float = 0.0, drop: float = 0.0
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        *,
+        label_smoothing: float = 0.0,
+        drop: float = 0.0,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -54,15 +59,26 @@ class LinearClassifier(nn.Module):
         backbone = create_backbone(name, **backbone_options)
         state_dict = read_state_dict(path)
         load_state_dict(backbone, state_dict, str(path))
-        state_dict = backbone.convert_state_dict(dict(state_dict))
-        weight, bias = state_dict.get("classifier.weight"), state_dict.get("classifier.bias")
-        if weight is None or bias is None:
-            raise ValueError(f"{path} holds no classifier; use create_backbone({name!r}, pretrained=path)")
+        weight, bias = _classifier(backbone.convert_state_dict(dict(state_dict)), path)
         model = cls(backbone, num_classes=len(weight))
-        with torch.no_grad():
-            model.classifier.weight.copy_(weight)
-            model.classifier.bias.copy_(bias)
+        model.classifier.load_state_dict({"weight": weight, "bias": bias})
         return model
+
+    def load_weights(self, path: str | Path) -> LoadReport:
+        """Load backbone and classifier from a file of ours, timm's or the authors'.
+
+        Raises:
+            ValueError: Weights of another model, or of another number of classes.
+        """
+        state_dict = read_state_dict(path)
+        weight, bias = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
+        if len(weight) != self.classifier.out_features:
+            raise ValueError(
+                f"{path} was trained on {len(weight)} classes, this data has {self.classifier.out_features}"
+            )
+        report = load_state_dict(self.backbone, state_dict, str(path))
+        self.classifier.load_state_dict({"weight": weight, "bias": bias})
+        return report
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> logits (B, K)."""
@@ -77,3 +93,39 @@ class LinearClassifier(nn.Module):
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""
         return self(batch["image"])  # type: ignore[no-any-return]
+
+
+class LinearProbe(LinearClassifier):
+    """A linear classifier on a frozen backbone, after a BatchNorm that only standardises.
+
+    The backbone stays in evaluation mode (its BatchNorm statistics must not move) and takes no
+    gradient. The BatchNorm without scale and shift makes one learning rate fit all backbones.
+
+    Source: He et al., "Masked Autoencoders", CVPR 2022, App. A.1 (linear probing).
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__(backbone, num_classes)
+        self.norm = nn.BatchNorm1d(backbone.num_features, affine=False, eps=1e-6)
+        self.backbone.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the probe; the backbone stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> logits (B, K)."""
+        with torch.no_grad():
+            features = self.backbone.embed(images)
+        return self.classifier(self.norm(features))  # type: ignore[no-any-return]
+
+
+def _classifier(state_dict: Mapping[str, Tensor], path: str | Path) -> tuple[Tensor, Tensor]:
+    weight, bias = state_dict.get("classifier.weight"), state_dict.get("classifier.bias")
+    if weight is None or bias is None:
+        raise ValueError(
+            f"{path} holds no classifier, only a backbone: pass it as backbone.pretrained instead"
+        )
+    return weight, bias

@@ -73,12 +73,12 @@ class DeiT(Backbone):
         """(B, 3, H, W) -> the normed stride-16 map, or with dense=True four maps of 256 channels."""
         tokens, grid = self._tokens(images)
         if not self.dense:
-            return (_to_map(self.norm(tokens), grid),)
+            return (_to_map(self.norm(tokens), grid).contiguous(),)
         height, width = images.shape[-2:]
         # The padding of the last patches goes, so that every map has ceil(H / stride) rows.
         sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
-        maps = self.pyramid(_to_map(tokens, grid))
-        return tuple(x[..., :h, :w] for x, (h, w) in zip(maps, sizes, strict=True))
+        maps = self.pyramid(_to_map(tokens, grid).contiguous())
+        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): the class token after the final LayerNorm."""
@@ -89,7 +89,12 @@ class DeiT(Backbone):
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' and timm's names (they agree) and position tables of other square grids."""
         table = state_dict.get("pos_embed")
-        if table is not None and table.shape != self.pos_embed.shape:
+        if table is not None and table.shape[1] != self.pos_embed.shape[1]:
+            if math.isqrt(table.shape[1] - 1) ** 2 != table.shape[1] - 1:
+                raise ValueError(
+                    f"a pos_embed of {table.shape[1]} positions is no class token and square grid; "
+                    "build with the img_size (H, W) that the checkpoint was trained at"
+                )
             state_dict["pos_embed"] = resample_abs_pos_embed(table, self.grid, num_prefix_tokens=1)
         return {
             "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value

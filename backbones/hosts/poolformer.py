@@ -79,12 +79,14 @@ class PoolFormer(Backbone):
         maps = self._maps(images)
         if self.dense:
             maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(maps)
+        return tuple(x.contiguous() for x in maps)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean."""
         if self.dense:
-            raise ValueError("a PoolFormer built with dense=True has no pooled embedding; use dense=False")
+            raise ValueError(
+                "a PoolFormer built with dense=True has no pooled embedding; use dense=False"
+            )
         return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(2, 3)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
 
 Size = tuple[int, int]
+TABLE = "relative_position_bias_table"
 
 
 class Swin(Backbone):
@@ -59,7 +60,7 @@ class Swin(Backbone):
             self.norm = model.norm
         self._fill_slots(config)
         self.no_weight_decay = frozenset(
-            name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")
+            name for name, _ in self.named_parameters() if name.endswith(TABLE)
         )
 
     def _fill_slots(self, config: HostConfig) -> None:
@@ -91,19 +92,25 @@ class Swin(Backbone):
         maps = self._maps(images)
         if self.dense:
             maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(to_nchw(x) for x in maps)
+        return tuple(to_nchw(x).contiguous() for x in maps)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
         if self.dense:
-            raise ValueError("a Swin built with dense=True has no pooled embedding; use dense=False")
+            raise ValueError(
+                "a Swin built with dense=True has no pooled embedding; use dense=False"
+            )
         return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (downsampling at the end of a stage) and timm's."""
         official = "layers.0.downsample.reduction.weight" in state_dict
         if official or "patch_embed.proj.weight" in state_dict:
-            state_dict = checkpoint_filter_fn(state_dict, self)
+            # timm looks up the attention of every bias table; a mixer may stand in its place.
+            own = dict(self.named_parameters())
+            foreign = {k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in own}
+            state_dict = {k: v for k, v in state_dict.items() if k not in foreign}
+            state_dict = checkpoint_filter_fn(state_dict, self) | foreign
         return {_ours(key): value for key, value in state_dict.items()}
 
 
@@ -171,25 +178,44 @@ class AnyWindowAttention(WindowAttention):
             return cast("Tensor", bias)
         height, width = window
         bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
-        return cast("Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3))
+        return cast(
+            "Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
+        )
 
 
-@functools.lru_cache(maxsize=64)
-def shift_mask(size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+def shift_mask(
+    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     """(num_windows, h * w, h * w): -100 between tokens that the roll brought together, else 0.
 
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
+    # Compilers and tracers take the computation itself into their graph; their sizes may be symbols.
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    make = _make_mask if graph else _cached_mask
+    return make(size, window, shift, device, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_mask(
+    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     # A tensor made under inference_mode could not serve a later training step from the cache.
     with torch.inference_mode(mode=False), torch.no_grad():
-        rows, columns = (
-            _region(length, side, offset, device)
-            for length, side, offset in zip(size, window, shift, strict=True)
-        )
-        regions = rows[:, None] * 3 + columns[None, :]
-        windows = window_partition(regions[None, :, :, None], window).flatten(1)
-        differ = windows[:, :, None] != windows[:, None, :]
-        return torch.zeros(differ.shape, device=device, dtype=dtype).masked_fill_(differ, -100.0)
+        return _make_mask(size, window, shift, device, dtype)
+
+
+def _make_mask(
+    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    rows, columns = (
+        _region(length, side, offset, device)
+        for length, side, offset in zip(size, window, shift, strict=True)
+    )
+    regions = rows[:, None] * 3 + columns[None, :]
+    windows = window_partition(regions[None, :, :, None], window).flatten(1)
+    differ = windows[:, :, None] != windows[:, None, :]
+    return torch.zeros(differ.shape, device=device, dtype=dtype).masked_fill_(differ, -100.0)
 
 
 def _region(length: int, window: int, shift: int, device: torch.device) -> Tensor:

@@ -22,7 +22,6 @@ Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -137,16 +136,25 @@ class GroupedCrossMapping(nn.Module):
     Source: AFBO (ICLR 2025), Eq. 6, Fig. 2c.
     """
 
-    def __init__(self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: str = "anti") -> None:
+    def __init__(
+        self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: str = "anti"
+    ) -> None:
         super().__init__()
-        _check_divides("g1", groups, dim, hidden // rounds if hidden % rounds == 0 else 1)
         if pairing not in PAIRINGS or not 1 <= rounds <= (2 if pairing == "anti" else groups):
             raise ValueError(
                 f"pairing must be one of {PAIRINGS} with rounds of 1 to 2 for 'anti' and 1 to g1 = "
                 f"{groups} for 'cyclic'; got {pairing!r} with {rounds}"
             )
+        valid = [g for g in range(1, dim + 1) if dim % g == 0 and hidden % (g * rounds) == 0]
+        if groups not in valid:
+            raise ValueError(
+                f"g1 must divide the input width {dim}, and g1 * rounds the hidden width {hidden}: "
+                f"g1 must be one of {valid} with {rounds} rounds, got {groups}"
+            )
         self.dim, self.groups, self.rounds = dim, groups, rounds
-        self.sources = [_source(s, w, groups, pairing) for s in range(rounds) for w in range(groups)]
+        self.sources = [
+            _source(s, w, groups, pairing) for s in range(rounds) for w in range(groups)
+        ]
         self.weight = nn.Parameter(torch.empty(groups, hidden // (groups * rounds), dim // groups))
         self.bias = nn.Parameter(torch.zeros(hidden))
         nn.init.trunc_normal_(self.weight, std=(dim // groups) ** -0.5)
@@ -158,7 +166,9 @@ class GroupedCrossMapping(nn.Module):
         for start, end, group in _runs(self.sources):
             # Neighbouring blocks that read the same group are one product.
             blocks = [block % self.groups for block in range(start, end)]
-            weight = self.weight[blocks[0]] if end - start == 1 else self.weight[blocks].flatten(0, 1)
+            weight = (
+                self.weight[blocks[0]] if end - start == 1 else self.weight[blocks].flatten(0, 1)
+            )
             columns = x[..., group * width : (group + 1) * width]
             pieces.append((columns, weight, self.bias[start * rows : end * rows]))
         return _linear_pieces(pieces)
@@ -256,7 +266,7 @@ def _linear_pieces(pieces: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     hidden map; autograd and autocast do not know ``out=``.
     """
     x = pieces[0][0]
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or _is_autocast(x.device.type) or torch.compiler.is_compiling():
         return torch.cat([F.linear(*piece) for piece in pieces], dim=-1)
     hidden = sum(len(bias) for _, _, bias in pieces)
     out = x.new_empty(x.shape[:-1].numel(), hidden)
@@ -268,6 +278,11 @@ def _linear_pieces(pieces: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     return out.unflatten(0, x.shape[:-1])
 
 
+def _is_autocast(device: str) -> bool:
+    """Whether autocast is on; the meta device, which only counts, does not know it."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def _source(round_: int, weight: int, groups: int, pairing: str) -> int:
     if pairing == "cyclic":
         return (weight + round_) % groups
@@ -276,12 +291,7 @@ def _source(round_: int, weight: int, groups: int, pairing: str) -> int:
 
 def _runs(sources: Sequence[int]) -> list[tuple[int, int, int]]:
     """Maximal runs of equal entries as (start, end, entry)."""
-    cuts = [i for i in range(len(sources) + 1) if i in (0, len(sources)) or sources[i] != sources[i - 1]]
+    cuts = [
+        i for i in range(len(sources) + 1) if i in (0, len(sources)) or sources[i] != sources[i - 1]
+    ]
     return [(start, end, sources[start]) for start, end in pairwise(cuts)]
-
-
-def _check_divides(name: str, groups: int, *widths: int) -> None:
-    common = math.gcd(*widths)
-    if groups < 1 or common % groups:
-        valid = [g for g in range(1, min(common, 64) + 1) if common % g == 0]
-        raise ValueError(f"{name} must divide the input and hidden width: one of {valid}, got {groups}")

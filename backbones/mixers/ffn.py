@@ -8,7 +8,9 @@ from backbones.base import PointwiseMixer, hidden_width
 from backbones.registry import register_mixer
 
 
-@register_mixer("ffn", kind="channel", source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT")
+@register_mixer(
+    "ffn", kind="channel", source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT"
+)
 class FFN(PointwiseMixer):
     """W2 GELU(W1 x + b1) + b2, each token by itself.
 

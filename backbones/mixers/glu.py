@@ -35,7 +35,9 @@ class GLU(PointwiseMixer):
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
     """
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "silu", drop: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "silu", drop: float = 0.0
+    ) -> None:
         super().__init__()
         if act not in ACTIVATIONS:
             raise ValueError(f"act must be one of {sorted(ACTIVATIONS)}, got {act!r}")

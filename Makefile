@@ -1,0 +1,34 @@
+# make install takes PYTHON=..., CUDA=1 and MAX_JOBS=...; tools/install.sh says what they do.
+PY := .venv/bin/python
+PACKAGES := backbones heads tasks datamodules
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint doctor clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+
+install:  ## make .venv with everything in it (about 9 minutes once, then nothing to do)
+	@bash tools/install.sh
+
+demo: install  ## train a small detector on sample data (about 8 minutes on 2 cores)
+	$(PY) tools/run.py task=detection backbone=swin_t_afbo
+	@echo "Look at the pictures in $$(ls -td outputs/detection/swin_t_afbo/*/ | head -n 1)preview"
+
+test: install lint  ## the checks of make lint and the default tests
+	$(PY) -m pytest --durations=10
+
+test-all: install lint  ## the same with the slow tests
+	$(PY) -m pytest --durations=10 -m ""
+
+lint: install  ## ruff, formatting and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy $(PACKAGES)
+
+doctor:  ## what is installed, what is missing, what to type
+	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi
+
+clean:  ## remove caches; keeps .venv and outputs
+	rm -rf .mypy_cache .pytest_cache .ruff_cache *.egg-info build
+	find $(PACKAGES) tools tests -name __pycache__ -type d -prune -exec rm -rf {} +

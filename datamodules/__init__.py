@@ -1,0 +1,29 @@
+"""Datasets as Lightning datamodules: one class per layout on disk, and sample data."""
+
+from datamodules.ade20k import ADE20KDataModule
+from datamodules.base import BaseDataModule
+from datamodules.cifar100 import CIFAR100DataModule
+from datamodules.coco import CocoDataModule
+from datamodules.image_folder import ImageFolderDataModule
+from datamodules.sample import (
+    SampleClassification,
+    SampleDetection,
+    SampleSegmentation,
+    SampleTransfer,
+)
+from datamodules.transforms import Augmentation, LightAugmentation, PaperAugmentation
+
+__all__ = [
+    "ADE20KDataModule",
+    "Augmentation",
+    "BaseDataModule",
+    "CIFAR100DataModule",
+    "CocoDataModule",
+    "ImageFolderDataModule",
+    "LightAugmentation",
+    "PaperAugmentation",
+    "SampleClassification",
+    "SampleDetection",
+    "SampleSegmentation",
+    "SampleTransfer",
+]

@@ -1,0 +1,226 @@
+"""ADE20K scene parsing: semantic segmentation from folders of JPEGs and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.base import probability
+from datamodules.dense import DenseDataModule, Results, Step, StrictImage, range_of, size_of
+from datamodules.files import decode, first_few, list_images, require_folder, require_names
+from datamodules.sampling import SeededDataset
+
+ARCHIVE_FOLDER = "ADEChallengeData2016"
+IGNORED = 255
+FOLDERS = {"train": "training", "val": "validation"}
+
+
+class StrictMask:
+    """Reads ``seg_map_path``, checks it and turns label 0 into "ignored", so class 1 becomes 0.
+
+    Gives what mmseg's LoadAnnotations gives for a sound mask, else an error that names the file.
+
+    Args:
+        num_classes: Highest label a mask may hold; 255 is ignored.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    def __call__(self, results: Results) -> Results:
+        """Add ``gt_seg_map`` (H, W), uint8."""
+        path = results["seg_map_path"]
+        image = decode(path)
+        if image.mode not in ("L", "P"):
+            raise ValueError(
+                f"mask {path} has pixels of mode {image.mode}; "
+                "save labels as an 8-bit grey or palette PNG"
+            )
+        labels = np.asarray(image)
+        if labels.shape != results["ori_shape"]:
+            raise ValueError(
+                f"mask {path} is {labels.shape} (height, width), "
+                f"but its image is {results['ori_shape']}"
+            )
+        wrong = np.unique(labels[(labels > self.num_classes) & (labels != IGNORED)])
+        if wrong.size:
+            raise ValueError(
+                f"mask {path} holds labels {wrong.tolist()}, but {self.num_classes} classes are "
+                f"labelled 1 to {self.num_classes}, and 0 means ignored (reduce_zero_label)"
+            )
+        # 0 wraps around to 255; 255 stays.
+        results["gt_seg_map"] = np.where(labels == IGNORED, labels, labels - 1).astype(np.uint8)
+        results["seg_fields"].append("gt_seg_map")
+        return results
+
+
+class ADE20KDataModule(DenseDataModule):
+    """Any set in the layout of ADEChallengeData2016: label 0 is ignored, class i has label i + 1.
+
+    The classes are ADE20K's 150, unless ``root`` holds a ``class_names.txt`` with one name a line.
+
+    Args:
+        root: Folder that holds ``images`` and ``annotations``, or the folder that holds that one.
+        image_size: Longest and shortest edge an image is resized into, its shape kept.
+        crop_size: Height and width of a training crop.
+        scale_jitter: Smallest and largest factor by which ``image_size`` is scaled in training.
+        cat_max_ratio: A training crop is drawn anew while one class fills more than this share.
+        flip: Probability of a horizontal flip; digits and letters want 0.
+        photometric: Distort brightness, contrast and colour in training.
+        batch_size: Samples per training batch and process.
+        eval_batch_size: The same for evaluation; None means ``batch_size``.
+        num_workers: Loader processes per training process.
+        seed: Decides order and augmentation.
+        predict_path: Image or folder to predict; None means the validation images.
+    """
+
+    layout = "images/training, images/validation, annotations/training and annotations/validation"
+    example = f"data=ade20k data.root=/data/{ARCHIVE_FOLDER}"
+    package = "mmseg.datasets"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        image_size: int | Sequence[int] = (2048, 512),
+        crop_size: int | Sequence[int] = 512,
+        scale_jitter: Sequence[float] = (0.5, 2.0),
+        cat_max_ratio: float = 0.75,
+        flip: float = 0.5,
+        photometric: bool = True,
+        batch_size: int = 4,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        seed: int = 0,
+        predict_path: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            root,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            predict_path=predict_path,
+        )
+        self.image_size = size_of("image_size", image_size)
+        self.crop_size = size_of("crop_size", crop_size)
+        self.scale_jitter = range_of("scale_jitter", scale_jitter)
+        self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
+        self.flip = probability("flip", flip)
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """The classes and their colours; ADE20K's own colours for its own classes."""
+        known = ade20k_metainfo()
+        if list(self.class_names) == list(known["classes"]):
+            return known
+        return super().metainfo
+
+    def build(self) -> dict[Any, SeededDataset]:
+        """Check the folders and wrap mmseg's datasets."""
+        folder = self.folder
+        if (folder / ARCHIVE_FOLDER).is_dir():
+            folder = folder / ARCHIVE_FOLDER
+        for split in FOLDERS.values():
+            check_pairs(folder / "images" / split, folder / "annotations" / split)
+        self.class_names = class_names(folder)
+        datasets = {
+            "train": self.wrap(self._dataset(folder, FOLDERS["train"], self.train_steps(), False)),
+            "val": self.wrap(self._dataset(folder, FOLDERS["val"], self.test_steps(), True)),
+        }
+        if self.predict_path is not None:
+            datasets["predict"] = self.unlabelled(
+                self.predict_path, self.test_steps(annotated=False)
+            )
+        return datasets
+
+    def train_steps(self) -> list[Step]:
+        """The training pipeline."""
+        from mmcv.transforms import RandomFlip, RandomResize, Resize
+        from mmseg.datasets import transforms
+
+        steps: list[Step] = [
+            StrictImage(),
+            StrictMask(self.num_classes),
+            RandomResize(
+                scale=self.image_size,
+                ratio_range=self.scale_jitter,
+                resize_type=Resize,
+                keep_ratio=True,
+            ),
+            transforms.RandomCrop(crop_size=self.crop_size, cat_max_ratio=self.cat_max_ratio),
+        ]
+        if self.flip:
+            steps.append(RandomFlip(prob=self.flip))
+        if self.photometric:
+            steps.append(transforms.PhotoMetricDistortion())
+        return [*steps, transforms.PackSegInputs()]
+
+    def test_steps(self, *, annotated: bool = True) -> list[Step]:
+        """The evaluation pipeline; masks keep the original size, on which the metric is taken."""
+        from mmcv.transforms import Resize
+        from mmseg.datasets import transforms
+
+        masks: list[Step] = [StrictMask(self.num_classes)] if annotated else []
+        resize: Step = Resize(scale=self.image_size, keep_ratio=True)
+        return [StrictImage(), resize, *masks, transforms.PackSegInputs()]
+
+    def _dataset(self, folder: Path, split: str, steps: list[Step], test_mode: bool) -> Any:
+        from mmseg.datasets import BaseSegDataset
+
+        return BaseSegDataset(
+            data_prefix={
+                "img_path": str(folder / "images" / split),
+                "seg_map_path": str(folder / "annotations" / split),
+            },
+            metainfo=self.metainfo,
+            reduce_zero_label=True,
+            pipeline=steps,
+            test_mode=test_mode,
+        )
+
+
+def ade20k_metainfo() -> dict[str, Any]:
+    """Names and colours of ADE20K's 150 classes."""
+    from mmseg.datasets import ADE20KDataset
+
+    return dict(ADE20KDataset.METAINFO)
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The names in ``class_names.txt``, or ADE20K's where there is no such file."""
+    file = folder / "class_names.txt"
+    if not file.is_file():
+        return tuple(ade20k_metainfo()["classes"])
+    names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not names or len(names) > IGNORED - 1 or len(set(names)) < len(names):
+        raise ValueError(
+            f"{file} must hold 1 to {IGNORED - 1} different class names, one a line; "
+            f"found {first_few(names)}"
+        )
+    return tuple(names)
+
+
+def check_pairs(images: Path, masks: Path) -> None:
+    """Raise an error unless each image (.jpg) has its mask (.png) and the other way round."""
+    for folder in (images, masks):
+        require_folder(folder, f"an ADE20K folder has {ADE20KDataModule.layout}")
+    image_stems = {name[:-4] for name in list_images(images) if name.endswith(".jpg")}
+    mask_stems = {name[:-4] for name in list_images(masks) if name.endswith(".png")}
+    if not image_stems:
+        raise ValueError(
+            f"no .jpg images in {images}; an ADE20K folder has {ADE20KDataModule.layout}"
+        )
+    require_names(
+        {str(masks / f"{stem}.png") for stem in image_stems - mask_stems},
+        f"images in {images} lack their masks",
+        "add the masks or remove the images",
+    )
+    require_names(
+        {str(images / f"{stem}.jpg") for stem in mask_stems - image_stems},
+        f"masks in {masks} lack their images",
+        "add the images or remove the masks",
+    )

@@ -1,0 +1,182 @@
+"""What all datamodules share: options, loaders that resume exactly, and the order of setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+from datamodules.sampling import (
+    EpochSampler,
+    EvalSampler,
+    SeededDataset,
+    SizedDataset,
+    process_group,
+)
+
+Split = Literal["train", "val", "predict"]
+
+
+class BaseDataModule(LightningDataModule):
+    """One dataset layout on disk; a subclass checks it and builds its datasets in ``build``.
+
+    Args:
+        root: Folder of the dataset.
+        batch_size: Samples per training batch and process.
+        eval_batch_size: The same for evaluation; None means ``batch_size``.
+        num_workers: Loader processes per training process; 0 loads in the process itself.
+        seed: Decides order and augmentation; results do not depend on ``num_workers``.
+        predict_path: Image or folder to predict; None means the validation images.
+
+    Attributes:
+        class_names: Names of the classes, in label order; known after ``setup``.
+        layout: What the folder must look like, for error messages.
+        example: The command-line options that select this dataset, for error messages.
+    """
+
+    layout: ClassVar[str] = ""
+    example: ClassVar[str] = ""
+    class_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        *,
+        batch_size: int,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        seed: int = 0,
+        predict_path: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.root = None if root is None else Path(root).expanduser()
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size or batch_size, 1)
+        self.num_workers = at_least("num_workers", num_workers, 0)
+        self.seed = at_least("seed", seed, 0)
+        self.predict_path = predict_path
+        self._datasets: dict[Split, SeededDataset] = {}
+        self._resume_at = (0, 0)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; known after ``setup``."""
+        if not self.class_names:
+            raise ValueError(
+                f"{type(self).__name__} knows its classes only after setup(); call it first"
+            )
+        return len(self.class_names)
+
+    @property
+    def folder(self) -> Path:
+        """The dataset's folder, existing."""
+        if self.root is None:
+            raise ValueError(
+                f"{type(self).__name__} needs the folder of the dataset: pass {self.example} "
+                f"({self.layout})"
+            )
+        if not self.root.is_dir():
+            raise FileNotFoundError(
+                f"data.root {self.root} is not a folder; pass the folder that holds {self.layout}"
+            )
+        return self.root
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check everything on disk and build the datasets; later calls do nothing."""
+        if not self._datasets:
+            self._datasets = self.build()
+
+    def build(self) -> dict[Split, SeededDataset]:
+        """Check the files, set ``class_names`` and return the datasets."""
+        raise NotImplementedError
+
+    def seeded(self, dataset: SizedDataset, describe: Callable[[int], str]) -> SeededDataset:
+        """Wrap a dataset so that its samples depend on the run's seed only."""
+        return SeededDataset(dataset, self.seed, describe)
+
+    def resume_at(self, epoch: int, batches: int) -> None:
+        """Let the next training iteration start after ``batches`` batches of ``epoch``.
+
+        To be called before ``Trainer.fit`` makes its iterators: Lightning makes the first one, and
+        its workers begin to load, before it tells the sampler the epoch.
+        """
+        self._resume_at = (epoch, batches)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled training batches; an incomplete one is left out unless it is the only one."""
+        dataset = self.dataset("train")
+        rank, world_size = process_group()
+        sampler = EpochSampler(len(dataset), self.seed, rank=rank, world_size=world_size)
+        epoch, batches = self._resume_at
+        sampler.set_epoch(epoch)
+        sampler.set_offset(batches * self.batch_size)
+        self._resume_at = (0, 0)
+        drop_last = len(sampler) > self.batch_size
+        return self._loader(dataset, sampler, self.batch_size, drop_last=drop_last)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Validation batches in the dataset's order."""
+        return self._eval_loader("val")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The validation batches: none of the datasets publishes test labels beside them."""
+        return self._eval_loader("val")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Batches of ``predict_path``, or the validation batches."""
+        return self._eval_loader("predict" if "predict" in self._datasets else "val")
+
+    def dataset(self, split: Split) -> SeededDataset:
+        """The dataset of a split, which ``setup`` must have built."""
+        if split not in self._datasets:
+            raise ValueError(f"{type(self).__name__} has no {split} data yet; call setup() first")
+        return self._datasets[split]
+
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        """The function that makes a batch of samples; None for torch's own."""
+        return None
+
+    def _eval_loader(self, split: Split) -> DataLoader[Any]:
+        dataset = self.dataset(split)
+        rank, world_size = process_group()
+        sampler = EvalSampler(len(dataset), rank=rank, world_size=world_size)
+        return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
+
+    def _loader(
+        self,
+        dataset: SeededDataset,
+        sampler: EpochSampler | EvalSampler,
+        batch_size: int,
+        *,
+        drop_last: bool,
+    ) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=self.collate(),
+            pin_memory=torch.cuda.is_available(),
+            drop_last=drop_last,
+            persistent_workers=self.num_workers > 0,
+            # An own generator: making an iterator must not draw from the global one.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+
+def probability(name: str, value: float) -> float:
+    """The value, if it is a probability."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"data.{name}={value} is no probability; give a number from 0 to 1")
+    return value
+
+
+def at_least(name: str, value: int, lowest: int) -> int:
+    """The value, if it is not too low."""
+    if value < lowest:
+        raise ValueError(f"data.{name}={value} is too low; the lowest value is {lowest}")
+    return value

@@ -1,0 +1,126 @@
+"""What the classification sets share: labelled images in batches of image, label, sample_id."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.base import BaseDataModule, at_least
+from datamodules.files import images_at, load_rgb
+from datamodules.sampling import SeededDataset
+from datamodules.transforms import Augmentation, PaperAugmentation, Transform
+
+UNLABELLED = -1
+Sample = dict[str, Tensor | int]
+
+
+class ImageFiles:
+    """Image files with labels.
+
+    Args:
+        root: Folder that the names are relative to.
+        names: File names.
+        labels: Their labels.
+        transform: From RGB image to tensor.
+    """
+
+    def __init__(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
+    ) -> None:
+        self.root, self.transform = root, transform
+        # Flat arrays: a million Python strings would be copied into each worker, page by page.
+        self.names = np.array([os.fsencode(name) for name in names])
+        self.labels = np.array(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def path(self, index: int) -> str:
+        """The file of a sample."""
+        return str(self.root / os.fsdecode(bytes(self.names[index])))
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
+        # Unturned: timm and torchvision ignore EXIF, and so do the published accuracies.
+        image = load_rgb(self.path(index), upright=False)
+        return sample(self.transform(image), int(self.labels[index]), index)
+
+
+class ClassificationDataModule(BaseDataModule):
+    """Base of the classification sets; batches hold ``image``, ``label`` and ``sample_id``.
+
+    ``image`` is (B, 3, image_size, image_size), normalised; ``label`` and ``sample_id``, the index
+    in the dataset, are int64 (B,). Images of ``predict_path`` have label -1.
+
+    Args:
+        root: Folder of the dataset.
+        image_size: Side of the images.
+        augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
+        batch_size: Samples per training batch and process.
+        eval_batch_size: The same for evaluation; None means ``batch_size``.
+        num_workers: Loader processes per training process.
+        seed: Decides order and augmentation.
+        predict_path: Image or folder to predict; None means the validation images.
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        image_size: int = 224,
+        augmentation: Augmentation | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        seed: int = 0,
+        predict_path: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            root,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            predict_path=predict_path,
+        )
+        self.image_size = at_least("image_size", image_size, 1)
+        self.augmentation: Augmentation = augmentation or PaperAugmentation()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check everything on disk and build the datasets; later calls do nothing."""
+        first = not self._datasets
+        super().setup(stage)
+        if first and self.predict_path is not None:
+            self._datasets["predict"] = self.unlabelled(images_at(self.predict_path))
+
+    def files(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
+    ) -> SeededDataset:
+        """Labelled image files as a seeded dataset."""
+        images = ImageFiles(root, names, labels, transform)
+        return self.seeded(images, images.path)
+
+    def unlabelled(self, paths: Sequence[Path]) -> SeededDataset:
+        """Image files to predict, by the evaluation transform."""
+        names = [path.name for path in paths]
+        return self.files(
+            paths[0].parent,
+            names,
+            [UNLABELLED] * len(names),
+            self.augmentation.eval(self.image_size),
+        )
+
+    def predict_name(self, sample_id: int) -> str:
+        """The file of a sample of ``predict_dataloader``."""
+        return self.dataset("predict" if "predict" in self._datasets else "val").describe(sample_id)
+
+
+def sample(image: Tensor, label: int, index: int) -> Sample:
+    """A sample as all classification sets give it."""
+    return {"image": image, "label": torch.tensor(label), "sample_id": torch.tensor(index)}

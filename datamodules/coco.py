@@ -1,0 +1,181 @@
+"""COCO: detection and instance segmentation from a json and folders of images."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import probability
+from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
+from datamodules.dense import META_KEYS, DenseDataModule, Step, StrictImage, range_of, size_of
+from datamodules.files import require_folder
+from datamodules.sampling import SeededDataset
+
+
+class CocoDataModule(DenseDataModule):
+    """Any set in COCO's format; its classes are the json's categories, in the file's order.
+
+    Args:
+        root: Folder that holds annotations and images.
+        train_annotations: Training json, relative to ``root``.
+        train_images: Folder of the training images, relative to ``root``.
+        val_annotations: Validation json, relative to ``root``.
+        val_images: Folder of the validation images, relative to ``root``.
+        image_size: Longest and shortest edge an image is resized into, its shape kept.
+        train_sizes: Several such sizes, one of which is drawn for each training image.
+        scale_jitter: Smallest and largest factor by which ``image_size`` is scaled in training.
+        flip: Probability of a horizontal flip; digits and letters want 0.
+        photometric: Distort brightness, contrast and colour in training.
+        with_mask: Load instance masks.
+        classes: Restrict the set to these category names.
+        batch_size: Samples per training batch and process.
+        eval_batch_size: The same for evaluation; None means ``batch_size``.
+        num_workers: Loader processes per training process.
+        seed: Decides order and augmentation.
+        predict_path: Image or folder to predict; None means the validation images.
+
+    Attributes:
+        category_ids: The json's category id of each label.
+    """
+
+    layout = "annotations/instances_train2017.json, instances_val2017.json, train2017/ and val2017/"
+    example = "data=coco data.root=/data/coco"
+    package = "mmdet.datasets"
+    category_ids: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        train_annotations: str = "annotations/instances_train2017.json",
+        train_images: str = "train2017",
+        val_annotations: str = "annotations/instances_val2017.json",
+        val_images: str = "val2017",
+        image_size: int | Sequence[int] = (1333, 800),
+        train_sizes: Sequence[Sequence[int]] | None = None,
+        scale_jitter: Sequence[float] | None = None,
+        flip: float = 0.5,
+        photometric: bool = False,
+        with_mask: bool = True,
+        classes: Sequence[str] | None = None,
+        batch_size: int = 2,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        seed: int = 0,
+        predict_path: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            root,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            predict_path=predict_path,
+        )
+        self.train_annotations, self.train_images = train_annotations, train_images
+        self.val_annotations, self.val_images = val_annotations, val_images
+        self.image_size = size_of("image_size", image_size)
+        self.train_sizes = [size_of("train_sizes", size) for size in train_sizes or []]
+        self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
+        self.flip = probability("flip", flip)
+        self.photometric, self.with_mask = photometric, with_mask
+        self.classes = None if classes is None else tuple(classes)
+        if self.train_sizes and self.scale_jitter:
+            raise ValueError(
+                "data.train_sizes and data.scale_jitter exclude each other; set one to null"
+            )
+
+    @property
+    def annotation_file(self) -> str:
+        """The validation json, for evaluators."""
+        return str(self.folder / self.val_annotations)
+
+    @property
+    def val_image_root(self) -> str:
+        """The folder of the validation images."""
+        return str(self.folder / self.val_images)
+
+    def build(self) -> dict[Any, SeededDataset]:
+        """Check both annotation files and wrap mmdet's datasets."""
+        train = self._check(self.train_annotations, self.train_images, training=True)
+        val = self._check(self.val_annotations, self.val_images, training=False)
+        if train.class_names != val.class_names:
+            difference = sorted(set(train.class_names) ^ set(val.class_names))
+            raise ValueError(
+                f"{self.train_annotations} and {self.val_annotations} in {self.folder} differ in "
+                f"their categories or the order of them: {list(train.class_names)} against "
+                f"{list(val.class_names)}; only in one: {difference}"
+            )
+        self.class_names, self.category_ids = val.class_names, val.category_ids
+        datasets = {
+            "train": self.wrap(
+                self._coco(self.train_annotations, self.train_images, self.train_steps(), False)
+            ),
+            "val": self.wrap(
+                self._coco(self.val_annotations, self.val_images, self.test_steps(), True)
+            ),
+        }
+        if self.predict_path is not None:
+            datasets["predict"] = self.unlabelled(
+                self.predict_path, self.test_steps(annotated=False)
+            )
+        return datasets
+
+    def train_steps(self) -> list[Step]:
+        """The training pipeline."""
+        from mmcv.transforms import RandomChoiceResize, RandomResize
+        from mmdet.datasets import transforms
+
+        # Passed as a class: by the name "Resize" mmcv's is built, which leaves masks alone.
+        keep: dict[str, Any] = {"resize_type": transforms.Resize, "keep_ratio": True}
+        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        if self.train_sizes:
+            resize = RandomChoiceResize(scales=self.train_sizes, **keep)
+        elif self.scale_jitter:
+            resize = RandomResize(scale=self.image_size, ratio_range=self.scale_jitter, **keep)
+        steps = [StrictImage(), self._annotations(), resize]
+        if self.flip:
+            steps.append(transforms.RandomFlip(prob=self.flip))
+        if self.photometric:
+            steps.append(transforms.PhotoMetricDistortion())
+        return [*steps, transforms.PackDetInputs()]
+
+    def test_steps(self, *, annotated: bool = True) -> list[Step]:
+        """The evaluation pipeline; annotations keep the original size, as in mmdet's configs."""
+        from mmdet.datasets import transforms
+
+        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        annotations = [self._annotations()] if annotated else []
+        return [StrictImage(), resize, *annotations, transforms.PackDetInputs(meta_keys=META_KEYS)]
+
+    def _annotations(self) -> Step:
+        from mmdet.datasets.transforms import LoadAnnotations
+
+        step: Step = LoadAnnotations(with_bbox=True, with_mask=self.with_mask)
+        return step
+
+    def _check(self, annotations: str, images: str, *, training: bool) -> CocoFacts:
+        require_folder(self.folder / images, f"a COCO folder has {self.layout}")
+        return check_coco(
+            self.folder / annotations,
+            self.folder / images,
+            self.classes,
+            with_mask=self.with_mask,
+            training=training,
+        )
+
+    def _coco(self, annotations: str, images: str, steps: list[Step], test_mode: bool) -> Any:
+        from mmdet.datasets import CocoDataset
+
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does.
+            return CocoDataset(
+                ann_file=str(self.folder / annotations),
+                data_prefix={"img": str(self.folder / images)},
+                metainfo=self.metainfo,
+                filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
+                pipeline=steps,
+                test_mode=test_mode,
+            )

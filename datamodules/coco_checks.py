@@ -1,0 +1,247 @@
+"""Reads a COCO json and finds its faults before any training does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.console import say
+from datamodules.files import first_few, require_names
+
+Entry = dict[str, Any]
+
+REQUIRED_KEYS = {
+    "categories": ("id", "name"),
+    "images": ("id", "file_name", "height", "width"),
+    "annotations": ("id", "image_id", "category_id", "bbox", "area"),
+}
+MAX_DEGENERATE_SHARE = 0.1
+MIN_SIDE = 32  # mmdet's COCO configs leave smaller training images out.
+
+
+@dataclass(frozen=True)
+class CocoFacts:
+    """What a checked file says.
+
+    Attributes:
+        class_names: Names in label order, which is the file's order (the one the toolkits go by).
+        category_ids: The category id of each label.
+    """
+
+    class_names: tuple[str, ...]
+    category_ids: tuple[int, ...]
+
+
+def check_coco(
+    path: Path,
+    image_folder: Path,
+    classes: Sequence[str] | None,
+    *,
+    with_mask: bool,
+    training: bool,
+) -> CocoFacts:
+    """Check an annotation file against the MM toolkits' needs and against the images on disk.
+
+    Args:
+        path: The json.
+        image_folder: Where its ``file_name`` entries lie.
+        classes: Names to restrict the set to; None means all categories.
+        with_mask: Check the masks too.
+        training: Check that images with boxes are left, which mmdet keeps for training.
+
+    Raises:
+        FileNotFoundError: The file or some of its images do not exist.
+        ValueError: Anything else is wrong.
+    """
+    content = _read(path)
+    categories, images, annotations = (content[key] for key in REQUIRED_KEYS)
+    for kind in ("categories", "images"):
+        if not content[kind]:
+            raise ValueError(f"{path} has no {kind}")
+    for kind in REQUIRED_KEYS:
+        _refuse_duplicates(path, kind, [entry["id"] for entry in content[kind]])
+    _refuse_duplicates(path, "category names", [category["name"] for category in categories])
+    facts = _select(path, categories, classes)
+    _refuse_unknown(path, annotations, "image_id", {image["id"] for image in images})
+    _refuse_unknown(path, annotations, "category_id", {category["id"] for category in categories})
+    _check_files(path, image_folder, images)
+    by_id = {image["id"]: image for image in images}
+    _check_boxes(path, annotations, by_id)
+    if with_mask:
+        _check_masks(path, annotations, by_id)
+    if training:
+        _refuse_nothing_left(path, facts, images, annotations)
+    return facts
+
+
+def _read(path: Path) -> dict[str, list[Entry]]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no annotation file {path}; set data.train_annotations and data.val_annotations "
+            "relative to data.root"
+        )
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+    except json.JSONDecodeError as error:
+        position = len(error.doc[: error.pos].encode())
+        raise ValueError(
+            f"{path} is no valid JSON at byte {position} of {len(raw)} ({error.msg}); "
+            "it may be cut off"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text at byte {error.start} of {len(raw)}") from error
+    for kind, keys in REQUIRED_KEYS.items():
+        if not isinstance(content, dict) or not isinstance(content.get(kind), list):
+            found = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(
+                f"{path} has no list {kind!r}; COCO files need {list(REQUIRED_KEYS)}, found {found}"
+            )
+        _refuse_incomplete(path, kind, content[kind], keys)
+    return content
+
+
+def _refuse_incomplete(path: Path, kind: str, entries: list[Any], keys: Sequence[str]) -> None:
+    for index, entry in enumerate(entries):
+        missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
+        if missing:
+            raise ValueError(
+                f"entry {index} of {kind!r} in {path} lacks {missing}: {str(entry)[:80]}"
+            )
+
+
+def _refuse_duplicates(path: Path, what: str, values: list[Any]) -> None:
+    doubles = [value for value, count in Counter(values).items() if count > 1]
+    if doubles:
+        raise ValueError(
+            f"{path} has duplicates among its {what}: {first_few(doubles)}; make them unique"
+        )
+
+
+def _refuse_unknown(path: Path, annotations: list[Entry], key: str, known: set[Any]) -> None:
+    strays = [entry["id"] for entry in annotations if entry[key] not in known]
+    if strays:
+        raise ValueError(
+            f"{len(strays)} annotations in {path} have an unknown {key}; "
+            f"annotation ids: {first_few(strays)}"
+        )
+
+
+def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> CocoFacts:
+    names = [str(category["name"]) for category in categories]
+    wanted = set(names if classes is None else classes)
+    if not wanted <= set(names):
+        raise ValueError(
+            f"data.classes and the categories of {path} differ: classes {sorted(wanted)}, "
+            f"categories {sorted(names)}, not in the file: {sorted(wanted - set(names))}"
+        )
+    chosen = [category for category in categories if str(category["name"]) in wanted]
+    return CocoFacts(tuple(str(c["name"]) for c in chosen), tuple(int(c["id"]) for c in chosen))
+
+
+def _refuse_nothing_left(
+    path: Path, facts: CocoFacts, images: list[Entry], annotations: list[Entry]
+) -> None:
+    chosen = set(facts.category_ids)
+    boxed = {entry["image_id"] for entry in annotations if entry["category_id"] in chosen}
+    small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
+    if not boxed - small:
+        raise ValueError(
+            f"no image of {path} is left for training: of {len(images)} images "
+            f"{len(images) - len(boxed)} have no box of {list(facts.class_names)} "
+            f"and {len(small)} have a side below {MIN_SIDE} pixels"
+        )
+
+
+def _check_files(path: Path, folder: Path, images: list[Entry]) -> None:
+    by_parent: dict[Path, set[str]] = {}
+    for image in images:
+        file = folder / image["file_name"]
+        by_parent.setdefault(file.parent, set()).add(file.name)
+    missing: list[str] = []
+    for parent, names in by_parent.items():
+        # Listing a folder once is far cheaper than asking for 100,000 files.
+        present = {file.name for file in parent.iterdir()} if parent.is_dir() else set()
+        missing += [str(parent / name) for name in names - present]
+    require_names(
+        missing,
+        f"images named in {path} do not exist",
+        "unpack the images or set data.train_images and data.val_images relative to root",
+    )
+
+
+def _check_boxes(path: Path, annotations: list[Entry], images: dict[Any, Entry]) -> None:
+    malformed = [entry["id"] for entry in annotations if not _is_box(entry["bbox"])]
+    if malformed:
+        raise ValueError(
+            f"{len(malformed)} annotations in {path} have a bbox that is not four finite numbers "
+            f"[x, y, width, height]; annotation ids: {first_few(malformed)}"
+        )
+    if not annotations:
+        return
+    x, y, width, height = np.array([entry["bbox"] for entry in annotations], dtype=np.float64).T
+    area = np.array([entry["area"] for entry in annotations], dtype=np.float64)
+    image_width, image_height = np.array(
+        [
+            (images[entry["image_id"]]["width"], images[entry["image_id"]]["height"])
+            for entry in annotations
+        ]
+    ).T
+    # The rule by which mmdet's CocoDataset leaves boxes out; comparisons with NaN are false.
+    usable = (width >= 1) & (height >= 1) & (area > 0)
+    usable &= (x < image_width) & (y < image_height) & (x + width > 0) & (y + height > 0)
+    dropped = [entry["id"] for entry, good in zip(annotations, usable, strict=True) if not good]
+    if not dropped:
+        return
+    note = (
+        f"{len(dropped)} of {len(annotations)} boxes in {path} are smaller than a pixel, without "
+        f"area or outside their image; annotation ids: {first_few(dropped)}"
+    )
+    if len(dropped) > MAX_DEGENERATE_SHARE * len(annotations):
+        raise ValueError(f"{note}; boxes must be [x, y, width, height] in pixels")
+    say(f"{note}; they are left out")
+
+
+def _is_box(box: object) -> bool:
+    # NaN passes: mmdet leaves such boxes out, but keeps infinite ones.
+    return (
+        isinstance(box, list)
+        and len(box) == 4
+        and all(isinstance(value, int | float) and abs(value) != float("inf") for value in box)
+    )
+
+
+def _check_masks(path: Path, annotations: Iterable[Entry], images: dict[Any, Entry]) -> None:
+    for entry in annotations:
+        image = images[entry["image_id"]]
+        fault = _mask_fault(entry.get("segmentation"), (image["height"], image["width"]))
+        if fault:
+            raise ValueError(
+                f"annotation {entry['id']} in {path} {fault}; correct it, "
+                "or pass data.with_mask=false to train on boxes alone"
+            )
+
+
+def _mask_fault(mask: object, size: tuple[int, int]) -> str | None:
+    """What is wrong with a mask, polygons or run lengths, of an image of (height, width)."""
+    if isinstance(mask, list) and mask:
+        short = [
+            part for part in mask if not isinstance(part, list) or len(part) < 6 or len(part) % 2
+        ]
+        return f"has a polygon of {len(short[0])} numbers; three corners are six" if short else None
+    if not isinstance(mask, dict) or not {"size", "counts"} <= mask.keys():
+        return "has no segmentation"
+    if tuple(mask["size"]) != size:
+        return (
+            f"has a run-length mask of {mask['size']} (height, width) in an image of {list(size)}"
+        )
+    counts = mask["counts"]
+    if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
+        return f"has run lengths of {sum(counts)} pixels in an image of {size[0] * size[1]}"
+    return None

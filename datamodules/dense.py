@@ -1,0 +1,164 @@
+"""What detection and segmentation share: strict image reading for the MM toolkits' pipelines.
+
+Batches are what mmengine's ``pseudo_collate`` makes: ``inputs``, a list of uint8 (3, H, W) tensors
+in OpenCV's channel order BGR, and ``data_samples``; the model normalises and pads them.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import contextlib
+import importlib
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.base import BaseDataModule
+from datamodules.files import images_at, load_rgb
+from datamodules.sampling import SeededDataset
+
+# A step of an MM pipeline: the toolkits hand one dict from step to step.
+Results = dict[str, Any]
+Step = Callable[[Results], Results | None]
+Size = tuple[int, int]
+META_KEYS = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
+
+
+class StrictImage:
+    """First step of a pipeline: decodes ``img_path`` into BGR, or raises naming the file."""
+
+    def __call__(self, results: Results) -> Results:
+        """Add ``img`` (H, W, 3) and its shapes, which must be the annotated ones, if there are."""
+        image = load_rgb(results["img_path"], upright=True)
+        annotated = (results.get("width", image.width), results.get("height", image.height))
+        if image.size != annotated:
+            raise ValueError(
+                f"{results['img_path']} is {image.width}x{image.height} pixels, upright by "
+                f"its EXIF data, but annotated as {annotated[0]}x{annotated[1]}; correct either"
+            )
+        results["img"] = np.ascontiguousarray(np.asarray(image)[..., ::-1])
+        results["img_shape"] = results["ori_shape"] = results["img"].shape[:2]
+        return results
+
+
+class Pipeline:
+    """Calls the steps one after the other."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = tuple(steps)
+
+    def __call__(self, results: Results) -> Results:
+        """Turn the description of a sample into the sample."""
+        for step in self.steps:
+            after = step(results)
+            assert after is not None, f"{step} dropped a sample"
+            results = after
+        return results
+
+
+class UnlabelledImages:
+    """Images without annotations, through a test pipeline.
+
+    Args:
+        paths: Image files.
+        pipeline: Steps that ask for no annotation.
+    """
+
+    def __init__(self, paths: Sequence[Path], pipeline: Pipeline) -> None:
+        self.paths, self.pipeline = tuple(paths), pipeline
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.paths)
+
+    def path(self, index: int) -> str:
+        """The file of a sample."""
+        return str(self.paths[index])
+
+    def __getitem__(self, index: int, /) -> Results:
+        """Get the packed sample of an image."""
+        return self.pipeline({"img_path": str(self.paths[index]), "img_id": index})
+
+
+class DenseDataModule(BaseDataModule):
+    """Base of the datamodules that stand on the MM toolkits' datasets."""
+
+    package = ""
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """The classes and their colours, as the toolkits' datasets and metrics take them."""
+        return {"classes": self.class_names, "palette": palette(self.num_classes)}
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Mmengine's collation: lists of samples, nothing stacked."""
+        from mmengine.dataset import pseudo_collate
+
+        return pseudo_collate
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check everything on disk and build the datasets; later calls do nothing."""
+        require_package(self.package)
+        super().setup(stage)
+
+    def wrap(self, dataset: Any) -> SeededDataset:
+        """Make the samples of a toolkit's dataset depend on the run's seed only."""
+        return self.seeded(dataset, partial(image_path, dataset))
+
+    def unlabelled(self, path: str | Path, steps: Sequence[Step]) -> SeededDataset:
+        """The images at a path, through the given steps."""
+        images = UnlabelledImages(images_at(path), Pipeline(steps))
+        return self.seeded(images, images.path)
+
+
+def image_path(dataset: Any, index: int) -> str:
+    """The file of a sample of one of mmengine's datasets."""
+    return str(dataset.get_data_info(index)["img_path"])
+
+
+def require_package(name: str) -> None:
+    """Raise an ``ImportError`` that says what to do unless the package can be imported."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # Of optional parts that it does not find.
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"this task needs {name}, which cannot be imported ({error}); "
+            "`make install` installs it"
+        ) from error
+
+
+def palette(count: int) -> list[tuple[int, int, int]]:
+    """That many distinct RGB colours; neighbours in the list differ in hue."""
+    golden = 0.618034  # Steps of the golden ratio spread any number of hues.
+    colours = [
+        colorsys.hsv_to_rgb(index * golden % 1, 0.75, 0.95 - 0.3 * (index % 2))
+        for index in range(count)
+    ]
+    return [
+        (round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in colours
+    ]
+
+
+def range_of(name: str, value: Sequence[float]) -> tuple[float, float]:
+    """A range given as its smallest and largest value."""
+    ends = tuple(float(end) for end in value)
+    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
+        raise ValueError(
+            f"data.{name}={list(value)} is no range; give two factors, such as [0.8,1.2]"
+        )
+    return ends
+
+
+def size_of(name: str, value: int | Sequence[int]) -> Size:
+    """A size given as one number or as a pair."""
+    pair = (value, value) if isinstance(value, int) else tuple(int(edge) for edge in value)
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(
+            f"data.{name}={value} is no size; give one number or two, such as [1333,800]"
+        )
+    return pair

@@ -1,0 +1,142 @@
+"""The raw material of the sample data: handwritten digits and photographs that scikit-learn ships.
+
+Each digit image and each photo column belongs either to training or to validation, in all sample
+sets alike, so a network trained on one set has seen no validation digit of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+SampleSplit = Literal["train", "val"]
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+NUM_TRAIN_DIGITS = 1400  # of 1,797
+SPLIT_SEED = 20_260  # Not the user's seed: the split never changes.
+PHOTO_COLUMNS = {"train": slice(0, 440), "val": slice(456, 640)}  # of photos 640 pixels wide
+LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the pictures of one split are made of.
+
+    Attributes:
+        digits: (N, 8, 8) grey values from 0 (paper) to 255 (ink).
+        labels: (N,) digits from 0 to 9.
+        photos: RGB photographs.
+    """
+
+    digits: Pixels
+    labels: NDArray[np.int64]
+    photos: tuple[Image.Image, ...]
+
+
+@lru_cache(maxsize=2)
+def material(split: SampleSplit) -> Material:
+    """The digits and photo regions of a split."""
+    datasets = _scikit_learn_datasets()
+    bunch = datasets.load_digits()
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(bunch.images))
+    chosen = order[:NUM_TRAIN_DIGITS] if split == "train" else order[NUM_TRAIN_DIGITS:]
+    digits = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
+    photos = tuple(
+        Image.fromarray(np.ascontiguousarray(photo[:, PHOTO_COLUMNS[split]]))
+        for photo in datasets.load_sample_images().images
+    )
+    return Material(digits, bunch.target[chosen].astype(np.int64), photos)
+
+
+def _scikit_learn_datasets() -> Any:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ValueError(
+            "the sample data is made from pictures that scikit-learn ships; "
+            "pip install scikit-learn, or pass a real dataset"
+        ) from error
+    return datasets
+
+
+def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: int) -> Floats:
+    """A random square of a photograph, sometimes mirrored, darker or paler.
+
+    Returns:
+        (size, size, 3) values from 0 to 1.
+    """
+    photo = photos[rng.integers(len(photos))]
+    side = int(rng.integers(min(96, size), min(photo.size) + 1))
+    left, top = (int(rng.integers(edge - side + 1)) for edge in photo.size)
+    box = (left, top, left + side, top + side)
+    crop = photo.resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=2)
+    pixels = np.asarray(crop, dtype=np.float32) / 255
+    if rng.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    contrast, brightness = rng.uniform(0.45, 0.85), rng.uniform(-0.1, 0.1)
+    mean = pixels.mean()
+    return np.clip((pixels - mean) * contrast + mean + brightness, 0, 1).astype(np.float32)
+
+
+def digit_alpha(
+    rng: np.random.Generator, digit: Pixels, height: int, max_angle: float = 12
+) -> Floats:
+    """The opacity of a digit, enlarged smoothly, slightly turned, cut to its ink.
+
+    Args:
+        rng: Source of the angle and the stretch.
+        digit: (8, 8) grey values.
+        height: Height of the result in pixels.
+        max_angle: Largest turn in degrees.
+
+    Returns:
+        (height, width) values from 0 to 1; every border row and column holds some ink.
+    """
+    side = 12 * max(round(height * 0.19), 4)  # Half as large again as the result.
+    master = Image.fromarray(np.pad(digit, 2)).resize((side, side), Image.Resampling.BICUBIC)
+    turned = master.rotate(rng.uniform(-max_angle, max_angle), Image.Resampling.BICUBIC)
+    ink = np.asarray(turned) > 125
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+    stretch = rng.uniform(0.85, 1.15)
+    width = max(round((box[2] - box[0]) / (box[3] - box[1]) * height * stretch), 4)
+    small = turned.resize((width, height), Image.Resampling.BOX, box=box)
+    grey = np.asarray(small, dtype=np.float32) / 255
+    edge = np.clip((grey - 0.36) / 0.26, 0, 1)  # A steeper edge than the enlargement's.
+    return (edge * edge * (3 - 2 * edge)).astype(np.float32)
+
+
+def contrasting_colour(rng: np.random.Generator, background: Floats) -> Floats:
+    """A random colour clearly brighter or clearly darker than most of the background.
+
+    Args:
+        rng: Source of the colour.
+        background: (H, W, 3) what lies under the digit.
+    """
+    low, high = np.quantile(background @ LUMA, [0.1, 0.9])
+    room_above, room_below = 1 - high, low
+    if room_above > room_below:
+        luma = rng.uniform(min(high + 0.35, 0.9), min(high + 0.55, 1))
+    else:
+        luma = rng.uniform(max(low - 0.55, 0), max(low - 0.35, 0.1))
+    hue = rng.random(3).astype(np.float32)
+    tint = (hue - hue @ LUMA) * rng.uniform(0.4, 1.2)
+    return np.clip(luma + tint * min(luma + 0.3, 1.3 - luma), 0, 1).astype(np.float32)
+
+
+def paste(canvas: Floats, alpha: Floats, top: int, left: int, colour: Floats) -> None:
+    """Blend a colour into the canvas (H, W, 3) by its opacity (h, w), in place."""
+    height, width = alpha.shape
+    patch = canvas[top : top + height, left : left + width]
+    patch += alpha[..., None] * (colour - patch)
+
+
+def to_image(canvas: Floats) -> Image.Image:
+    """(H, W, 3) values from 0 to 1 as an 8-bit image."""
+    return Image.fromarray(np.rint(canvas * 255).astype(np.uint8))

@@ -1,0 +1,149 @@
+"""Which sample comes when, with which random numbers: a function of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+Key = tuple[int, int]  # (epoch, index)
+
+
+class SizedDataset(Protocol):
+    """A map-style dataset that knows its length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class EpochSampler(Sampler[Key]):
+    """Yields (epoch, index) of one rank's share of a permutation seeded by (seed, epoch).
+
+    All ranks get equally many samples: the uneven tail is left out, or, where there are fewer
+    samples than ranks, the permutation wraps around.
+
+    Args:
+        length: Samples in the dataset.
+        seed: Decides all permutations.
+        shuffle: False keeps the dataset's order.
+        rank: This process.
+        world_size: Number of processes.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        seed: int = 0,
+        *,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.length, self.seed, self.shuffle = length, seed, shuffle
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+        self._offset = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation; Lightning calls this before each epoch."""
+        self.epoch = epoch
+
+    def set_offset(self, num_samples: int) -> None:
+        """Skip the samples that this rank has already seen, in the next iteration only."""
+        self._offset = num_samples
+
+    def __len__(self) -> int:
+        """Samples of a whole epoch on this rank."""
+        return max(self.length // self.world_size, 1)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Iterate over this rank's (epoch, index) pairs."""
+        offset, self._offset = self._offset, 0
+        generator = np.random.default_rng([self.seed, self.epoch])
+        order = generator.permutation(self.length) if self.shuffle else np.arange(self.length)
+        mine = np.resize(order, len(self) * self.world_size)[self.rank :: self.world_size]
+        epoch = self.epoch
+        return ((epoch, int(index)) for index in mine[offset:])
+
+
+class EvalSampler(Sampler[Key]):
+    """Yields (0, index) for every ``world_size``-th sample: unpadded, so no sample counts twice."""
+
+    def __init__(self, length: int, *, rank: int = 0, world_size: int = 1) -> None:
+        self.indices = range(rank, length, world_size)
+
+    def __len__(self) -> int:
+        """Samples of this rank."""
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Iterate over this rank's (0, index) pairs."""
+        return ((0, index) for index in self.indices)
+
+
+class SeededDataset(Dataset[Any]):
+    """Makes each sample depend on (seed, epoch, index) only, so on no worker and no earlier sample.
+
+    Augmentations draw from the global generators of Python, numpy and torch; these are seeded for
+    each sample and put back afterwards. Errors that do not name the file leave as ``ValueError``
+    that does.
+
+    Args:
+        dataset: The dataset to wrap.
+        seed: The run's seed.
+        describe: Gives the file of a sample, for error messages.
+    """
+
+    def __init__(self, dataset: SizedDataset, seed: int, describe: Callable[[int], str]) -> None:
+        self.dataset, self.seed, self.describe = dataset, seed, describe
+
+    def __len__(self) -> int:
+        """Samples in the dataset."""
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key) -> Any:
+        """Get the sample of an (epoch, index) pair."""
+        epoch, index = key
+        with seeded(self.seed, epoch, index):
+            try:
+                return self.dataset[index]
+            except Exception as error:
+                name = self.describe(index)
+                if isinstance(error, ValueError | FileNotFoundError) and name in str(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+                raise ValueError(f"sample {index} ({name}) cannot be loaded: {reason}") from error
+
+
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """Seed the generators of Python, numpy and torch (CPU) by the key; restore them at the end."""
+    python_state, numpy_state, torch_state = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+    )
+    words = np.random.SeedSequence(key).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    # torch.manual_seed would also reseed the GPUs.
+    torch.default_generator.manual_seed(int(words[2]))
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+
+
+def process_group() -> tuple[int, int]:
+    """(rank, world size) of this process; (0, 1) outside a process group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,182 @@
+"""Augmentation and preprocessing of single images for classification.
+
+An augmentation makes two transforms, one for training and one for evaluation, each from an RGB
+image to a normalised float tensor (3, size, size). Mixup and CutMix work on batches, in the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from PIL import Image, ImageOps
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from timm.data.auto_augment import AugmentOp, posterize
+from torch import Tensor
+from torchvision import transforms
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+class Augmentation(Protocol):
+    """Makes the transforms of a datamodule."""
+
+    def train(self, size: int) -> Transform:
+        """The training transform, to (3, size, size)."""
+        ...
+
+    def eval(self, size: int) -> Transform:
+        """The evaluation transform, to (3, size, size)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PaperAugmentation:
+    """The recipe of DeiT, Swin and PoolFormer on ImageNet, by timm's transforms.
+
+    Source: Touvron et al., "Training data-efficient image transformers", 2021, Table 9.
+
+    Attributes:
+        auto_augment: timm's name of a policy; None uses ``color_jitter`` instead.
+        random_erasing: Probability of filling a rectangle with noise.
+        color_jitter: Strength of brightness, contrast and saturation changes without a policy.
+        flip: Probability of a horizontal flip.
+        crop_scale: Smallest and largest share of the image in a random crop.
+        interpolation: Of resizing, in training and evaluation.
+        crop_pct: Share of the resized image's side that evaluation sees.
+        mean: Of the channels, subtracted.
+        std: Of the channels, divided by.
+    """
+
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    random_erasing: float = 0.25
+    color_jitter: float = 0.4
+    flip: float = 0.5
+    crop_scale: Sequence[float] = (0.08, 1.0)
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.9
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    std: Sequence[float] = IMAGENET_DEFAULT_STD
+
+    def train(self, size: int) -> Transform:
+        """Random resized crop, flip, policy, normalisation, erasing."""
+        made = create_transform(
+            input_size=size,
+            is_training=True,
+            scale=(self.crop_scale[0], self.crop_scale[1]),
+            hflip=self.flip,
+            color_jitter=self.color_jitter,
+            auto_augment=self.auto_augment,
+            interpolation=self.interpolation,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+            re_prob=self.random_erasing,
+            re_mode="pixel",
+        )
+        guard_posterize(made)
+        return cast(Transform, made)
+
+    def eval(self, size: int) -> Transform:
+        """Resize, central crop, normalisation."""
+        made = create_transform(
+            input_size=size,
+            is_training=False,
+            interpolation=self.interpolation,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+            crop_pct=self.crop_pct,
+        )
+        return cast(Transform, made)
+
+
+@dataclass(frozen=True)
+class LightAugmentation:
+    """Gentle changes for small images, which keep what they show readable.
+
+    Attributes:
+        shift: Largest shift, as a share of the side; the border is filled by reflection.
+        degrees: Largest rotation.
+        scale: Smallest and largest scale.
+        color_jitter: Strength of brightness, contrast and saturation changes.
+        flip: Probability of a horizontal flip; a mirrored digit is no digit.
+        random_erasing: Probability of erasing a rectangle.
+        mean: Of the channels, subtracted.
+        std: Of the channels, divided by.
+    """
+
+    shift: float = 0.1
+    degrees: float = 10.0
+    scale: Sequence[float] = (0.9, 1.1)
+    color_jitter: float = 0.2
+    flip: float = 0.0
+    random_erasing: float = 0.0
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    std: Sequence[float] = IMAGENET_DEFAULT_STD
+
+    def train(self, size: int) -> Transform:
+        """Shift, rotation and scale about the centre, flip, colour, normalisation, erasing."""
+        margin = max(round(self.shift * size), 1)
+        steps = [
+            self._resize(size),
+            transforms.Pad(margin, padding_mode="reflect"),
+            transforms.RandomAffine(
+                self.degrees,
+                scale=(self.scale[0], self.scale[1]),
+                interpolation=transforms.InterpolationMode.BILINEAR,
+            ),
+            transforms.RandomCrop(size),
+            transforms.RandomHorizontalFlip(self.flip),
+            transforms.ColorJitter(self.color_jitter, self.color_jitter, self.color_jitter),
+            transforms.ToTensor(),
+            transforms.Normalize(tuple(self.mean), tuple(self.std)),
+            transforms.RandomErasing(self.random_erasing),
+        ]
+        return cast(Transform, transforms.Compose(steps))
+
+    def eval(self, size: int) -> Transform:
+        """Resize the whole image to a square and normalise it."""
+        steps = [
+            self._resize(size),
+            transforms.ToTensor(),
+            transforms.Normalize(tuple(self.mean), tuple(self.std)),
+        ]
+        return cast(Transform, transforms.Compose(steps))
+
+    def _resize(self, size: int) -> transforms.Resize:
+        return transforms.Resize((size, size), interpolation=transforms.InterpolationMode.BICUBIC)
+
+
+def guarded_posterize(image: Image.Image, bits_to_keep: int, **_: object) -> Image.Image:
+    """Posterize as timm does, but to black where no bit is kept: Pillow 13 raises there."""
+    if bits_to_keep < 1:
+        return Image.new(image.mode, image.size)
+    return image if bits_to_keep >= 8 else ImageOps.posterize(image, bits_to_keep)
+
+
+def guard_posterize(transform: Any) -> None:
+    """Let a timm transform use ``guarded_posterize``.
+
+    The published recipe asks for 0 bits whenever its magnitude is drawn at the upper end.
+    """
+    for op in augment_ops(transform):
+        if op.aug_fn is posterize:
+            op.aug_fn = guarded_posterize
+
+
+def augment_ops(transform: Any) -> Iterator[AugmentOp]:
+    """All single operations within a timm transform."""
+    if isinstance(transform, AugmentOp):
+        yield transform
+        return
+    parts = (
+        transform
+        if isinstance(transform, list | tuple)
+        else [
+            part
+            for name in ("transforms", "ops", "policy")
+            for part in getattr(transform, name, None) or ()
+        ]
+    )
+    for part in parts:
+        yield from augment_ops(part)

@@ -1,0 +1,150 @@
+"""What the MMDetection and MMSegmentation adapters share: base configs in, a trainable model out.
+
+The toolkits are imported inside functions, so that everything else works where they are absent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from backbones import Backbone
+
+STRIDES = (4, 8, 16, 32)
+
+
+class ToolkitModel(nn.Module):
+    """A toolkit's detector or segmentor behind ``loss(batch)`` and ``predict(batch)``.
+
+    Batches are what the toolkits' collation makes: ``{"inputs": list of uint8 (3, H, W), BGR,
+    "data_samples": list}``; the toolkit's own data preprocessor normalises and pads them.
+
+    Args:
+        model: Built by ``build_model``; its backbone is ours.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone inside the toolkit's model."""
+        return self.model.backbone  # type: ignore[return-value]
+
+    def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Losses (names with "loss", which are to be summed) and figures to watch, each a scalar."""
+        data = self.model.data_preprocessor(dict(batch), training=True)  # type: ignore[operator]
+        losses = self.model(**data, mode="loss")
+        return {name: _total(value) for name, value in losses.items()}
+
+    def predict(self, batch: Mapping[str, Any]) -> list[Any]:
+        """The toolkit's data samples with predictions at the original image size."""
+        data = self.model.data_preprocessor(dict(batch), training=False)  # type: ignore[operator]
+        return self.model(**data, mode="predict")  # type: ignore[no-any-return]
+
+
+def base_config(toolkit: str, name: str) -> Any:
+    """Read a model config that the installed toolkit ships.
+
+    Args:
+        toolkit: "mmdet" or "mmseg".
+        name: File name under ``configs/_base_/models``, without ending.
+
+    Raises:
+        ValueError: The toolkit or the config is absent.
+    """
+    if importlib.util.find_spec(toolkit) is None:
+        task = {"mmdet": "detection", "mmseg": "segmentation"}[toolkit]
+        raise ValueError(
+            f"task={task} needs {toolkit}; run: make install, or pip install -e '.[dense]'"
+        )
+    package = importlib.import_module(toolkit)
+    from mmengine import Config
+
+    # mmengine.hub.get_config would pip-install the original mmsegmentation over the maintained fork.
+    folder = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_" / "models"
+    if not (folder / f"{name}.py").is_file():
+        shipped = sorted(path.stem for path in folder.glob("*.py"))
+        raise ValueError(f"{toolkit} ships no model config {name!r}; it has {', '.join(shipped)}")
+    return Config.fromfile(folder / f"{name}.py").model
+
+
+def build_model(toolkit: str, config: Any, backbone: Backbone) -> ToolkitModel:
+    """Build a toolkit's model around a backbone that already exists.
+
+    mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its weights,
+    and nothing of ours has to be registered with the toolkit.
+    """
+    from mmengine.registry import DefaultScope
+
+    importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
+    config.backbone = {"type": lambda: backbone}
+    # Heads and necks start from the toolkit's own initialisation, which logs a line per parameter; a
+    # Backbone has no init_weights and keeps its weights.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with DefaultScope.overwrite_default_scope(toolkit):
+            model = importlib.import_module(f"{toolkit}.registry").MODELS.build(config)
+        model.init_weights()
+    finally:
+        logging.disable(disabled)
+    return ToolkitModel(model)
+
+
+def check_pyramid(backbone: Backbone, head: str) -> list[int]:
+    """Channels of the four maps that dense heads read.
+
+    Raises:
+        ValueError: The backbone does not return maps at strides 4, 8, 16, 32.
+    """
+    strides = tuple(info.stride for info in backbone.feature_info)
+    if strides != STRIDES:
+        raise ValueError(
+            f"{head} reads maps at strides {STRIDES}, {backbone.name} gives {strides}; "
+            f"build it with create_backbone({backbone.name!r}, dense=True)"
+        )
+    return [info.channels for info in backbone.feature_info]
+
+
+def set_everywhere(config: Any, key: str, value: Any) -> None:
+    """Set ``key`` in every nested dict that has it."""
+    if isinstance(config, list | tuple):
+        for item in config:
+            set_everywhere(item, key, value)
+    elif isinstance(config, dict):
+        if key in config:
+            config[key] = value
+        for item in config.values():
+            set_everywhere(item, key, value)
+
+
+def override(config: Any, options: Mapping[str, Any]) -> None:
+    """Set dotted keys of a toolkit's config, such as ``{"rpn_head.anchor_generator.scales": [4]}``.
+
+    Raises:
+        ValueError: A key that the config does not have.
+    """
+    for dotted, value in options.items():
+        *parents, last = dotted.split(".")
+        node = config
+        for name in parents:
+            node = node.get(name) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or last not in node:
+            raise ValueError(
+                f"the toolkit's model config has no {dotted!r}; top level: {sorted(config)}"
+            )
+        node[last] = value
+
+
+def _total(value: Tensor | list[Tensor]) -> Tensor:
+    """Some toolkit losses come per feature level; their sum is the loss, as in mmengine."""
+    if isinstance(value, Tensor):
+        return value.mean()
+    return sum((item.mean() for item in value[1:]), start=value[0].mean())

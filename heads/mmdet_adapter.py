@@ -1,0 +1,112 @@
+"""MMDetection's detectors around our backbones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backbones import Backbone
+from heads.mm_adapter import (
+    ToolkitModel,
+    base_config,
+    build_model,
+    check_pyramid,
+    override,
+    set_everywhere,
+)
+
+# Our head names and the model configs that MMDetection ships for them.
+DETECTORS = {
+    "mask_rcnn": "mask-rcnn_r50_fpn",
+    "cascade_mask_rcnn": "cascade-mask-rcnn_r50_fpn",
+    "retinanet": "retinanet_r50_fpn",
+}
+
+
+def build_detector(
+    backbone: Backbone,
+    num_classes: int,
+    *,
+    name: str = "mask_rcnn",
+    num_rois: int | None = None,
+    num_proposals: int | None = None,
+    mask_size: int | None = None,
+    anchor_scale: float | None = None,
+    group_norm: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> ToolkitModel:
+    """Build a detector of MMDetection from its own base config.
+
+    The named options are the few that small images and small machines change; None keeps the config's
+    value, and a detector of one stage has no RoIs, proposals or masks to change.
+
+    Args:
+        backbone: Built with ``dense=True``.
+        num_classes: Object classes, background not counted.
+        name: One of ``DETECTORS``.
+        num_rois: RoIs per image that train the second stage (512).
+        num_proposals: Proposals per image that the second stage sees (1000).
+        mask_size: Side of the predicted masks (28); their RoIs are half of it.
+        anchor_scale: Side of the finest anchors over its stride (8 in two stages, 4 in RetinaNet).
+        group_norm: GroupNorm in neck and convolutional heads, as in MMDetection's configs for training
+            from random weights.
+        options: Dotted keys of MMDetection's model config, such as ``train_cfg.rcnn.sampler.num``.
+
+    Raises:
+        ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
+    """
+    if name not in DETECTORS:
+        raise ValueError(f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}")
+    channels = check_pyramid(backbone, name)
+    config = base_config("mmdet", DETECTORS[name])
+    config.neck.in_channels = channels
+    config.data_preprocessor.pad_size_divisor = backbone.size_divisor
+    set_everywhere(config, "num_classes", num_classes)
+    _resize(config, num_rois, num_proposals, mask_size, anchor_scale)
+    if group_norm:
+        _normalise(config)
+    override(config, options or {})
+    return build_model("mmdet", config, backbone)
+
+
+def _resize(
+    config: Any,  # noqa: ANN401
+    num_rois: int | None,
+    num_proposals: int | None,
+    mask_size: int | None,
+    anchor_scale: float | None,
+) -> None:
+    head = config.get("rpn_head") or config.bbox_head
+    if anchor_scale is not None:
+        generator = head.anchor_generator
+        generator.update(
+            {"scales": [anchor_scale]}
+            if "scales" in generator
+            else {"octave_base_scale": anchor_scale}
+        )
+    if "roi_head" not in config:
+        return
+    if num_proposals is not None:
+        for stage in (config.train_cfg.rpn_proposal, config.test_cfg.rpn):
+            stage.update(nms_pre=2 * num_proposals, max_per_img=num_proposals)
+    stages = (
+        config.train_cfg.rcnn
+        if isinstance(config.train_cfg.rcnn, list)
+        else [config.train_cfg.rcnn]
+    )
+    for stage in stages:
+        if num_rois is not None:
+            stage.sampler.num = num_rois
+        if mask_size is not None:
+            stage.mask_size = mask_size
+    if mask_size is not None:
+        config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
+
+
+def _normalise(config: Any) -> None:  # noqa: ANN401
+    group_norm = {"type": "GN", "num_groups": 32, "requires_grad": True}
+    config.neck.norm_cfg = group_norm
+    if "roi_head" in config:
+        config.roi_head.mask_head.norm_cfg = group_norm
+    else:
+        config.bbox_head.norm_cfg = group_norm

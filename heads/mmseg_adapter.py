@@ -1,0 +1,59 @@
+"""MMSegmentation's segmentors around our backbones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backbones import Backbone
+from heads.mm_adapter import (
+    ToolkitModel,
+    base_config,
+    build_model,
+    check_pyramid,
+    override,
+    set_everywhere,
+)
+
+# Our head names and the model configs that MMSegmentation ships for them.
+SEGMENTORS = {"upernet": "upernet_r50"}
+
+
+def build_segmentor(
+    backbone: Backbone,
+    num_classes: int,
+    *,
+    name: str = "upernet",
+    channels: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ToolkitModel:
+    """Build a segmentor of MMSegmentation from its own base config.
+
+    Its SyncBN becomes BatchNorm, which runs on any device; ``trainer.sync_batchnorm=true`` turns it back
+    where several GPUs train.
+
+    Args:
+        backbone: Built with ``dense=True``.
+        num_classes: Classes that are scored, the ignored label not counted.
+        name: One of ``SEGMENTORS``.
+        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps the config's.
+        options: Dotted keys of MMSegmentation's model config, such as ``decode_head.channels``.
+
+    Raises:
+        ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.
+    """
+    if name not in SEGMENTORS:
+        raise ValueError(f"there is no segmentor called {name!r}; known: {', '.join(SEGMENTORS)}")
+    widths = check_pyramid(backbone, name)
+    config = base_config("mmseg", SEGMENTORS[name])
+    config.pretrained = None
+    config.decode_head.in_channels = widths
+    config.auxiliary_head.in_channels = widths[config.auxiliary_head.in_index]
+    if channels is not None:
+        config.decode_head.channels, config.auxiliary_head.channels = channels, channels // 2
+    divisor = backbone.size_divisor
+    config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
+    set_everywhere(config, "num_classes", num_classes)
+    set_everywhere(config, "norm_cfg", {"type": "BN", "requires_grad": True})
+    override(config, options or {})
+    return build_model("mmseg", config, backbone)

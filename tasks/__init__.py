@@ -1,0 +1,1 @@
+"""One LightningModule per kind of problem; what it trains and on which data is handed in."""

@@ -1,0 +1,174 @@
+"""What all tasks share: summing losses, logging them, refusing NaN, building optimiser and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from PIL import Image
+from torch import Tensor, nn
+
+from backbones.weights import read_tensors
+from tasks.optim import build_optimizer, build_schedule
+
+Batch = dict[str, Any]
+
+
+class Model(Protocol):
+    """What a head makes of a backbone: the only model a task sees."""
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Scalars; those with "loss" in the name are summed, the others only logged."""
+
+    def predict(self, batch: Batch) -> Any:
+        """Predictions in the form that the task's metric takes."""
+
+
+class BaseTask(LightningModule):
+    """Train a model on dict batches.
+
+    Args:
+        model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
+        class_names: Names of the classes, in label order.
+        optimizer: ``name`` ("adamw" or "sgd"), ``lr``, ``weight_decay`` and torch's own options.
+        schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
+
+    Attributes:
+        monitor: The metric, higher is better, that chooses the best checkpoint.
+    """
+
+    monitor: str
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.class_names = tuple(class_names)
+        self.optimizer_options = dict(optimizer)
+        self.schedule_options = dict(schedule)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimiser, and a schedule that moves at every step."""
+        optimizer = build_optimizer(self.model, **self.optimizer_options)
+        steps = int(self.trainer.estimated_stepping_batches)
+        epochs = max(1, self.trainer.max_epochs or 1)
+        schedule = build_schedule(optimizer, steps, epochs, **self.schedule_options)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Sum the losses of a batch."""
+        losses = self.model.loss(self.prepare_batch(batch))
+        total: Tensor = sum(value for name, value in losses.items() if "loss" in name)  # type: ignore[assignment]
+        self._refuse_nan(total)
+        size = batch_size(batch)
+        logged = {f"train/{name}": value.detach() for name, value in losses.items()}
+        self.log_dict(logged, batch_size=size)
+        self.log("train/loss", total.detach(), prog_bar=True, batch_size=size)
+        return total
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Change a training batch on its device, before the loss; nothing by default."""
+        return batch
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Hand the predictions of a batch to the task's metric."""
+        self.update_metrics(batch, self.model.predict(batch))
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last epoch's predictions."""
+        self.reset_metrics()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics over the whole set, equal on all processes."""
+        self._log_metrics("val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """As in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_start(self) -> None:
+        """As in validation."""
+        self.reset_metrics()
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation, under "test/"."""
+        self._log_metrics("test")
+
+    def load_weights(self, path: str | Path) -> None:
+        """Load the model's weights from a checkpoint of this task, or from a file its model can read.
+
+        Raises:
+            ValueError: Weights of another model; the keys that differ are listed.
+        """
+        given = read_tensors(path)
+        if not all(key.startswith("model.") for key in given) and hasattr(
+            self.model, "load_weights"
+        ):
+            self.model.load_weights(path)
+            return
+        given = {key.removeprefix("model."): value for key, value in given.items()}
+        own = self.model.state_dict()
+        wrong = [f"missing {key}" for key in own if key not in given]
+        wrong += [f"unexpected {key}" for key in given if key not in own]
+        wrong += [
+            f"{key}: {tuple(given[key].shape)} instead of {tuple(own[key].shape)}"
+            for key in own
+            if key in given and own[key].shape != given[key].shape
+        ]
+        if wrong:
+            raise ValueError(
+                f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
+                "pass the task, backbone, head and data that it was trained with"
+            )
+        self.model.load_state_dict(given)
+
+    def update_metrics(self, batch: Batch, predictions: Any) -> None:
+        """Take in one batch."""
+        raise NotImplementedError
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Metrics over everything taken in since the last reset, by all processes together."""
+        raise NotImplementedError
+
+    def reset_metrics(self) -> None:
+        """Start afresh."""
+        raise NotImplementedError
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
+        """Predictions as plain values, one dict per image."""
+        raise NotImplementedError
+
+    def preview(self, batch: Batch) -> list[Image.Image]:
+        """Draw the predictions for a batch."""
+        raise NotImplementedError
+
+    def _log_metrics(self, stage: str) -> None:
+        self.log_dict(
+            {f"{stage}/{name}": value for name, value in self.compute_metrics().items()},
+            prog_bar=True,
+        )
+
+    def _refuse_nan(self, loss: Tensor) -> None:
+        # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.
+        if loss.device.type != "cpu" and self.global_step % 20:
+            return
+        if not torch.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss.item()} at step {self.global_step}; training stops here and the last "
+                "checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set trainer.gradient_clip_val"
+            )
+
+
+def batch_size(batch: Batch) -> int:
+    """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
+    return len(batch["image"] if "image" in batch else batch["inputs"])

@@ -1,0 +1,100 @@
+"""Image classification: ImageNet and its likes, and transfer to CIFAR-100."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data import Mixup
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from tasks.base import BaseTask, Batch
+from tasks.drawing import contact_sheet, to_image
+
+
+class ClassificationTask(BaseTask):
+    """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
+
+    Args:
+        model: Maps ``{"image": (B, 3, H, W), "label": (B,)}`` to losses and logits (B, K).
+        class_names: K names.
+        optimizer: See ``BaseTask``.
+        schedule: See ``BaseTask``.
+        mixup: Options of ``timm.data.Mixup`` (``mixup_alpha``, ``cutmix_alpha``, ``label_smoothing``,
+            ...), or None. With it the label smoothing of the targets is Mixup's.
+    """
+
+    monitor = "val/top1"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+        mixup: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
+        classes = len(self.class_names)
+        self.mixup = Mixup(num_classes=classes, **mixup) if mixup else None
+        self.accuracy = MetricCollection(
+            {
+                f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
+                for k in (1, 5)
+                if k < classes
+            }
+        )
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Mix the images and labels of a training batch if asked."""
+        if self.mixup is None:
+            return batch
+        image, label = self.mixup(batch["image"], batch["label"])
+        return batch | {"image": image, "label": label}
+
+    def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
+        """Count hits."""
+        self.accuracy.update(predictions, batch["label"])
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Accuracies in percent."""
+        return {name: 100 * value for name, value in self.accuracy.compute().items()}
+
+    def reset_metrics(self) -> None:
+        """Forget all hits."""
+        self.accuracy.reset()
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
+        """The five best classes of each image with their probabilities."""
+        probabilities = self.model.predict(batch).float().softmax(-1)
+        best = probabilities.topk(min(5, len(self.class_names)))
+        return [
+            {
+                "sample_id": sample,
+                "classes": [self.class_names[i] for i in indices],
+                "probabilities": [round(value, 6) for value in values],
+            }
+            for sample, indices, values in zip(
+                batch["sample_id"].tolist(),
+                best.indices.tolist(),
+                best.values.tolist(),
+                strict=True,
+            )
+        ]
+
+    @torch.no_grad()
+    def preview(self, batch: Batch) -> list[Image.Image]:
+        """One sheet of images, each with its label and the predicted class, green where they agree."""
+        predicted = self.model.predict(batch).argmax(-1).tolist()
+        labels = batch["label"].tolist() if "label" in batch else predicted
+        tiles = []
+        for image, label, guess in zip(batch["image"], labels, predicted, strict=True):
+            names = self.class_names[label], self.class_names[guess]
+            caption = names[1] if label == guess else f"{names[1]} (is {names[0]})"
+            tiles.append((to_image(image), caption, label == guess))
+        return [contact_sheet(tiles)]

@@ -1,0 +1,97 @@
+"""Semantic segmentation on ADE20K-format data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from tasks.base import BaseTask, Batch
+from tasks.drawing import draw_segments, side_by_side
+
+logger = logging.getLogger(__name__)
+
+IGNORED = 255  # MMSegmentation's label of pixels that do not count.
+
+
+class SegmentationTask(BaseTask):
+    """A segmentor of MMSegmentation; mean IoU, mean class accuracy and pixel accuracy in percent.
+
+    The counts are summed over the whole set before dividing, as MMSegmentation does. A class that
+    neither occurs nor is predicted has no IoU and is left out of the mean.
+    """
+
+    monitor = "val/mIoU"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any],
+        schedule: Mapping[str, Any],
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
+        self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
+
+    def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
+        """Count pixels by label (rows) and prediction (columns)."""
+        for sample in predictions:
+            predicted, truth = sample.pred_sem_seg.data, sample.gt_sem_seg.data
+            self.confusion.update(predicted.flatten(), truth.to(predicted.device).flatten())
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """mIoU, mAcc and aAcc."""
+        counts = self.confusion.compute().double()
+        hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+        union = truth + predicted - hits
+        absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
+        if absent:
+            logger.info(
+                "%d of %d classes do not occur: %s", len(absent), len(truth), ", ".join(absent[:10])
+            )
+        figures = {
+            "mIoU": (hits / union)[union > 0].mean(),
+            "mAcc": (hits / truth)[truth > 0].mean(),
+            "aAcc": hits.sum() / truth.sum(),
+        }
+        return {name: (100 * value).float() for name, value in figures.items()}
+
+    def reset_metrics(self) -> None:
+        """Forget all counts."""
+        self.confusion.reset()
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
+        """Share of each class that occurs in each image."""
+        results = []
+        for sample in self.model.predict(batch):
+            labels, counts = sample.pred_sem_seg.data.unique(return_counts=True)
+            shares = (counts / counts.sum()).tolist()
+            named = {
+                self.class_names[i]: round(s, 6)
+                for i, s in zip(labels.tolist(), shares, strict=True)
+            }
+            results.append({"image": sample.img_path, "shares": named})
+        return results
+
+    @torch.no_grad()
+    def preview(self, batch: Batch) -> list[Image.Image]:
+        """Per image: the labels where there are any, and the prediction."""
+        pictures = []
+        for sample in self.model.predict(batch):
+            photo = Image.open(sample.img_path)
+            drawn = draw_segments(
+                photo, sample.pred_sem_seg.data[0].cpu().numpy(), self.class_names
+            )
+            if "gt_sem_seg" in sample:
+                truth = np.asarray(sample.gt_sem_seg.data[0].cpu())
+                titles = ("annotated", "predicted")
+                drawn = side_by_side(draw_segments(photo, truth, self.class_names), drawn, titles)
+            pictures.append(drawn)
+        return pictures

@@ -1,0 +1,131 @@
+"""CIFAR-100's pickles, read without running code."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import CIFAR100DataModule, LightAugmentation
+from datamodules.cifar100 import read_pickle
+
+
+def content(count=200, **changes):
+    generator = np.random.default_rng(0)
+    entry = {
+        b"filenames": [f"{i}.png".encode() for i in range(count)],
+        b"batch_label": b"test",
+        b"fine_labels": [i % 100 for i in range(count)],
+        b"coarse_labels": [0] * count,
+        b"data": generator.integers(0, 256, (count, 3072), dtype=np.uint8),
+    }
+    return {**entry, **{key.encode(): value for key, value in changes.items()}}
+
+
+def write(path, entry):
+    path.write_bytes(pickle.dumps(entry, protocol=2))
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    write(folder / "train", content())
+    write(folder / "test", content(100))
+    write(folder / "meta", {b"fine_label_names": [f"class{i}".encode() for i in range(100)]})
+    return tmp_path
+
+
+def module(root, **options):
+    return CIFAR100DataModule(root, image_size=40, batch_size=50, num_workers=0, **options)
+
+
+@pytest.mark.parametrize("inner", ["", "cifar-100-python"])
+def test_batches(root, inner):
+    data = module(root / inner)
+    data.setup()
+    assert data.num_classes == 100
+    assert data.class_names[7] == "class7"
+    assert len(list(data.train_dataloader())) == 4
+    batch = next(iter(data.val_dataloader()))
+    assert batch["image"].shape == (50, 3, 40, 40)
+    assert batch["label"].tolist() == batch["sample_id"].tolist() == list(range(50))
+
+
+def test_pixels_are_read_channel_by_channel(root):
+    pixels = np.zeros((100, 3, 32, 32), dtype=np.uint8)
+    pixels[:, 0] = 255
+    pixels[:, 1, 16:] = 255
+    write(root / "cifar-100-python/test", content(100, data=pixels.reshape(100, -1)))
+    plain = LightAugmentation(mean=(0, 0, 0), std=(1, 1, 1))
+    data = CIFAR100DataModule(root, image_size=32, augmentation=plain, num_workers=0)
+    data.setup()
+    image = next(iter(data.val_dataloader()))["image"][0]
+    assert torch.equal(image, torch.from_numpy(pixels[0]) / 255)
+
+
+def test_python_2_pickles(tmp_path):
+    # Python 2's pickle.dumps({"data": "ab", "fine_labels": [7]}, 2), which has byte strings.
+    (tmp_path / "train").write_bytes(
+        b"\x80\x02}q\x00(U\x0bfine_labelsq\x01]q\x02K\x07aU\x04dataq\x03U\x02abq\x04u."
+    )
+    assert read_pickle(tmp_path / "train") == {"fine_labels": [7], "data": "ab"}
+
+
+class Attack:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch /tmp/should_not_exist",)
+
+
+@pytest.mark.parametrize("payload", [Attack(), {"data": [Attack()]}])
+def test_code_is_refused(root, payload):
+    (root / "cifar-100-python/train").write_bytes(pickle.dumps(payload))
+    with pytest.raises(ValueError, match=r"train cannot be read .*posix.system"):
+        module(root).setup()
+
+
+def test_missing_files(root, tmp_path):
+    with pytest.raises(ValueError, match=r"data=cifar100 data.root="):
+        module(None).setup()
+    (root / "cifar-100-python/meta").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks cifar-100-python/train, test and meta"):
+        module(root).setup()
+    (root / "cifar-100-python.tar.gz").touch()
+    with pytest.raises(FileNotFoundError, match=r"tar -xzf .*cifar-100-python\.tar\.gz"):
+        module(root).setup()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": np.zeros((200, 3071), np.uint8)}, r"must be a uint8 array \(N, 3072\)"),
+        ({"data": np.zeros((200, 3072), np.float32)}, "found float32"),
+        ({"data": b"text"}, "found bytes"),
+        ({"fine_labels": [0] * 199}, "must be 200 integers"),
+        ({"fine_labels": [0] * 150 + [100, -1] + [0] * 48}, "2 labels .* the first 100 in row 150"),
+    ],
+)
+def test_wrong_content(root, changes, message):
+    write(root / "cifar-100-python/train", content(**changes))
+    with pytest.raises(ValueError, match=message):
+        module(root).setup()
+
+
+def test_wrong_files(root):
+    folder = root / "cifar-100-python"
+    cifar10 = content()
+    cifar10[b"labels"] = cifar10.pop(b"fine_labels")
+    write(folder / "train", cifar10)
+    with pytest.raises(ValueError, match="CIFAR-10's keys"):
+        module(root).setup()
+    write(folder / "train", [1, 2])
+    with pytest.raises(ValueError, match="holds a list"):
+        module(root).setup()
+    (folder / "train").write_bytes(pickle.dumps(content(), protocol=2)[:1000])
+    with pytest.raises(ValueError, match="unpack the archive again"):
+        module(root).setup()
+    write(folder / "meta", {b"fine_label_names": [b"cat"]})
+    with pytest.raises(ValueError, match="names 1 fine classes"):
+        module(root).setup()

@@ -1,0 +1,270 @@
+"""Class folders: strict decoding, and an explanation for every wrong layout."""
+
+import io
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation
+from datamodules.files import decode, load_rgb
+from datamodules.transforms import augment_ops, guarded_posterize
+
+
+def picture(colour=(200, 100, 50), size=(40, 30)):
+    return Image.new("RGB", size, colour)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for split in ("train", "val"):
+        for index, name in enumerate(("n02", "n01")):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for copy in range(3):
+                picture((100 * index, 50 * copy, 9)).save(folder / f"{copy}.JPEG")
+    return tmp_path
+
+
+def module(root, **options):
+    defaults = {"image_size": 32, "batch_size": 2, "num_workers": 0}
+    return ImageFolderDataModule(root, **{**defaults, **options})
+
+
+def test_batches(root):
+    data = module(root)
+    data.setup()
+    data.setup("fit")
+    assert data.class_names == ("n01", "n02")
+    assert data.num_classes == 2
+    batches = list(data.val_dataloader())
+    assert batches[0]["image"].shape == (2, 3, 32, 32)
+    assert batches[0]["image"].dtype == torch.float32
+    labels = torch.cat([batch["label"] for batch in batches])
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert labels.dtype == torch.int64
+    assert torch.cat([batch["sample_id"] for batch in batches]).tolist() == list(range(6))
+    assert len(list(data.train_dataloader())) == 3
+
+
+def test_samples_do_not_depend_on_workers(root):
+    def train(workers):
+        data = module(root, num_workers=workers)
+        data.setup()
+        return torch.cat([batch["image"] for batch in data.train_dataloader()])
+
+    assert torch.equal(train(0), train(2))
+
+
+def test_hidden_and_foreign_files_are_ignored(root):
+    (root / "train/n01/._0.JPEG").write_bytes(b"resource fork")
+    (root / "train/n01/Thumbs.db").write_bytes(b"thumbs")
+    (root / "train/.cache").mkdir()
+    data = module(root)
+    data.setup()
+    assert len(data.dataset("train")) == 6
+
+
+def test_odd_names_and_links(root):
+    folder = root / "train/n01"
+    picture().save(folder / os.fsdecode(b"caf\xe9.JPEG"))
+    (folder / "link.JPEG").symlink_to(folder / "0.JPEG")
+    (root / "train/n03").symlink_to(root / "train/n03")
+    data = module(root)
+    data.setup()
+    assert data.class_names == ("n01", "n02")
+    assert sum(len(batch["label"]) for batch in data.train_dataloader()) == 8
+    (folder / "dangling.JPEG").symlink_to(folder / "gone.JPEG")
+    data = module(root)
+    data.setup()
+    with pytest.raises(FileNotFoundError, match=r"dangling\.JPEG does not exist"):
+        list(data.train_dataloader())
+
+
+def test_root_is_needed(tmp_path):
+    with pytest.raises(ValueError, match=r"data=imagenet data.root=/data/imagenet"):
+        module(None).setup()
+    with pytest.raises(FileNotFoundError, match="absent is not a folder"):
+        module(tmp_path / "absent").setup()
+    with pytest.raises(FileNotFoundError, match=r"train; an image folder has train/<class>"):
+        module(tmp_path).setup()
+
+
+def test_missing_val_folder(root):
+    shutil.rmtree(root / "val")
+    with pytest.raises(FileNotFoundError, match="val; an image folder has"):
+        module(root).setup()
+
+
+def test_flat_val_folder(root):
+    shutil.rmtree(root / "val")
+    (root / "val").mkdir()
+    picture().save(root / "val/ILSVRC2012_val_00000001.JPEG")
+    with pytest.raises(ValueError, match=r"no class folders .*ILSVRC2012_validation_ground_truth"):
+        module(root).setup()
+
+
+def test_no_class_folders(root):
+    shutil.rmtree(root / "train")
+    (root / "train").mkdir()
+    with pytest.raises(ValueError, match="no class folders in"):
+        module(root).setup()
+
+
+def test_empty_class_folders(root):
+    (root / "train/n03").mkdir()
+    (root / "train/n04").mkdir()
+    with pytest.raises(ValueError, match=r"without images in .*train: n03, n04"):
+        module(root).setup()
+
+
+def test_class_absent_in_val(root):
+    shutil.rmtree(root / "val/n01")
+    data = module(root)
+    with pytest.warns(UserWarning, match="no images of n01"):
+        data.setup()
+    assert [batch["label"].tolist() for batch in data.val_dataloader()] == [[1, 1], [1]]
+
+
+def test_class_absent_in_train(root):
+    shutil.rmtree(root / "train/n01")
+    with pytest.raises(ValueError, match="train lacks: n01"):
+        module(root).setup()
+
+
+def test_num_classes_must_agree(root):
+    with pytest.raises(ValueError, match=r"has 2 class folders but data.num_classes is 1000"):
+        module(root, num_classes=1000).setup()
+    module(root, num_classes=2).setup()
+
+
+def noisy_jpeg():
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (noisy_jpeg()[:1500], "is truncated or damaged"),
+        (b"", r"is empty \(0 bytes\)"),
+        (b"just text", "is not an image"),
+    ],
+)
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", tolerant)
+    (root / "val/n01/1.JPEG").write_bytes(content)
+    data = module(root)
+    data.setup()
+    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
+        list(data.val_dataloader())
+    assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
+
+
+def test_huge_images_are_refused(tmp_path, monkeypatch):
+    picture(size=(100, 100)).save(tmp_path / "huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ValueError, match=r"huge\.png has more than .* pixels"):
+        decode(tmp_path / "huge.png")
+
+
+def test_decoding_rules(tmp_path):
+    def rgb(image, name="x.png", **options):
+        image.save(tmp_path / name, **options)
+        return load_rgb(tmp_path / name, upright=False).getpixel((0, 0))
+
+    palette = picture((255, 0, 0)).convert("P")
+    palette.info["transparency"] = 0
+    assert rgb(Image.new("L", (4, 4), 77)) == (77, 77, 77)
+    assert rgb(Image.new("1", (4, 4), 1)) == (255, 255, 255)
+    assert rgb(palette) == (255, 0, 0)
+    assert rgb(Image.new("RGBA", (4, 4), (1, 2, 3, 0))) == (1, 2, 3)
+    assert rgb(Image.fromarray(np.full((4, 4), 0x8000, np.uint16))) == (128, 128, 128)
+    assert rgb(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "x.jpg", quality=100)[0] > 250
+    frames = [picture((0, 0, 250)), picture((0, 250, 0))]
+    assert rgb(frames[0], "x.gif", save_all=True, append_images=frames[1:])[2] > 245
+    assert load_rgb(tmp_path / "x.gif", upright=False).mode == "RGB"
+    with pytest.raises(ValueError, match="floating-point"):
+        rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
+
+
+def test_exif_orientation(tmp_path):
+    image = picture(size=(40, 30))
+    exif = image.getexif()
+    exif[274] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert load_rgb(tmp_path / "turned.jpg", upright=False).size == (40, 30)
+    assert load_rgb(tmp_path / "turned.jpg", upright=True).size == (30, 40)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (700, 3)])
+def test_extreme_shapes(root, size):
+    picture(size=size).save(root / "train/n01/0.JPEG")
+    picture(size=size).save(root / "val/n01/0.JPEG")
+    data = module(root)
+    data.setup()
+    assert all(b["image"].isfinite().all() for b in data.train_dataloader())
+    assert all(b["image"].shape[1:] == (3, 32, 32) for b in data.val_dataloader())
+
+
+def test_predict(root, tmp_path):
+    data = module(root, predict_path=root / "val/n01")
+    data.setup()
+    batches = list(data.predict_dataloader())
+    assert [batch["label"].tolist() for batch in batches] == [[-1, -1], [-1]]
+    assert data.predict_name(2) == str(root / "val/n01/2.JPEG")
+    one = module(root, predict_path=root / "val/n01/1.JPEG")
+    one.setup()
+    assert len(list(one.predict_dataloader())) == 1
+    default = module(root)
+    default.setup()
+    assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
+    with pytest.raises(FileNotFoundError, match="predict_path"):
+        module(root, predict_path=tmp_path / "nothing").setup()
+    with pytest.raises(ValueError, match="no images in predict_path"):
+        module(root, predict_path=root / "val").setup()
+
+
+def test_posterize_guard():
+    assert guarded_posterize(picture(), 0).getpixel((0, 0)) == (0, 0, 0)
+    assert guarded_posterize(picture(), 8).getpixel((0, 0)) == (200, 100, 50)
+    assert guarded_posterize(picture(), 2).getpixel((0, 0)) == (192, 64, 0)
+
+
+@pytest.mark.parametrize(
+    "policy", ["rand-m15-mstd0.5-inc1", "originalr", "v0r-mstd0.5", "augmix-m5"]
+)
+def test_every_policy_survives_pillow(policy):
+    transform = PaperAugmentation(auto_augment=policy).train(32)
+    ops = list(augment_ops(transform))
+    assert ops
+    for op in ops:
+        op.prob, op.magnitude, op.magnitude_std = 1.0, 10, 0
+        assert op(picture()).size == (40, 30)
+    assert transform(picture()).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("augmentation", [PaperAugmentation(), LightAugmentation()])
+def test_augmentations(augmentation):
+    image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))).convert("RGB")
+    torch.manual_seed(0)
+    assert augmentation.train(32)(image).shape == (3, 32, 32)
+    tensor = augmentation.eval(32)(image)
+    assert tensor.shape == (3, 32, 32)
+    # Brighter to the right, as in the image.
+    assert tensor[0, 16, -1] > tensor[0, 16, 0]
+
+
+def test_light_augmentation_keeps_digits_unmirrored():
+    image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (64, 1))).convert("RGB")
+    transform = LightAugmentation().train(64)
+    torch.manual_seed(0)
+    for _ in range(20):
+        tensor = transform(image)
+        assert tensor[0, 32, 56] > tensor[0, 32, 8]

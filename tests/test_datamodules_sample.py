@@ -1,0 +1,299 @@
+"""The generated sets: the same bytes again, splits that share nothing, truth on the digits."""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
+from datamodules import sample as sample_module
+from datamodules.sample_cache import sample_folder
+from datamodules.sample_digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, material
+from datamodules.sample_outlines import bounding_box, encode_mask, run_lengths
+from datamodules.sample_scenes import scenes, semantic_mask
+
+SMALL = {
+    SampleClassification: {"train_copies": 2, "val_copies": 1, "digits_per_class": 6},
+    SampleTransfer: {"train_per_class": 2, "val_per_class": 1},
+    SampleDetection: {"num_train": 6, "num_val": 3, "scene_size": 128},
+    SampleSegmentation: {"num_train": 6, "num_val": 3, "scene_size": 128},
+}
+DENSE = (SampleDetection, SampleSegmentation)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def small(kind, root, **options):
+    return kind(root, **{**SMALL[kind], "num_workers": 0, "batch_size": 2, **options})
+
+
+def digests(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_same_seed_same_bytes(kind, cache, tmp_path):
+    first, second = small(kind, cache), small(kind, tmp_path)
+    first.prepare_data()
+    second.prepare_data()
+    assert digests(first.root)
+    assert digests(first.root) == digests(second.root)
+    other = small(kind, tmp_path, sample_seed=1)
+    other.prepare_data()
+    assert other.root != second.root
+    assert digests(other.root) != digests(second.root)
+
+
+def test_splits_share_nothing():
+    train, val = material("train"), material("val")
+    assert len(train.digits) == 1400
+    assert len(val.digits) == 397
+    shared = {digit.tobytes() for digit in train.digits} & {digit.tobytes() for digit in val.digits}
+    assert not shared
+    assert PHOTO_COLUMNS["train"].stop < PHOTO_COLUMNS["val"].start
+    assert set(train.labels.tolist()) == set(val.labels.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (SampleClassification, tuple("0123456789")),
+        (SampleTransfer, tuple(f"{number:02d}" for number in range(100))),
+        (SampleDetection, tuple("0123456789")),
+        (SampleSegmentation, ("photo", *"0123456789")),
+    ],
+)
+def test_real_datamodules_read_them(kind, names, cache):
+    if kind in DENSE:
+        pytest.importorskip("mmdet")
+        pytest.importorskip("mmseg")
+    data = small(kind, cache)
+    data.setup()
+    assert data.class_names == names
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):
+        batch = next(iter(loader))
+        assert set(batch) == (
+            {"inputs", "data_samples"} if kind in DENSE else {"image", "label", "sample_id"}
+        )
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_datasets_travel_to_spawned_processes(kind, cache):
+    if kind in DENSE:
+        pytest.importorskip("mmdet")
+        pytest.importorskip("mmseg")
+    data = small(kind, cache)
+    data.setup()
+    for split in ("train", "val"):
+        copy = pickle.loads(pickle.dumps(data.dataset(split)))
+        assert copy.describe(0) == data.dataset(split).describe(0)
+        assert set(copy[(0, 1)]) == set(data.dataset(split)[(0, 1)])
+
+
+def test_toolkits_are_asked_for_late(cache, monkeypatch):
+    code = "import sys, datamodules; print({'mmcv', 'mmdet', 'mmengine', 'mmseg'} & {*sys.modules})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "set()"
+    for kind, package in ((SampleDetection, "mmdet"), (SampleSegmentation, "mmseg")):
+        monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
+        with pytest.raises(ImportError, match=rf"needs {package}.*`make install`"):
+            small(kind, cache).setup()
+
+
+def test_defaults(monkeypatch, tmp_path):
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
+    data = SampleClassification(digits_per_class=2, train_copies=1)
+    notes = []
+    monkeypatch.setattr(sample_module, "rank_zero_info", notes.append)
+    data.setup()
+    data.setup()
+    assert data.root.parent == tmp_path
+    assert notes == [f"Sample data in {data.root}; for a real dataset pass {data.example}"]
+    assert "data=imagenet data.root=" in data.example
+    assert data.dataset("train")[(0, 0)]["image"].shape == (3, 64, 64)
+
+
+def test_options_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="lowest value is 1"):
+        SampleDetection(tmp_path, num_train=0)
+    with pytest.raises(TypeError, match="scene_sise"):
+        SampleDetection(tmp_path, scene_sise=100)
+
+
+def test_unwritable_cache(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be written to .*set MIXERLAB_CACHE"):
+        sample_folder(tmp_path / "file/cache", "set", lambda folder: None)
+
+
+def test_interrupted_generation_leaves_nothing(tmp_path):
+    def fail(folder):
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample_folder(tmp_path, "set", fail)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    folder = sample_folder(tmp_path, "set", lambda path: (path / "whole").touch())
+    assert os.listdir(folder) == ["whole"]  # noqa: PTH208
+
+
+def test_concurrent_generation_happens_once(tmp_path):
+    calls = []
+
+    def write(folder):
+        calls.append(folder)
+        (folder / "whole").touch()
+
+    threads = [
+        threading.Thread(target=sample_folder, args=(tmp_path, "set", write)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_digits_contrast_with_their_background():
+    luma = np.array([0.299, 0.587, 0.114])
+    for scene in scenes("val", 20, 128, 0):
+        pixels = np.asarray(scene.image, dtype=float) @ luma / 255
+        for mask in scene.masks:
+            left, top, width, height = bounding_box(mask)
+            window = (slice(top, top + height), slice(left, left + width))
+            ground = ~scene.masks.any(axis=0)[window]
+            assert abs(np.median(pixels[mask]) - np.median(pixels[window][ground])) > 0.2
+
+
+def test_colours_stand_out():
+    rng = np.random.default_rng(0)
+    for level in np.linspace(0, 1, 11):
+        ground = np.full((8, 8, 3), level, np.float32)
+        colour = contrasting_colour(rng, ground)
+        assert abs(float(colour @ [0.299, 0.587, 0.114]) - level) > 0.25
+
+
+def test_digit_alpha_is_tight():
+    rng = np.random.default_rng(0)
+    for digit in material("train").digits[:50]:
+        alpha = digit_alpha(rng, digit, 40)
+        assert alpha.shape[0] == 40
+        assert alpha.max() == 1
+        assert alpha.min() >= 0
+        assert 0.1 < (alpha > 0.5).mean() < 0.95
+
+
+def test_scenes_hold_separate_digits_of_several_sizes():
+    heights = []
+    for scene in scenes("train", 30, 160, 0):
+        assert 1 <= len(scene.labels) == len(scene.masks) <= 6
+        assert scene.masks.sum(axis=0).max() == 1
+        heights += [bounding_box(mask)[3] for mask in scene.masks]
+    assert min(heights) < 25
+    assert max(heights) > 55
+
+
+def test_a_longer_set_starts_with_the_shorter_one():
+    short, long = list(scenes("val", 2, 96, 3)), list(scenes("val", 4, 96, 3))
+    assert short[1].image.tobytes() == long[1].image.tobytes()
+
+
+def test_annotations_are_the_visible_pixels(cache):
+    coco = pytest.importorskip("pycocotools.coco")
+    data = small(SampleDetection, cache)
+    data.prepare_data()
+    file = data.root / "annotations/instances_train2017.json"
+    annotations = json.loads(file.read_text())["annotations"]
+    kinds = {type(entry["segmentation"]) for entry in annotations}
+    assert kinds == {list, dict}
+    api = coco.COCO(str(file))
+    entries = iter(annotations)
+    for scene in scenes("train", 6, 128, 0):
+        for mask, label in zip(scene.masks, scene.labels, strict=True):
+            entry = next(entries)
+            assert np.array_equal(api.annToMask(entry).astype(bool), mask)
+            assert entry["bbox"] == list(bounding_box(mask))
+            assert entry["area"] == mask.sum()
+            assert api.cats[entry["category_id"]]["name"] == str(label)
+    assert next(entries, None) is None
+
+
+def test_masks_are_encoded_exactly():
+    mask_api = pytest.importorskip("pycocotools.mask")
+    rng = np.random.default_rng(0)
+    for share in (0.1, 0.3, 0.5, 0.9, 1.0):
+        mask = rng.random((12, 9)) < share
+        for encoded in (encode_mask(mask), {"size": [12, 9], "counts": run_lengths(mask)}):
+            runs = mask_api.frPyObjects(encoded, 12, 9)
+            decoded = mask_api.decode(mask_api.merge(runs) if isinstance(runs, list) else runs)
+            assert np.array_equal(decoded.astype(bool), mask)
+    ring = np.ones((5, 5), bool)
+    ring[2, 2] = False
+    assert isinstance(encode_mask(ring), dict)
+    ring[2, 2] = True
+    assert encode_mask(ring) == [[0, 0, 5, 0, 5, 5, 0, 5]]
+
+
+def test_semantic_masks(cache):
+    data = small(SampleSegmentation, cache)
+    data.prepare_data()
+    for index, scene in enumerate(scenes("train", 6, 128, 0), start=1):
+        name = f"ADE_train_{index:08d}"
+        mask = Image.open(data.root / "annotations/training" / f"{name}.png")
+        labels = np.asarray(mask)
+        assert mask.mode == "L"
+        assert np.array_equal(labels, semantic_mask(scene))
+        assert {2 + label for label in scene.labels} <= set(np.unique(labels).tolist())
+        assert (labels == 1).mean() > 0.3
+        # The rim separates digits from the photo: no digit pixel touches a photo pixel.
+        digit, photo = labels >= 2, labels == 1
+        assert not (digit[1:] & photo[:-1]).any()
+        assert not (digit[:, 1:] & photo[:, :-1]).any()
+
+
+def test_detection_batches_hold_the_truth(cache):
+    pytest.importorskip("mmdet")
+    data = small(SampleDetection, cache)
+    data.setup()
+    batch = next(iter(data.val_dataloader()))
+    scene = next(scenes("val", 1, 128, 0))
+    truth = batch["data_samples"][0].gt_instances
+    assert truth.labels.tolist() == list(scene.labels)
+    assert np.array_equal(truth.masks.masks.astype(bool), scene.masks)
+
+
+def test_classes_are_what_is_shown(cache):
+    data = small(SampleClassification, cache, augmentation=None, image_size=32)
+    data.setup()
+    assert len(data.dataset("train")) == 120
+    val = data.dataset("val")
+    assert len(val) == 60
+    for i in range(60):
+        number = int(val.describe(i).rsplit("/")[-1].split("_")[0])
+        assert val[(0, i)]["label"] == material("val").labels[number]
+
+
+def test_transfer_classes_are_balanced(cache):
+    data = small(SampleTransfer, cache)
+    data.setup()
+    labels = torch.cat([batch["label"] for batch in data.val_dataloader()])
+    assert torch.equal(labels.bincount(), torch.ones(100, dtype=torch.int64))
+    assert not torch.equal(labels, labels.sort().values)

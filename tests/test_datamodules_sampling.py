@@ -1,0 +1,175 @@
+"""Order, shares and randomness of samples."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from datamodules.base import BaseDataModule
+from datamodules.sampling import EpochSampler, EvalSampler, SeededDataset
+
+
+class Noise:
+    """Samples that consist of what the global generators give."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        if index == 10:
+            raise KeyError("lost")
+        return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+class NoiseModule(BaseDataModule):
+    def build(self):
+        self.class_names = ("noise",)
+        data = self.seeded(torch.utils.data.Subset(Noise(), range(10)), lambda i: f"noise{i}.jpg")
+        return {"train": data, "val": data}
+
+
+def epochs(module, count):
+    loader = module.train_dataloader()
+    for epoch in range(count):
+        loader.sampler.set_epoch(epoch)
+        yield [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(("length", "world_size"), [(10, 1), (10, 3), (2, 4)])
+def test_epoch_sampler_shares_equally(length, world_size):
+    samplers = [
+        EpochSampler(length, 5, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    shares = [list(sampler) for sampler in samplers]
+    assert {len(share) for share in shares} == {len(samplers[0])} == {max(length // world_size, 1)}
+    indices = [index for share in shares for _, index in share]
+    assert set(indices) <= set(range(length))
+    assert len(set(indices)) == min(len(indices), length)
+
+
+def test_epoch_sampler_orders():
+    sampler = EpochSampler(50, seed=1)
+    first = list(sampler)
+    assert first == list(sampler)
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert {epoch for epoch, _ in second} == {1}
+    assert [index for _, index in first] != [index for _, index in second]
+    assert list(EpochSampler(4, shuffle=False)) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_epoch_sampler_offset_counts_once():
+    sampler = EpochSampler(10, seed=3, rank=1, world_size=2)
+    whole = list(sampler)
+    sampler.set_offset(2)
+    assert list(sampler) == whole[2:]
+    assert list(sampler) == whole
+    assert len(sampler) == 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 12])
+def test_eval_sampler_sees_each_sample_once(world_size):
+    shares = [EvalSampler(10, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert sorted(key for share in shares for key in share) == [(0, index) for index in range(10)]
+    assert sum(len(share) for share in shares) == 10
+
+
+def test_samples_depend_on_key_only():
+    data = SeededDataset(Noise(), 7, str)
+    fourth = data[(0, 4)].tolist()
+    assert data[(0, 3)].tolist()[1:] != fourth[1:]
+    assert data[(0, 4)].tolist() == fourth
+    assert data[(1, 4)].tolist() != fourth
+    assert SeededDataset(Noise(), 8, str)[(0, 4)].tolist() != fourth
+
+
+def test_global_generators_are_left_alone():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    data = SeededDataset(Noise(), 0, str)
+    data[(0, 1)]
+    with pytest.raises(ValueError, match="lost"):
+        data[(0, 10)]
+    module = NoiseModule("unused", batch_size=2, num_workers=0)
+    module.setup()
+    list(module.train_dataloader())
+    assert draw() == expected
+
+
+def test_errors_name_the_sample():
+    data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
+    with pytest.raises(ValueError, match=r"sample 10 \(photo10.jpg\).*KeyError: 'lost'"):
+        data[(0, 10)]
+
+
+def test_errors_of_workers_name_the_sample():
+    data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
+    loader = DataLoader(data, sampler=EvalSampler(11), num_workers=1)
+    with pytest.raises(ValueError, match=r"photo10\.jpg"):
+        list(loader)
+
+
+def test_batches_do_not_depend_on_workers():
+    batches = {}
+    for workers in (0, 2):
+        module = NoiseModule("unused", batch_size=3, num_workers=workers)
+        module.setup()
+        batches[workers] = list(epochs(module, 2))
+    assert batches[0] == batches[2]
+    assert batches[0][0] != batches[0][1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_resume_within_an_epoch(workers):
+    module = NoiseModule("unused", batch_size=3, num_workers=workers)
+    module.setup()
+    unbroken = list(epochs(module, 3))
+    module.resume_at(epoch=1, batches=2)
+    loader = module.train_dataloader()
+    rest = [batch.tolist() for batch in loader]
+    assert rest == unbroken[1][2:]
+    loader.sampler.set_epoch(2)
+    assert [batch.tolist() for batch in loader] == unbroken[2]
+
+
+def test_processes_share_the_samples(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    trained, evaluated = [], []
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        module = NoiseModule("unused", batch_size=2, num_workers=0)
+        module.setup()
+        trained.append(sorted(int(i) for b in module.train_dataloader() for i in b[:, 0]))
+        evaluated.append([int(i) for b in module.val_dataloader() for i in b[:, 0]])
+    assert evaluated == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert not set(trained[0]) & set(trained[1])
+    assert len(trained[0]) == len(trained[1]) == 4
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 4]), (5, [5, 5]), (64, [10])])
+def test_incomplete_batch_is_dropped_unless_alone(batch_size, sizes):
+    module = NoiseModule("unused", batch_size=batch_size, num_workers=0)
+    module.setup()
+    assert [len(batch) for batch in module.train_dataloader()] == sizes
+    assert sum(len(batch) for batch in module.val_dataloader()) == 10
+
+
+def test_misuse_is_explained():
+    with pytest.raises(ValueError, match="batch_size=0"):
+        NoiseModule("unused", batch_size=0)
+    with pytest.raises(ValueError, match="num_workers=-1"):
+        NoiseModule("unused", batch_size=1, num_workers=-1)
+    module = NoiseModule("unused", batch_size=1)
+    with pytest.raises(ValueError, match=r"setup\(\)"):
+        module.num_classes  # noqa: B018
+    with pytest.raises(ValueError, match=r"setup\(\)"):
+        module.train_dataloader()

@@ -1,0 +1,475 @@
+"""Hosts against their originals, and the contract of a backbone at any size."""
+
+import math
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models.metaformer import MetaFormerBlock
+from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.vision_transformer import Block
+from torch import nn
+from torchvision.models.swin_transformer import shifted_window_attention
+
+from backbones import Backbone, Mixer, create_backbone, list_hosts, register_mixer, registry
+from backbones.complexity import count_parameters
+from backbones.layouts import mix_nchw, mix_tokens
+from backbones.weights import load_state_dict
+from heads.linear import LinearClassifier
+
+TIMM_NAMES = {
+    "deit_t": "deit_tiny_patch16_224",
+    "deit_s": "deit_small_patch16_224",
+    "deit_b": "deit_base_patch16_224",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224",
+    "swin_b": "swin_base_patch4_window7_224",
+    **{name: name for name in list_hosts() if name.startswith("poolformer")},
+}
+SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
+SIZES = [(64, 64), (65, 93), (200, 304)]
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def randomise(model, seed=0):
+    """Random parameters at which every part of a network matters, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
+            parameter.data = 1 + 0.1 * noise
+        elif parameter.ndim > 1:
+            fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 1
+            parameter.data = noise / math.sqrt(fan_in)
+        else:
+            parameter.data = 0.3 * noise
+    return model.double().eval()
+
+
+def images(*size, batch=1):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
+
+
+def ours(name, state_dict, **options):
+    """Our classification model with timm's (or the authors') tensors, in float64."""
+    model = LinearClassifier(create_backbone(name, **options), 1000).double().eval()
+    report = load_state_dict(model.backbone, state_dict, "timm")
+    assert not report.initialised
+    assert report.loaded == len(model.backbone.state_dict())
+    classifier = model.backbone.convert_state_dict(dict(state_dict))
+    model.classifier.load_state_dict(
+        {key: classifier[f"classifier.{key}"] for key in ("weight", "bias")}
+    )
+    return model
+
+
+# Equality with the originals
+
+
+@pytest.mark.parametrize("name", list_hosts())
+def test_has_the_tensors_of_timm(name):
+    with torch.device("meta"):
+        theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)
+        model = LinearClassifier(create_backbone(name), 1000)
+    assert count_parameters(model) == count_parameters(theirs)
+    converted = model.backbone.convert_state_dict(dict(theirs.state_dict()))
+    own = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
+    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in converted.items()}
+
+
+@pytest.mark.parametrize(("built", "run"), [(224, (224, 224)), ((96, 128), (96, 128))], ids=str)
+@torch.no_grad()
+def test_deit_equals_timm(built, run):
+    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
+    model = ours("deit_t", theirs.state_dict(), img_size=built)
+    torch.testing.assert_close(model(images(*run)), theirs(images(*run)), **CLOSE)
+    tokens = theirs.forward_features(images(*run))
+    expected = tokens[:, 1:].transpose(1, 2).unflatten(2, (run[0] // 16, run[1] // 16))
+    torch.testing.assert_close(model.backbone(images(*run))[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("size", [(96, 128), (70, 100)], ids=str)
+@torch.no_grad()
+def test_deit_equals_timm_at_other_sizes_than_built_for(size):
+    options = {"dynamic_img_size": True, "dynamic_img_pad": True}
+    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], **options))
+    model = ours("deit_t", theirs.state_dict())
+    torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
+
+
+@torch.no_grad()
+def test_swin_equals_timm_at_224():
+    theirs = randomise(timm.create_model(TIMM_NAMES["swin_t"]))
+    model = ours("swin_t", theirs.state_dict())
+    torch.testing.assert_close(model(images(224, 224)), theirs(images(224, 224)), **CLOSE)
+    maps = theirs.forward_intermediates(images(224, 224), intermediates_only=True)
+    for found, expected in zip(model.backbone(images(224, 224)), maps, strict=True):
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
+@torch.no_grad()
+def test_poolformer_equals_the_authors(size):
+    theirs = randomise(timm.create_model("poolformer_s12"))
+    model = ours("poolformer_s12", theirs.state_dict())
+    # Ours pads to a multiple of the stem's stride, or the first map would lose a column.
+    maps = theirs.forward_features(F.pad(images(*size), (0, -size[1] % 4, 0, -size[0] % 4)))
+    norm, head = theirs.head.norm, theirs.head.fc
+    normed = F.group_norm(maps, 1, norm.weight, norm.bias, eps=1e-5)
+    expected = normed.mean(dim=(2, 3)) @ head.weight.T + head.bias
+    torch.testing.assert_close(model(images(*size)), expected, **CLOSE)
+    torch.testing.assert_close(model.backbone(images(*size))[-1], maps, **CLOSE)
+
+
+@torch.no_grad()
+def test_poolformer_of_timm_pools_before_it_norms():
+    theirs = randomise(timm.create_model("poolformer_s12"))
+    model = ours("poolformer_s12", theirs.state_dict())
+    assert not torch.allclose(model(images(64, 64)), theirs(images(64, 64)), rtol=1e-3, atol=1e-3)
+
+
+# Names of the authors' checkpoints
+
+
+def swin_by_its_authors(state_dict):
+    """Downsampling ends a stage there, and two buffers are saved."""
+    renamed = {}
+    for key, value in state_dict.items():
+        stage, rest = (key.split(".", 2) + ["", ""])[1:3]
+        if rest.startswith("downsample."):
+            key = f"layers.{int(stage) - 1}.{rest}"
+        renamed[key.replace("classifier.", "head.")] = value
+    renamed["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49).long()
+    renamed["layers.0.blocks.1.attn_mask"] = torch.zeros(64, 49, 49)
+    return renamed
+
+
+def poolformer_by_its_authors(state_dict):
+    """One list of stages (even) and downsampling (odd)."""
+    renamed = {}
+    for key, value in state_dict.items():
+        parts = key.split(".")
+        if parts[0] == "stages":
+            stage = int(parts[1])
+            if parts[2] == "downsample":
+                key = f"network.{2 * stage - 1}.proj.{parts[-1]}"
+            else:
+                rest = ".".join(parts[3:]).replace("layer_scale1.scale", "layer_scale_1")
+                key = f"network.{2 * stage}.{rest.replace('layer_scale2.scale', 'layer_scale_2')}"
+        key = key.replace("stem.conv.", "patch_embed.proj.").replace("classifier.", "head.")
+        renamed[key] = value
+    return renamed
+
+
+AUTHORS = {"swin_t": swin_by_its_authors, "poolformer_s12": poolformer_by_its_authors}
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+@torch.no_grad()
+def test_takes_the_authors_names(name):
+    model = LinearClassifier(create_backbone(name), 1000)
+    randomise(model)
+    plain = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
+    theirs = AUTHORS[name](plain)
+    assert len(set(theirs) - set(plain)) > 4
+    again = ours(name, theirs)
+    torch.testing.assert_close(again(images(64, 64)), model(images(64, 64)), rtol=0, atol=0)
+
+
+# Swin's windows
+
+
+def attention_of(block, x):
+    with torch.no_grad():
+        return block._attn(x)
+
+
+def swin_block(index, dense=False):
+    backbone = randomise(create_backbone("swin_t", dense=dense))
+    return backbone.layers[0].blocks[index]
+
+
+def by_torchvision(block, x, shift):
+    attn = block.attn
+    return shifted_window_attention(
+        x,
+        attn.qkv.weight,
+        attn.proj.weight,
+        attn._get_rel_pos_bias(),
+        [7, 7],
+        attn.num_heads,
+        [shift, shift],
+        qkv_bias=attn.qkv.bias,
+        proj_bias=attn.proj.bias,
+        training=False,
+    )
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
+@pytest.mark.parametrize("size", [(25, 28), (50, 76), (8, 30)], ids=str)
+@torch.no_grad()
+def test_swin_attention_equals_torchvision(size, index, dense):
+    block = swin_block(index, dense)
+    x = torch.randn(2, *size, 96, dtype=torch.float64)
+    expected = by_torchvision(block, x, shift=3 * index)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
+@torch.no_grad()
+def test_swin_classifier_does_not_shift_a_single_window(index):
+    block = swin_block(index)
+    x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
+    expected = by_torchvision(block, x, shift=3 * index)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+    unshifted = by_torchvision(block, x, shift=0)
+    torch.testing.assert_close(expected, unshifted, rtol=0, atol=0)
+
+
+def one_window(block, x, shift=(0, 0)):
+    """Attention within one window by loops over all pairs of its tokens.
+
+    After rolling, tokens attend to each other only if no edge of the map lies between them.
+    """
+    batch, height, width, dim = x.shape
+    heads, table = block.attn.num_heads, block.attn.relative_position_bias_table
+    tokens = x.reshape(batch, height * width, dim)
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in block.attn.qkv(tokens).chunk(3, dim=-1))
+    logits = torch.einsum("bnhc,bmhc->bhnm", q, k) * (dim // heads) ** -0.5
+    places = [(i, j) for i in range(height) for j in range(width)]
+    for n, (i, j) in enumerate(places):
+        for m, (r, c) in enumerate(places):
+            same = (i < shift[0], j < shift[1]) == (r < shift[0], c < shift[1])
+            rolled = [(i - shift[0]) % height, (j - shift[1]) % width]
+            others = [(r - shift[0]) % height, (c - shift[1]) % width]
+            dy, dx = (a - b for a, b in zip(rolled, others, strict=True))
+            logits[:, :, n, m] += table[(dy + 6) * 13 + dx + 6] if same else -100.0
+    mixed = torch.einsum("bhnm,bmhc->bnhc", logits.softmax(-1), v)
+    return block.attn.proj(mixed.reshape(tokens.shape)).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("size", "shift", "dense"),
+    [
+        ((7, 7), (3, 3), True),
+        ((7, 7), (0, 0), False),
+        ((4, 5), (0, 0), True),
+        ((4, 5), (0, 0), False),
+        ((1, 6), (0, 0), True),
+        ((2, 7), (0, 3), True),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
+    block = swin_block(1, dense)
+    x = torch.randn(1, *size, 96, dtype=torch.float64)
+    expected = one_window(block, x, shift)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+
+
+def test_swin_mask_made_in_inference_mode_serves_training():
+    backbone = create_backbone("swin_t")
+    with torch.inference_mode():
+        backbone(torch.zeros(1, 3, 72, 88))
+    backbone(torch.zeros(1, 3, 72, 88))[-1].sum().backward()
+
+
+# The contract of a backbone
+
+
+def expected_sizes(backbone, size):
+    return [
+        (info.channels, math.ceil(size[0] / info.stride), math.ceil(size[1] / info.stride))
+        for info in backbone.feature_info
+    ]
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+def test_maps_have_the_promised_sizes(name, dense):
+    backbone = create_backbone(name, dense=dense).eval()
+    strides = [info.stride for info in backbone.feature_info]
+    assert strides == ([16] if name.startswith("deit") and not dense else [4, 8, 16, 32])
+    for size in SIZES:
+        with torch.no_grad():
+            maps = backbone(images(*size).float())
+        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
+        assert all(x.isfinite().all() for x in maps)
+        assert all(x.is_contiguous() for x in maps)
+
+
+@pytest.mark.parametrize("host", list_hosts())
+def test_every_host_runs_at_large_odd_sizes(host):
+    for dense in (False, True):
+        with torch.device("meta"), torch.no_grad():
+            backbone = create_backbone(host, dense=dense)
+            maps = backbone(torch.empty(2, 3, 801, 1333))
+        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
+
+
+@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+def test_no_parameter_is_unused(name):
+    model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 3).train()
+    dense = create_backbone(name, drop_path_rate=0.1, dense=True).train()
+    x = images(64, 64, batch=2).float()
+    model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
+    torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
+    for module in (model, dense):
+        assert [key for key, p in module.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_embedding_has_the_promised_width(host):
+    backbone = create_backbone(host)
+    assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
+    dense = create_backbone(host, dense=True)
+    with pytest.raises(ValueError, match="use dense=False"):
+        dense.embed(images(64, 64).float())
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+@torch.no_grad()
+def test_memory_format_of_the_images_does_not_matter(host):
+    backbone = create_backbone(f"{host}_afbo").double().eval()
+    x = images(64, 96, batch=2)
+    strided = x.contiguous(memory_format=torch.channels_last)
+    for found, expected in zip(backbone(strided), backbone(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("host", list_hosts())
+def test_drop_path_rises_linearly(host):
+    with torch.device("meta"):
+        backbone = create_backbone(host, drop_path_rate=0.3)
+        plain = create_backbone(host)
+    blocks = (Block, SwinTransformerBlock, MetaFormerBlock)
+
+    def rates(model, path):
+        paths = [getattr(m, path) for m in model.modules() if isinstance(m, blocks)]
+        return [getattr(path, "drop_prob", 0.0) for path in paths]
+
+    for path in ("drop_path1", "drop_path2"):
+        found = rates(backbone, path)
+        assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
+        assert set(rates(plain, path)) == {0.0}
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_no_weight_decay_names_exist(host):
+    backbone = create_backbone(host)
+    names = {name for name, _ in backbone.named_parameters()}
+    assert backbone.no_weight_decay <= names
+    assert bool(backbone.no_weight_decay) == (not host.startswith("poolformer"))
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_has_nothing_that_mmengine_would_call(host):
+    assert not hasattr(create_backbone(host), "init_weights")
+    assert isinstance(create_backbone(host), Backbone)
+
+
+# Slots and layouts
+
+
+class Recorder(Mixer):
+    """Remembers what it was given."""
+
+    seen = []
+
+    def __init__(self, dim, *, grid=(14, 14)):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.grid = grid
+
+    def mix(self, x):
+        self.seen.append(tuple(x.shape))
+        return x * self.weight
+
+    def mix_prefix(self, prefix):
+        self.seen.append(tuple(prefix.shape))
+        return prefix * self.weight
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    monkeypatch.setattr(Recorder, "seen", [])
+    register_mixer("recorder", kind="token", source="this test")(Recorder)
+    register_mixer("recorded", kind="channel", source="this test")(Recorder)
+    return Recorder.seen
+
+
+@pytest.mark.parametrize(
+    ("host", "depths", "widths"),
+    [
+        ("swin_t", (2, 2, 6, 2), (96, 192, 384, 768)),
+        ("poolformer_s12", (2, 2, 6, 2), (64, 128, 320, 512)),
+    ],
+)
+def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
+    backbone = create_backbone(f"{host}_recorded", token_mixer="recorder", img_size=(128, 192))
+    backbone(torch.zeros(1, 3, 64, 96))
+    expected = [
+        (1, 16 // 2**stage, 24 // 2**stage, width)
+        for stage, (depth, width) in enumerate(zip(depths, widths, strict=True))
+        for _ in range(2 * depth)
+    ]
+    assert recorder == expected
+    grids = [module.grid for module in backbone.modules() if isinstance(module, Recorder)]
+    assert grids == [(2 * height, 2 * width) for _, height, width, _ in expected]
+
+
+def test_mixers_see_the_class_token_apart(recorder):
+    backbone = create_backbone("deit_t_recorded", token_mixer={"name": "recorder"})
+    backbone(torch.zeros(2, 3, 64, 96))
+    assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 24
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_weights_load_around_a_swapped_token_mixer(recorder, host):
+    plain = create_backbone(host).state_dict()
+    for convert in (dict, AUTHORS.get(host, dict)):
+        backbone = create_backbone(host, token_mixer="recorder")
+        report = load_state_dict(backbone, convert(plain), "plain")
+        assert len(report.initialised) == sum(isinstance(m, Recorder) for m in backbone.modules())
+        assert all(".attn." in key or ".token_mixer." in key for key in report.skipped)
+
+
+def test_tokens_reach_a_mixer_in_row_major_order():
+    mixer = Recorder(2)
+    tokens = torch.arange(14.0).reshape(1, 7, 2)
+    mixed = mix_tokens(mixer, tokens, grid=(2, 3), num_prefix_tokens=1)
+    assert torch.equal(mixed, tokens)
+
+    class Shift(Recorder):
+        def mix(self, x):
+            return x.roll(1, dims=2)
+
+    mixed = mix_tokens(Shift(2), tokens, grid=(2, 3), num_prefix_tokens=1)
+    assert mixed[0, :, 0].tolist() == [0, 6, 2, 4, 12, 8, 10]
+
+
+def test_channels_last_maps_reach_a_mixer_without_copies():
+    class Address(Mixer):
+        def mix(self, x):
+            assert x.is_contiguous()
+            self.pointer = x.data_ptr()
+            return x
+
+    x = torch.randn(2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
+    mixer = Address()
+    mixed = mix_nchw(mixer, x)
+    assert mixer.pointer == mixed.data_ptr() == x.data_ptr()
+    assert mixed.is_contiguous(memory_format=torch.channels_last)
+    backbone = create_backbone("poolformer_s12_glu")
+    inputs = []
+    for module in backbone.modules():
+        if isinstance(module, Mixer):
+            module.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    backbone(torch.randn(1, 3, 64, 64))
+    assert len(inputs) == 12
+    assert all(x.is_contiguous() for x in inputs)

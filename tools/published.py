@@ -1,0 +1,103 @@
+"""Reads what papers report from configs/published; README.md there explains the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).resolve().parent.parent / "configs" / "published"
+ROUNDING = 0.005  # residuals and tolerances are written with two decimals
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table of a paper, with what ours counts for it.
+
+    ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
+    """
+
+    paper: str
+    backbone: str
+    table: int
+    task: str
+    reported: Mapping[str, float]
+    params: int
+    residual: Mapping[str, float]
+    usual_tolerance: Mapping[str, float]
+    tolerance: Mapping[str, float]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    base: str | None = None
+    head: str | None = None
+    macs: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
+        return " ".join([self.backbone, *_dotted(self.options)])
+
+    def residuals(
+        self, params: float, macs: float, base: tuple[float, float] | None = None
+    ) -> dict[str, float]:
+        """Ours minus reported, in M and G; of the change against the base where one is printed.
+
+        Args:
+            params: Our parameters in M.
+            macs: Our multiply-adds in G.
+            base: The same two of ``self.base``.
+        """
+        ours = {"params": params, "flops": macs}
+        if base:
+            ours |= {"params_delta": params - base[0], "flops_delta": macs - base[1]}
+        found = {}
+        for name in ("params", "flops"):
+            printed = f"{name}_delta" if f"{name}_delta" in self.reported else name
+            if printed in self.reported:
+                found[name] = ours[printed] - self.reported[printed]
+        return found
+
+    def verdict(self, found: Mapping[str, float]) -> str:
+        """Judge residuals: "agrees" by the file's tolerance, "known" by the row's, or "DIFFERS"."""
+        for word, limits in (("agrees", self.usual_tolerance), ("known", self.tolerance)):
+            if all(abs(value) < limits[name] + ROUNDING for name, value in found.items()):
+                return word
+        return "DIFFERS"
+
+
+def list_papers() -> list[str]:
+    """Names that ``load_rows`` takes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_rows(paper: str, task: str | None = None) -> list[Row]:
+    """Rows of one paper, in the order of its file; of one task, if given.
+
+    Raises:
+        ValueError: There is no such paper, or a row lacks a field or has one that is not known.
+    """
+    if paper not in list_papers():
+        raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
+    path = FOLDER / f"{paper}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    usual = content["tolerance"]
+    rows = []
+    for number, entry in enumerate(content["rows"], start=1):
+        tolerance = usual | entry.pop("tolerance", {})
+        try:
+            rows.append(Row(paper=paper, usual_tolerance=usual, tolerance=tolerance, **entry))
+        except TypeError as error:
+            problem = str(error).removeprefix("Row.__init__() ")
+            raise ValueError(f"{path}, row {number}: {problem}") from None
+    return [row for row in rows if task in (None, row.task)]
+
+
+def _dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    flat = []
+    for key, value in options.items():
+        nested = isinstance(value, Mapping)
+        flat += _dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
+    return flat

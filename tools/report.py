@@ -1,0 +1,171 @@
+"""What a run leaves beside its checkpoints: summary, curves, pictures, and the closing table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from backbones.complexity import count_macs, count_parameters
+from datamodules import BaseDataModule
+from tasks.base import BaseTask
+from tasks.csv_log import read_rows
+
+NUM_PICTURES = 12
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "onedl-mmdetection",
+    "onedl-mmsegmentation",
+)
+
+
+def write(
+    folder: Path,
+    config: Mapping[str, Any],
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    metrics: Mapping[str, float],
+    seconds: float,
+) -> None:
+    """Write summary.json, curves.png and preview/*.png, and print the closing table."""
+    facts = {
+        "task": config["task_name"],
+        "backbone": config["backbone"]["name"],
+        "mode": config["mode"],
+        "checkpoint": config["ckpt"] if config["mode"] != "fit" else "checkpoints/best.ckpt",
+        "metrics": dict(metrics),
+        **_sizes(task.model, config["data"]),
+        "seconds": round(seconds, 1),
+        "seed": config["seed"],
+    }
+    write_summary(folder, facts)
+    rows = read_rows(folder / "metrics.csv")
+    if config["mode"] == "fit":
+        plot_curves(folder, rows)
+    save_pictures(folder, _pictures(task, datamodule))
+    table = {name: f"{value:.4g}" for name, value in metrics.items()}
+    table["parameters"] = (
+        f"{facts['parameters'] / 1e6:.2f} M (backbone {facts['backbone_parameters'] / 1e6:.2f} M)"
+    )
+    table["backbone MACs"] = (
+        f"{facts['backbone_macs'] / 1e9:.3f} G at {' x '.join(map(str, facts['macs_at']))}"
+    )
+    table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    print_table(f"{facts['task']}, {facts['backbone']}, {facts['mode']}", table, folder)
+
+
+def _sizes(model: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of model and backbone, and the backbone's multiply-adds at the training size."""
+    size = data.get("crop_size") or data.get("image_size") or data.get("scene_size")
+    height, width = (size, size) if isinstance(size, int) else (size[1], size[0])
+    return {
+        "parameters": count_parameters(model),
+        "backbone_parameters": count_parameters(model.backbone),
+        "backbone_macs": count_macs(model.backbone, (height, width)),
+        "macs_at": [height, width],
+    }
+
+
+def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
+    """Pictures of the first images that prediction would see."""
+    task.cpu().eval()
+    pictures: list[Image.Image] = []
+    for batch in datamodule.predict_dataloader():
+        pictures += task.preview(batch)
+        if len(pictures) >= NUM_PICTURES or "image" in batch:
+            break
+    return pictures[:NUM_PICTURES]
+
+
+def write_summary(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write summary.json: the run's facts, the versions it ran with, and the commit."""
+    content = {**facts, "versions": _versions(), "git_commit": _git_commit()}
+    (folder / "summary.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def plot_curves(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Draw curves.png: the training losses on the left, the validation metrics on the right."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axis, prefix, title in ((left, "train/", "training"), (right, "val/", "validation")):
+        names = sorted({key for row in rows for key in row if key.startswith(prefix)})
+        for name in names:
+            if prefix == "train/" and "loss" not in name:
+                continue
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            steps, values = zip(*points, strict=True)
+            wide = name == "train/loss"
+            axis.plot(steps, _smooth(values), label=name.removeprefix(prefix), lw=2 if wide else 1,
+                      marker="o" if len(points) < 40 else None, markersize=3)  # fmt: skip
+        axis.set(xlabel="step", title=title)
+        axis.grid(alpha=0.3)
+        if names:
+            axis.legend(fontsize=8)
+    figure.savefig(folder / "curves.png", dpi=110)
+    plt.close(figure)
+
+
+def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
+    """Write preview/00.png, 01.png, ..."""
+    target = folder / "preview"
+    target.mkdir(exist_ok=True)
+    for index, picture in enumerate(pictures):
+        picture.save(target / f"{index:02d}.png")
+
+
+def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
+    """Print the closing table and, last of all, the run folder's path."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console = Console(width=None if Console().is_terminal else 100)
+    console.print(table)
+    print(f"Run folder: {_short(folder)}")
+
+
+def _smooth(values: tuple[float, ...], window: int = 15) -> list[float]:
+    """A running mean over up to ``window`` points, shorter for short curves."""
+    window = max(1, min(window, len(values) // 8))
+    return [
+        sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
+    ]
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _short(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

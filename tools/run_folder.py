@@ -1,0 +1,146 @@
+"""The folder of a run: created once, found again for resuming, and what a checkpoint argument means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
+LATEST = "latest"
+# What may differ between a run and its continuation: where and how long it runs, not what it computes.
+FREE_ON_RESUME = (
+    "ckpt",
+    "resume",
+    "output_dir",
+    "mode",
+    "trainer",
+    "data.root",
+    "data.num_workers",
+    "input",
+)
+
+
+def open_folder(config: Mapping[str, Any]) -> Path:
+    """The run folder of a config: a new one with its config.yaml, or the one to go on with.
+
+    Raises:
+        ValueError: It cannot be made, or the run to resume had other settings.
+    """
+    if ENVIRONMENT in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        return Path(os.environ[ENVIRONMENT])
+    parent = Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
+    if config["resume"]:
+        folder = folder_to_resume(config["ckpt"], parent)
+        check_same_config(folder, config)
+    elif is_first_process():
+        folder = new_run_folder(parent, config["mode"])
+        (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    else:
+        folder = parent / "unused"  # only the first process writes
+    os.environ[ENVIRONMENT] = str(folder.resolve())
+    return folder
+
+
+def is_first_process() -> bool:
+    """Whether this is rank 0 under torchrun or SLURM, or the process that was typed."""
+    return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+def new_run_folder(parent: Path, mode: str) -> Path:
+    """Create ``parent/<stamp>``; two runs in one second stay apart.
+
+    A training run becomes ``parent/latest``; an evaluation is called ``<stamp>_<mode>``.
+
+    Raises:
+        ValueError: The folder cannot be created.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    stamp += "" if mode == "fit" else f"_{mode}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(100):
+            folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
+            if not folder.exists():
+                folder.mkdir()
+                break
+        if mode == "fit":
+            temporary = parent / f".{LATEST}-{os.getpid()}"
+            temporary.symlink_to(folder.name)
+            temporary.replace(parent / LATEST)
+    except OSError as error:
+        raise ValueError(
+            f"no run folder can be made in {parent} ({error}); pass output_dir=<a writable folder>"
+        ) from error
+    return folder
+
+
+def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
+    """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
+
+    Raises:
+        ValueError: Neither exists.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        inside = path / "checkpoints" / name
+        if not inside.is_file():
+            raise ValueError(f"{path} is no run folder with a checkpoint: there is no {inside}")
+        return inside
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint or run folder at {path}")
+    return path
+
+
+def folder_to_resume(ckpt: str | None, parent: Path) -> Path:
+    """The run folder to go on with: the one ``ckpt`` lies in, or the latest one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if ckpt is None:
+        latest = parent / LATEST
+        if not latest.exists():
+            raise ValueError(
+                f"there is no run to resume in {parent}; start one without resume=true, or pass ckpt=<run folder>"
+            )
+        ckpt = str(latest)
+    folder = checkpoint_file(ckpt, "last.ckpt").resolve().parent.parent
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(
+            f"{folder} is no run folder (it has no config.yaml), so it cannot be resumed"
+        )
+    return folder
+
+
+def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with other settings than it began with.
+
+    Raises:
+        ValueError: Names the settings that differ, with both values.
+    """
+    before = _flatten(yaml.safe_load((folder / "config.yaml").read_text()))
+    now = _flatten(config)
+    differ = [
+        f"{key}: {before.get(key)} then, {now.get(key)} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(FREE_ON_RESUME)
+    ]
+    if differ:
+        raise ValueError(
+            f"{folder} was trained with other settings ({'; '.join(differ[:6])}); "
+            "pass the same ones to resume it, or start a new run"
+        )
+
+
+def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        return {prefix: list(config) if isinstance(config, tuple) else config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
