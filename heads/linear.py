@@ -82,7 +82,7 @@ class LinearClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> logits (B, K)."""
-        return self.classifier(self.drop(self.backbone.embed(images)))  # type: ignore[no-any-return]
+        return self.classifier(self.drop(self.backbone.embed(images)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Cross entropy of ``batch["image"]`` with ``batch["label"]``, (B,) indices or (B, K) shares."""
@@ -92,7 +92,7 @@ class LinearClassifier(nn.Module):
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""
-        return self(batch["image"])  # type: ignore[no-any-return]
+        return self(batch["image"])
 
 
 class LinearProbe(LinearClassifier):
@@ -119,7 +119,7 @@ class LinearProbe(LinearClassifier):
         """(B, 3, H, W) -> logits (B, K)."""
         with torch.no_grad():
             features = self.backbone.embed(images)
-        return self.classifier(self.norm(features))  # type: ignore[no-any-return]
+        return self.classifier(self.norm(features))
 
 
 def _classifier(state_dict: Mapping[str, Tensor], path: str | Path) -> tuple[Tensor, Tensor]:

@@ -30,23 +30,24 @@ class ToolkitModel(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     @property
     def backbone(self) -> Backbone:
         """The backbone inside the toolkit's model."""
-        return self.model.backbone  # type: ignore[return-value]
+        backbone: Backbone = self.model.backbone
+        return backbone
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Losses (names with "loss", which are to be summed) and figures to watch, each a scalar."""
-        data = self.model.data_preprocessor(dict(batch), training=True)  # type: ignore[operator]
+        data = self.model.data_preprocessor(dict(batch), training=True)
         losses = self.model(**data, mode="loss")
         return {name: _total(value) for name, value in losses.items()}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
         """The toolkit's data samples with predictions at the original image size."""
-        data = self.model.data_preprocessor(dict(batch), training=False)  # type: ignore[operator]
-        return self.model(**data, mode="predict")  # type: ignore[no-any-return]
+        data = self.model.data_preprocessor(dict(batch), training=False)
+        return self.model(**data, mode="predict")
 
 
 def base_config(toolkit: str, name: str) -> Any:

@@ -70,7 +70,7 @@ def build_detector(
 
 
 def _resize(
-    config: Any,  # noqa: ANN401
+    config: Any,
     num_rois: int | None,
     num_proposals: int | None,
     mask_size: int | None,
@@ -103,7 +103,7 @@ def _resize(
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
 
 
-def _normalise(config: Any) -> None:  # noqa: ANN401
+def _normalise(config: Any) -> None:
     group_norm = {"type": "GN", "num_groups": 32, "requires_grad": True}
     config.neck.norm_cfg = group_norm
     if "roi_head" in config:

@@ -68,7 +68,7 @@ class BaseTask(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
         losses = self.model.loss(self.prepare_batch(batch))
-        total: Tensor = sum(value for name, value in losses.items() if "loss" in name)  # type: ignore[assignment]
+        total = torch.stack([value for name, value in losses.items() if "loss" in name]).sum()
         self._refuse_nan(total)
         size = batch_size(batch)
         logged = {f"train/{name}": value.detach() for name, value in losses.items()}

@@ -45,7 +45,7 @@ class ExactResume(Callback):
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:  # noqa: ANN401
+    ) -> None:
         """Set the state when all loaders exist and nothing else will draw before the model does."""
         if self._restore is not None:
             set_random_state(self._restore)
@@ -71,8 +71,8 @@ class ProgressLines(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401
-        batch: Any,  # noqa: ANN401
+        outputs: Any,
+        batch: Any,
         batch_idx: int,
     ) -> None:
         """Print where training stands, now and then."""
@@ -98,7 +98,7 @@ class ProgressLines(Callback):
 
 def random_state() -> dict[str, Any]:
     """State of Python's, numpy's, torch's and CUDA's global generators, as tensors and plain values."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  timm draws from it
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
         "numpy": [
@@ -118,7 +118,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

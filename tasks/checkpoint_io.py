@@ -23,7 +23,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
-    ) -> None:  # noqa: ANN401
+    ) -> None:
         """Save, or leave the previous file as it is.
 
         Raises:
@@ -50,8 +50,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(
         self,
-        path: Any,  # noqa: ANN401
-        map_location: Any = "cpu",  # noqa: ANN401
+        path: Any,
+        map_location: Any = "cpu",
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
         """Load tensors and plain values; no code in a file is ever run.

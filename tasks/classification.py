@@ -15,6 +15,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from tasks.base import BaseTask, Batch
 from tasks.drawing import contact_sheet, to_image
 
+PREVIEW_IMAGES = 36
+make_mixup: Any = Mixup  # timm's class is untyped
+
 
 class ClassificationTask(BaseTask):
     """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
@@ -41,7 +44,7 @@ class ClassificationTask(BaseTask):
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
         classes = len(self.class_names)
-        self.mixup = Mixup(num_classes=classes, **mixup) if mixup else None
+        self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -90,6 +93,7 @@ class ClassificationTask(BaseTask):
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
         """One sheet of images, each with its label and the predicted class, green where they agree."""
+        batch = {name: values[:PREVIEW_IMAGES] for name, values in batch.items()}
         predicted = self.model.predict(batch).argmax(-1).tolist()
         labels = batch["label"].tolist() if "label" in batch else predicted
         tiles = []

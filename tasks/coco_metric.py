@@ -77,7 +77,7 @@ class CocoMetric:
         return {name: torch.tensor(value) for name, value in figures.items()}
 
 
-def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:  # noqa: ANN401
+def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:
     """One image's detections as COCO result rows: box as (x, y, width, height), mask as RLE."""
     predicted = sample.pred_instances
     boxes = predicted.bboxes.cpu().double()
@@ -99,7 +99,7 @@ def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def _encode(mask: Any) -> dict[str, Any]:  # noqa: ANN401
+def _encode(mask: Any) -> dict[str, Any]:
     from pycocotools import mask as coco_mask
 
     array = mask.cpu().numpy() if isinstance(mask, torch.Tensor) else mask

@@ -46,7 +46,7 @@ class CsvLog(Logger):
             self.save()
 
     @rank_zero_only
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml holds them."""
 
     @rank_zero_only

@@ -26,7 +26,8 @@ class DetectionTask(BaseTask):
 
     def setup(self, stage: str) -> None:
         """Ask the datamodule for the ground truth."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        trainer: Any = self.trainer
+        data = trainer.datamodule
         with_masks = bool(getattr(self.model.model, "with_mask", False))
         self.metric = CocoMetric(data.annotation_file, data.category_ids, with_masks=with_masks)
 
@@ -77,7 +78,7 @@ class DetectionTask(BaseTask):
             pictures.append(drawn)
         return pictures
 
-    def _draw_truth(self, photo: Image.Image, truth: Any) -> Image.Image:  # noqa: ANN401
+    def _draw_truth(self, photo: Image.Image, truth: Any) -> Image.Image:
         boxes = getattr(truth.bboxes, "tensor", truth.bboxes)
         labels = truth.labels.tolist()
         masks = truth.masks.to_ndarray().astype(bool) if "masks" in truth else None

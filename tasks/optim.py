@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
 }
@@ -26,7 +26,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     exempt: Collection[nn.Parameter] = set()
     if backbone is not None:
         exempt = {p for name, p in backbone.named_parameters() if name in backbone.no_weight_decay}
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             (plain if parameter.ndim <= 1 or parameter in exempt else decayed).append(parameter)

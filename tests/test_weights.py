@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from typing import ClassVar
 
 import pytest
 import safetensors.torch
@@ -204,7 +205,7 @@ def test_file_of_another_kind(content, tmp_path):
 class Code:
     """Runs a function when it is unpickled."""
 
-    calls = []
+    calls: ClassVar[list] = []
 
     def __reduce__(self):
         return self.calls.append, (1,)

@@ -21,6 +21,7 @@ import csv
 import difflib
 import functools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,11 +78,11 @@ def parse(arguments: Sequence[str]) -> dict[str, str]:
 
 def image_size(text: str) -> tuple[int, int]:
     """``224`` or ``800x1280`` as (H, W)."""
-    height, _, width = text.partition("x")
-    sides = (height, width or height)
-    if not all(side.isdecimal() and int(side) >= 64 for side in sides):
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    if min(size) < 64:
         raise ValueError(f"image_size must be 224 or 800x1280, from 64 up; got {text!r}")
-    return int(sides[0]), int(sides[1])
+    return size
 
 
 def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:

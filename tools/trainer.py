@@ -17,10 +17,11 @@ from lightning.pytorch.callbacks import (
     RichProgressBar,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy
 
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
-from tasks.callbacks import ProgressLines, ExactResume
+from tasks.callbacks import ExactResume, ProgressLines
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.csv_log import CsvLog
 from tasks.gather import gather_objects
@@ -51,7 +52,7 @@ def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trai
         enable_version_counter=False,
     )
     return Trainer(
-        **options,
+        **{**options, "strategy": _strategy(options["strategy"])},
         default_root_dir=folder,
         logger=[
             CsvLog(folder / "metrics.csv"),
@@ -64,6 +65,12 @@ def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trai
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # the datamodules' samplers know the processes
     )
+
+
+def _strategy(name: str) -> str | DDPStrategy:
+    # Processes evaluate different numbers of batches, so evaluation must not wait for the others, which
+    # DDP's exchange of buffers would do. Running statistics are kept in step by sync_batchnorm.
+    return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
 
 
 def fit(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def gccm_matrix(weights: Tensor, rounds: int, pairing: str) -> Tensor:
-    """(G, h / (G rounds), d / G) -> (h, d): block s G + w holds W[w] in the columns of its group."""
+    """(G, h / (G rounds), d / G) -> (h, d): block s G + w has W[w] in its group's columns."""
     num_groups, rows, columns = weights.shape
     matrix = torch.zeros(num_groups * rounds * rows, num_groups * columns, dtype=weights.dtype)
     for s in range(rounds):

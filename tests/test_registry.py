@@ -1,0 +1,380 @@
+"""Names, options and errors of the registry; every backbone's size against the published rows."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from backbones import (
+    backbone_schema,
+    create_backbone,
+    create_mixer,
+    list_backbones,
+    list_hosts,
+    list_mixers,
+    mixer_options,
+    register_host,
+    register_mixer,
+    registry,
+)
+from backbones.complexity import count_macs, count_parameters
+from backbones.hosts.deit import deit_t
+from backbones.mixers.ffn import FFN
+from heads.linear import LinearClassifier
+from tests.rows import SHAPES, all_rows
+from tools.published import list_papers, load_rows
+
+SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
+ROWS = all_rows()
+
+
+@pytest.fixture
+def registry_copy(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
+
+
+# Names
+
+
+def test_every_host_has_every_channel_mixer():
+    hosts = list_hosts()
+    assert set(SHAPES) <= set(hosts)
+    mixers = [mixer for mixer in list_mixers("channel") if mixer != "ffn"]
+    expected = {*hosts, *(f"{host}_{mixer}" for host in hosts for mixer in mixers)}
+    assert set(list_backbones()) == expected
+    assert len(list_backbones()) == len(expected)
+
+
+def test_the_first_33_names():
+    first = {f"{host}{suffix}" for host in SHAPES for suffix in ("", "_glu", "_afbo")}
+    assert len(first) == 33
+    assert first <= set(list_backbones())
+    assert set(ROWS) == first
+
+
+def test_patterns_and_order():
+    assert list_backbones("swin_t") == ["swin_t"]
+    assert [
+        name for name in list_backbones("swin_t*") if name.endswith(("_t", "_afbo", "_glu"))
+    ] == [
+        "swin_t",
+        "swin_t_afbo",
+        "swin_t_glu",
+    ]
+    assert list_backbones("vgg*") == []
+
+
+def test_own_ffn_is_an_alias():
+    assert "swin_t_ffn" not in list_backbones()
+    with torch.device("meta"):
+        alias, plain = create_backbone("swin_t_ffn"), create_backbone("swin_t")
+    assert alias.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["swin_t_afob", "swint_afbo", "swin-t_afbo", "Swin_T_afbo"])
+def test_unknown_backbone_is_refused_with_the_nearest(name):
+    with pytest.raises(
+        ValueError, match=f"no backbone called '{name}'; did you mean .*swin_t_afbo"
+    ):
+        create_backbone(name)
+
+
+def test_name_like_nothing_is_refused_with_all():
+    with pytest.raises(ValueError, match=r"called 'zzz'; known: deit_t, deit_t_afbo, .*swin_b_glu"):
+        create_backbone("zzz")
+
+
+def test_taken_names_are_refused_naming_both(registry_copy):
+    with pytest.raises(
+        ValueError, match=r"'deit_t' is taken by backbones\.hosts\.deit\.deit_t; give "
+    ):
+        register_host("deit_t", source="again")(deit_t)
+
+    class Ffn:
+        pass
+
+    both = r"'ffn' is taken by backbones\.mixers\.ffn\.FFN; give .*Ffn another one"
+    with pytest.raises(ValueError, match=both):
+        register_mixer("ffn", kind="channel", source="again")(Ffn)
+    assert registry._MIXERS["ffn"].build is FFN
+
+
+def test_two_pairs_of_one_name_are_refused(registry_copy):
+    register_host("swin", source="this test")(deit_t)
+    register_mixer("t_afbo", kind="channel", source="this test")(FFN)
+    with pytest.raises(ValueError, match="two pairs are called 'swin_t_afbo'"):
+        list_backbones()
+
+
+def test_error_inside_a_builder_reaches_the_user(registry_copy):
+    def broken(dim, *, kernel_size=3):
+        raise KeyError("inside")
+
+    register_mixer("broken", kind="channel", source="this test")(broken)
+    with pytest.raises(KeyError, match="inside"):
+        create_backbone("deit_t_broken")
+
+
+# Options
+
+
+def test_unknown_options_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no option of mixer afbo called 'g3'; did you mean g\d"):
+        create_backbone("swin_t_afbo", mixer={"g3": 6})
+    with pytest.raises(ValueError, match="no option of swin_t called 'drop_path'"):
+        create_backbone("swin_t", drop_path=0.1)
+    with pytest.raises(
+        ValueError, match="no option of mixer ffn called 'hidden'; did you mean hidden_ratio"
+    ):
+        create_backbone("deit_t", mixer={"hidden": 3})
+    with pytest.raises(ValueError, match="no token mixer called 'pool'"):
+        create_backbone("deit_t", token_mixer="pool")
+    with pytest.raises(ValueError, match="token_mixer needs a name"):
+        create_backbone("deit_t", token_mixer={"kernel_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
+        ({"drop_path_rate": -0.1}, r"drop_path_rate must be in \[0, 1\), got -0.1"),
+        ({"img_size": 32}, r"img_size must be at least 64 in both directions, got \(32, 32\)"),
+        ({"img_size": (224, 32)}, r"img_size must be at least 64 .* got \(224, 32\)"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_backbone("swin_t", **options)
+
+
+def test_host_without_the_slot_refuses_a_mixer(registry_copy):
+    register_host("closed", slots=("token",), source="this test")(deit_t)
+    assert list_backbones("closed*") == ["closed"]
+    with pytest.raises(ValueError, match="closed has no channel-mixer slot; it has"):
+        create_backbone("closed", mixer={"hidden_ratio": 2})
+
+
+def test_defaults_of_a_paper_by_host():
+    assert mixer_options("afbo")["g2"] == 4
+    found = {host: mixer_options("afbo", host)["g2"] for host in SHAPES}
+    assert {host for host, g2 in found.items() if g2 == 3} == {
+        "deit_s",
+        "deit_b",
+        "swin_t",
+        "swin_s",
+        "swin_b",
+    }
+    with torch.device("meta"):
+        assert len(create_backbone("swin_t_afbo").layers[0].blocks[0].mlp.cm_a.weights) == 3
+        changed = create_backbone("swin_t_afbo", mixer={"g2": 6, "kernel_size": 5})
+    assert len(changed.layers[0].blocks[0].mlp.cm_a.weights) == 6
+    assert changed.layers[0].blocks[0].mlp.sm_a.kernel_size == (5, 5)
+
+
+def test_options_of_a_plain_host_rebuild_its_ffn():
+    with torch.device("meta"):
+        same = create_backbone("deit_t", mixer={"hidden_ratio": None, "drop": 0.0})
+        narrow = create_backbone("deit_t", mixer={"hidden_ratio": 3})
+    assert count_parameters(same) == count_parameters(create_backbone("deit_t"))
+    assert not isinstance(same.blocks[0].mlp, FFN)
+    assert narrow.blocks[0].mlp.fc1.out_features == 576
+    assert count_parameters(same) - count_parameters(narrow) == 12 * (2 * 192 * 192 + 192)
+
+
+def test_schema_lists_every_option_with_its_default():
+    schema = backbone_schema("swin_t_afbo")
+    keywords = inspect.signature(create_backbone).parameters
+    expected = {name for name, p in keywords.items() if p.kind is not p.VAR_KEYWORD}
+    assert set(schema) == expected
+    assert schema["name"] == "swin_t_afbo"
+    assert schema["mixer"] == {
+        "hidden_ratio": None,
+        "g1": 2,
+        "g2": 3,
+        "window": None,
+        "rounds": 2,
+        "pairing": "anti",
+        "kernel_size": 3,
+        "drop": 0.0,
+    }
+    for name in list_backbones():
+        assert backbone_schema(name)["drop_path_rate"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t", "poolformer_s12_glu"])
+def test_schema_can_be_passed_back(name):
+    with torch.device("meta"):
+        again = create_backbone(**backbone_schema(name))
+        plain = create_backbone(name)
+    assert again.name == plain.name == name
+    assert count_parameters(again) == count_parameters(plain)
+
+
+def test_mixer_follows_its_slot(registry_copy):
+    seen = []
+
+    def watch(dim, *, hidden_ratio=4.0, grid=(14, 14), extra=1):
+        seen.append((dim, hidden_ratio, grid, extra))
+        return create_mixer("ffn", dim)
+
+    options = {"swin_*": {"extra": 2}}
+    register_mixer(
+        "watch", kind="channel", source="this test", hidden_scale=0.5, host_options=options
+    )(watch)
+    create_backbone("swin_t_watch", img_size=(96, 128))
+    assert seen[0] == (96, 2.0, (24, 32), 2)
+    assert seen[-1] == (768, 2.0, (3, 4), 2)
+    assert mixer_options("watch", "swin_b") == {"hidden_ratio": None, "extra": 2}
+    seen.clear()
+    create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
+    assert set(seen) == {(192, 3, (14, 14), 7)}
+
+
+# Published rows
+
+
+def test_published_names_are_those_with_a_row():
+    rows = {row.backbone for paper in list_papers() for row in load_rows(paper)}
+    assert set(list_backbones(published=True)) == rows | set(list_hosts())
+    everything = [*list_backbones(published=True), *list_backbones(published=False)]
+    assert sorted(everything) == sorted(list_backbones())
+
+
+def classifier(name, **options):
+    with torch.device("meta"):
+        return LinearClassifier(create_backbone(name, **options), 1000)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_are_exact_and_macs_within_a_thousandth(name):
+    params, macs = ROWS[name]
+    model = classifier(name)
+    assert count_parameters(model) == params
+    assert count_macs(model) / 1e9 == pytest.approx(macs, rel=1e-3)
+
+
+@pytest.mark.parametrize("paper", list_papers())
+def test_published_rows_with_options_are_exact(paper):
+    for row in load_rows(paper, task="classification"):
+        if row.options:
+            model = classifier(row.backbone, **row.options)
+            assert count_parameters(model) == row.params, row
+            assert count_macs(model) / 1e9 == pytest.approx(row.macs, rel=1e-3), row
+
+
+@pytest.mark.parametrize("paper", list_papers())
+def test_published_residuals_are_what_the_rows_give(paper):
+    rows = load_rows(paper)
+    plain = {
+        row.backbone: (row.params / 1e6, row.macs)
+        for row in rows
+        if row.macs is not None and not row.options
+    }
+    for row in rows:
+        found = row.residuals(row.params / 1e6, row.macs or 0.0, plain.get(row.base))
+        if row.macs is None:
+            found.pop("flops", None)
+        assert found == pytest.approx(dict(row.residual), abs=0.0051), row
+        assert row.verdict(found) in ("agrees", "known"), row
+        assert row.note or row.verdict(found) == "agrees", f"{row} needs a note"
+
+
+def test_change_of_a_detector_is_the_change_of_its_backbone():
+    rows = [row for row in load_rows("afbo", task="detection") if row.head]
+    params = {(row.head, row.backbone): row.params for row in rows}
+    for head, host in {(row.head, row.backbone.removesuffix("_afbo")) for row in rows}:
+        change = ROWS[f"{host}_afbo"][0] - ROWS[host][0]
+        assert params[head, f"{host}_afbo"] - params[head, host] == change
+
+
+@pytest.mark.slow
+def test_detectors_have_the_parameters_of_their_rows():
+    pytest.importorskip("mmdet")
+    from heads.mmdet_adapter import build_detector
+
+    for row in load_rows("afbo", task="detection"):
+        detector = build_detector(create_backbone(row.backbone, dense=True), 80, name=row.head)
+        assert count_parameters(detector) == row.params, row
+
+
+def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
+    text = "tolerance: {params: 0.1}\nrows:\n  - {backbone: x, tabel: 2}\n"
+    (tmp_path / "some.yaml").write_text(text)
+    monkeypatch.setattr("tools.published.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
+        load_rows("some")
+    with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):
+        load_rows("other")
+
+
+# What a built backbone can do
+
+
+@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+@torch.no_grad()
+def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
+    backbone = create_backbone(name, dense=True).eval()
+    images = torch.randn(1, 3, 64, 64)
+    expected = backbone(images)
+    other = create_backbone(name, dense=True).eval()
+    other.load_state_dict(backbone.state_dict())
+    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone)), other):
+        assert again.feature_info == backbone.feature_info
+        # Another size than the first shows state that belongs to the original.
+        again(torch.randn(1, 3, 96, 80))
+        for found, wanted in zip(again(images), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@torch.no_grad()
+def test_compiles_into_one_graph(name):
+    backbone = create_backbone(name).eval()
+    images = torch.randn(1, 3, 96, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(backbone, fullgraph=True, backend="eager")
+    for found, expected in zip(compiled(images), backbone(images), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@torch.no_grad()
+def test_compiled_code_gives_the_same(name):
+    backbone = create_backbone(name).eval()
+    images = torch.randn(1, 3, 96, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(backbone, fullgraph=True)
+    for found, expected in zip(compiled(images), backbone(images), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+def test_compiled_training_step_gives_the_same_gradients(name):
+    backbone = create_backbone(name).train()
+    images = torch.randn(2, 3, 64, 64)
+    torch._dynamo.reset()
+    gradients = []
+    for run in (backbone, torch.compile(backbone, fullgraph=True, backend="aot_eager")):
+        backbone.zero_grad()
+        run(images)[-1].square().mean().backward()
+        gradients.append(
+            {k: p.grad.clone() for k, p in backbone.named_parameters() if p.grad is not None}
+        )
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][key], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_import_is_the_only_act_that_registers():
+    code = "from backbones import list_backbones; print(len(list_backbones()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(len(list_backbones()))]
