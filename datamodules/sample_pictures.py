@@ -51,12 +51,14 @@ def write_image_folder(
 
 
 def one_digit(rng: np.random.Generator, source: Material, index: int, size: int) -> Image.Image:
-    """A digit of 60 to 85 % of the picture's height, anywhere on a photo crop."""
+    """A digit of 75 to 92 % of the picture's height, near the middle of a photo crop."""
     canvas = photo_crop(rng, source.photos, size)
-    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.6, 0.85)))
+    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.75, 0.92)))
     alpha = alpha[:, :size]
     height, width = alpha.shape
-    top, left = int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1))
+    top = int(rng.integers(size - height + 1))
+    room = size - width
+    left = int(np.clip(room / 2 + rng.uniform(-0.1, 0.1) * size, 0, room))
     colour = contrasting_colour(rng, canvas[top : top + height, left : left + width])
     paste(canvas, alpha, top, left, colour)
     return to_image(canvas)

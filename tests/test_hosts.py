@@ -69,7 +69,7 @@ def ours(name, state_dict, **options):
 # Equality with the originals
 
 
-@pytest.mark.parametrize("name", list_hosts())
+@pytest.mark.parametrize("name", TIMM_NAMES)
 def test_has_the_tensors_of_timm(name):
     with torch.device("meta"):
         theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)
@@ -98,6 +98,18 @@ def test_deit_equals_timm_at_other_sizes_than_built_for(size):
     theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], **options))
     model = ours("deit_t", theirs.state_dict())
     torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
+
+
+@torch.no_grad()
+def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
+    built = create_backbone("deit_t", img_size=(96, 128)).eval()
+    turned = create_backbone("deit_t", img_size=(128, 96)).eval()
+    turned.load_state_dict(randomise(built).float().state_dict() | {"pos_embed": turned.pos_embed})
+    table = built.pos_embed[:, 1:].unflatten(1, (6, 8)).permute(0, 3, 1, 2)
+    table = F.interpolate(table, (8, 6), mode="bicubic", antialias=True).flatten(2).mT
+    turned.pos_embed.data = torch.cat([built.pos_embed[:, :1], table], dim=1)
+    x = images(128, 96).float()
+    torch.testing.assert_close(built.embed(x), turned.embed(x), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -342,7 +354,7 @@ def test_memory_format_of_the_images_does_not_matter(host):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("host", list_hosts())
+@pytest.mark.parametrize("host", TIMM_NAMES)
 def test_drop_path_rises_linearly(host):
     with torch.device("meta"):
         backbone = create_backbone(host, drop_path_rate=0.3)

@@ -46,7 +46,8 @@ def test_every_host_has_every_channel_mixer():
     hosts = list_hosts()
     assert set(SHAPES) <= set(hosts)
     mixers = [mixer for mixer in list_mixers("channel") if mixer != "ffn"]
-    expected = {*hosts, *(f"{host}_{mixer}" for host in hosts for mixer in mixers)}
+    open_hosts = [host for host in hosts if "channel" in registry._HOSTS[host].slots]
+    expected = {*hosts, *(f"{host}_{mixer}" for host in open_hosts for mixer in mixers)}
     assert set(list_backbones()) == expected
     assert len(list_backbones()) == len(expected)
 
@@ -55,7 +56,7 @@ def test_the_first_33_names():
     first = {f"{host}{suffix}" for host in SHAPES for suffix in ("", "_glu", "_afbo")}
     assert len(first) == 33
     assert first <= set(list_backbones())
-    assert set(ROWS) == first
+    assert first <= set(ROWS)
 
 
 def test_patterns_and_order():
@@ -86,7 +87,7 @@ def test_unknown_backbone_is_refused_with_the_nearest(name):
 
 
 def test_name_like_nothing_is_refused_with_all():
-    with pytest.raises(ValueError, match=r"called 'zzz'; known: deit_t, deit_t_afbo, .*swin_b_glu"):
+    with pytest.raises(ValueError, match=r"called 'zzz'; known: .*deit_t_afbo, .*swin_b_glu"):
         create_backbone("zzz")
 
 

@@ -1,63 +1,132 @@
-"""Build what a config names, from an allow-list, with errors that name the key and the choices."""
+"""Build what a config names, from an allow-list, with errors that name the option and the choices."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
-from typing import Any
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 # Configs come from files and command lines: they may name our own parts, never an arbitrary function.
 ALLOWED = ("datamodules.", "heads.", "tasks.")
 
 
-def build(config: Mapping[str, Any], **given: Any) -> Any:
-    """Call ``config["_target_"]`` with the other entries and ``given``; nested targets are built first.
+def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
+    """Call ``config[group]["_target_"]`` with the group's other entries and ``given``.
+
+    Nested targets are built first.
 
     Args:
-        config: Plain values (no OmegaConf containers).
+        config: The whole config, as plain values (no OmegaConf containers).
+        group: Which part to build; error messages call its options ``group.option``.
         **given: Objects that no config can hold, such as the backbone.
 
     Raises:
         ValueError: A target outside our packages, or an argument it does not take.
     """
+    return _build(config[group], group, given)
+
+
+def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], group: str) -> None:
+    """Refuse arguments that a class or function does not take, by name or by type.
+
+    Args:
+        call: Its annotations are read; what they say beyond plain values is not checked.
+        arguments: By name.
+        group: Put before their names in messages.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    known, takes_more = _parameters(call)
+    for name, value in arguments.items():
+        if name in known:
+            if not _fits(value, known[name]):
+                raise ValueError(f"{group}.{name}={value} is not {_described(known[name])}")
+        elif not takes_more:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"there is no option {group}.{name}; {hint}")
+
+
+def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
     target = config["_target_"]
     if not target.startswith(ALLOWED):
         raise ValueError(
-            f"_target_={target} is refused: it must start with one of {', '.join(ALLOWED)}"
+            f"{group}._target_={target} is refused: it must start with one of {', '.join(ALLOWED)}"
         )
     module, _, name = target.rpartition(".")
     factory = getattr(importlib.import_module(module), name)
-    arguments = {key: _value(value) for key, value in config.items() if key != "_target_"}
-    _check_arguments(factory, arguments | given)
+    arguments = {
+        key: _build(value, f"{group}.{key}", {}) if _is_target(value) else value
+        for key, value in config.items()
+        if key != "_target_"
+    }
+    check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
 
 
-def _value(value: Any) -> Any:
-    return build(value) if isinstance(value, Mapping) and "_target_" in value else value
+def _is_target(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_target_" in value
 
 
-def _check_arguments(factory: Any, arguments: Mapping[str, Any]) -> None:
-    names = _parameters(factory)
-    for key in arguments:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it takes {', '.join(names)}"
-            raise ValueError(f"{factory.__name__} has no option {key!r}; {hint}")
+def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
+    """Types of what a call takes by name, and whether it takes anything else.
 
-
-def _parameters(factory: Any) -> list[str]:
-    """What a factory takes; a class that takes ``**options`` takes what its next parent takes."""
-    calls = [factory]
-    if inspect.isclass(factory):
-        calls = [
-            vars(cls)["__init__"] for cls in inspect.getmro(factory) if "__init__" in vars(cls)
-        ]
-    names: list[str] = []
-    for call in calls:
-        parameters = inspect.signature(call).parameters.values()
-        names += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    A class that takes ``**options`` takes what its next parent takes.
+    """
+    calls = [call]
+    if inspect.isclass(call):
+        calls = [vars(cls)["__init__"] for cls in inspect.getmro(call) if "__init__" in vars(cls)]
+    known: dict[str, Any] = {}
+    for function in calls:
+        hints = typing.get_type_hints(function)
+        parameters = inspect.signature(function).parameters.values()
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self":
+                known.setdefault(p.name, hints.get(p.name, Any))
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return sorted(set(names) - {"self"})
+            return known, False
+    return known, not inspect.isclass(call)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of an annotated type; other types than plain ones fit everything."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, choice) for choice in choices)
+    if origin is Literal:
+        return value in choices
+    if hint in (int, float):
+        numbers = int if hint is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    if hint in (str, bool, types.NoneType):
+        return isinstance(value, hint)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if origin in (Sequence, tuple):
+        items = isinstance(value, list | tuple)
+        return items and all(_fits(item, choices[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping)
+    return not isinstance(value, str | int | float | list | types.NoneType) or hint is Any
+
+
+def _described(hint: Any) -> str:
+    """A type in words: ``a number or null``."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, choices))}"
+    if origin in (Sequence, tuple, Mapping):
+        return "a group of options" if origin is Mapping else "a list"
+    words = {
+        int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+        Path: "a path", types.NoneType: "null",
+    }  # fmt: skip
+    return words.get(hint, getattr(hint, "__name__", str(hint)))

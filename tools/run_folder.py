@@ -1,9 +1,11 @@
-"""The folder of a run: created once, found again for resuming, and what a checkpoint argument means."""
+"""The folder of a run: created once, found again for resuming, and what a checkpoint means."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,38 +14,47 @@ import yaml
 
 ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
 LATEST = "latest"
-# What may differ between a run and its continuation: where and how long it runs, not what it computes.
-FREE_ON_RESUME = (
+CONFIG = "config.yaml"
+# Options that a run and its continuation may differ in: they do not change what is computed.
+FREE_ON_RESUME = {
     "ckpt",
-    "resume",
-    "output_dir",
-    "mode",
-    "trainer",
-    "data.root",
     "data.num_workers",
+    "data.root",
     "input",
-)
+    "output_dir",
+    "resume",
+    "trainer.accelerator",
+    "trainer.log_every_n_steps",
+}
 
 
-def open_folder(config: Mapping[str, Any]) -> Path:
+@contextlib.contextmanager
+def open_folder(config: Mapping[str, Any]) -> Iterator[Path]:
     """The run folder of a config: a new one with its config.yaml, or the one to go on with.
 
+    A new folder to which nothing was added, because the run could not even begin, is removed again.
+
     Raises:
-        ValueError: It cannot be made, or the run to resume had other settings.
+        ValueError: It cannot be made, or the run to resume does not exist or had other settings.
     """
-    if ENVIRONMENT in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0:
-        return Path(os.environ[ENVIRONMENT])
     parent = Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
     if config["resume"]:
         folder = folder_to_resume(config["ckpt"], parent)
         check_same_config(folder, config)
     elif is_first_process():
         folder = new_run_folder(parent, config["mode"])
-        (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
     else:
-        folder = parent / "unused"  # only the first process writes
-    os.environ[ENVIRONMENT] = str(folder.resolve())
-    return folder
+        folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
+    folder = folder.resolve()
+    os.environ[ENVIRONMENT] = str(folder)
+    try:
+        yield folder
+    except BaseException:
+        if is_first_process() and [path.name for path in folder.iterdir()] == [CONFIG]:
+            (folder / CONFIG).unlink()
+            folder.rmdir()
+        raise
 
 
 def is_first_process() -> bool:
@@ -52,31 +63,35 @@ def is_first_process() -> bool:
 
 
 def new_run_folder(parent: Path, mode: str) -> Path:
-    """Create ``parent/<stamp>``; two runs in one second stay apart.
+    """Create ``parent/<stamp>``, or ``<stamp>_<mode>`` for an evaluation.
 
-    A training run becomes ``parent/latest``; an evaluation is called ``<stamp>_<mode>``.
+    Two runs in one second stay apart, also those of two machines.
 
     Raises:
         ValueError: The folder cannot be created.
     """
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     stamp += "" if mode == "fit" else f"_{mode}"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for attempt in range(100):
-            folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
-            if not folder.exists():
-                folder.mkdir()
-                break
-        if mode == "fit":
-            temporary = parent / f".{LATEST}-{os.getpid()}"
-            temporary.symlink_to(folder.name)
-            temporary.replace(parent / LATEST)
-    except OSError as error:
-        raise ValueError(
-            f"no run folder can be made in {parent} ({error}); pass output_dir=<a writable folder>"
-        ) from error
+    for attempt in itertools.count():
+        folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except OSError as error:
+            if isinstance(error, FileExistsError) and folder.is_dir():
+                continue
+            raise ValueError(
+                f"no run folder can be made in {parent} ({error}); "
+                "pass output_dir=<a writable folder>"
+            ) from error
     return folder
+
+
+def mark_latest(folder: Path) -> None:
+    """Let ``latest`` beside the run folder lead to it."""
+    temporary = folder.parent / f".{LATEST}-{os.getpid()}"
+    temporary.symlink_to(folder.name)
+    temporary.replace(folder.parent / LATEST)
 
 
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
@@ -102,18 +117,15 @@ def folder_to_resume(ckpt: str | None, parent: Path) -> Path:
     Raises:
         ValueError: There is none.
     """
-    if ckpt is None:
-        latest = parent / LATEST
-        if not latest.exists():
-            raise ValueError(
-                f"there is no run to resume in {parent}; start one without resume=true, or pass ckpt=<run folder>"
-            )
-        ckpt = str(latest)
-    folder = checkpoint_file(ckpt, "last.ckpt").resolve().parent.parent
-    if not (folder / "config.yaml").is_file():
+    latest = parent / LATEST
+    if ckpt is None and not latest.exists():
         raise ValueError(
-            f"{folder} is no run folder (it has no config.yaml), so it cannot be resumed"
+            f"there is no run to resume in {parent}; start one without resume=true, "
+            "or pass ckpt=<run folder>"
         )
+    folder = checkpoint_file(ckpt or latest, "last.ckpt").resolve().parent.parent
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder (it has no {CONFIG}), so it cannot be resumed")
     return folder
 
 
@@ -123,12 +135,12 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Names the settings that differ, with both values.
     """
-    before = _flatten(yaml.safe_load((folder / "config.yaml").read_text()))
+    before = _flatten(yaml.safe_load((folder / CONFIG).read_text()))
     now = _flatten(config)
     differ = [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(FREE_ON_RESUME)
+        if before.get(key) != now.get(key) and key not in FREE_ON_RESUME
     ]
     if differ:
         raise ValueError(

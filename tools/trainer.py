@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
+import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    Callback,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    RichProgressBar,
-)
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
-from tasks.callbacks import ExactResume, ProgressLines
+from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
-from tasks.csv_log import CsvLog
 from tasks.gather import gather_objects
+from tasks.loggers import CsvLog, TensorBoardLog
+from tools.instantiate import check_arguments
 from tools.run_folder import checkpoint_file
 
-logger = logging.getLogger(__name__)
+BEST, LAST = "best.ckpt", "last.ckpt"
 
 
 def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trainer:
@@ -37,53 +39,90 @@ def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trai
         options: Arguments of Lightning's Trainer.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
+
+    Raises:
+        ValueError: An option that Lightning does not have or refuses, or a device that is absent.
     """
     # Lightning's remarks on devices, workers and its own products are not what a user needs to read.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    check_arguments(Trainer, options, "trainer")
+    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
+            "python tools/doctor.py for what is installed"
+        )
     interactive = sys.stdout.isatty()
     progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
     checkpoints = ModelCheckpoint(
         dirpath=folder / "checkpoints",
-        filename="best",
+        filename=Path(BEST).stem,
         monitor=monitor,
         mode="max",
         save_last=True,
         enable_version_counter=False,
     )
-    return Trainer(
-        **{**options, "strategy": _strategy(options["strategy"])},
-        default_root_dir=folder,
-        logger=[
-            CsvLog(folder / "metrics.csv"),
-            TensorBoardLogger(folder, name="", version="tensorboard"),
-        ],
-        callbacks=[checkpoints, LearningRateMonitor("step"), ExactResume(), progress],
-        plugins=[AtomicCheckpointIO()],
-        enable_progress_bar=interactive,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # the datamodules' samplers know the processes
-    )
+    stop = StopOnSignal(folder / "checkpoints" / LAST)
+    try:
+        return Trainer(
+            **{**options, "strategy": _strategy(options["strategy"])},
+            default_root_dir=folder,
+            logger=[CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")],
+            callbacks=[checkpoints, ExactResume(), stop, progress],
+            plugins=[AtomicCheckpointIO()],
+            limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
+            enable_progress_bar=interactive,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # the datamodules' samplers know the processes
+        )
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
 
 
 def _strategy(name: str) -> str | DDPStrategy:
-    # Processes evaluate different numbers of batches, so evaluation must not wait for the others, which
-    # DDP's exchange of buffers would do. Running statistics are kept in step by sync_batchnorm.
+    # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
+    # which DDP's exchange of buffers would do. sync_batchnorm keeps running statistics in step.
     return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
+
+
+@contextlib.contextmanager
+def processes(trainer: Trainer) -> Iterator[None]:
+    """Leave no process, process group or environment of a run behind, however it ends.
+
+    Lightning starts the other processes of a run by itself and leaves them and its environment
+    variables to the end of this process, where a sweep's next run would take them for its own.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    except BaseException:
+        launcher = trainer.strategy.launcher
+        if isinstance(launcher, _SubprocessScriptLauncher):
+            launcher.kill(signal.SIGKILL)  # they wait for this one, which will not come
+        raise
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 def fit(
     trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, *, resume: bool
 ) -> dict[str, float]:
-    """Train, then evaluate the best checkpoint."""
+    """Train, then evaluate the best checkpoint.
+
+    Raises:
+        ValueError: The checkpoint to resume is no whole one.
+    """
     checkpoints = Path(trainer.default_root_dir) / "checkpoints"
-    last = checkpoint_file(checkpoints / "last.ckpt") if resume else None
+    last = checkpoint_file(checkpoints / LAST) if resume else None
     if last is not None:
-        logger.info("Resuming %s", last)
-        _resume_data(trainer, datamodule, last)
+        position = ExactResume.position(AtomicCheckpointIO().load_checkpoint(last))
+        datamodule.resume_at(position.epoch, position.batch)
     trainer.fit(task, datamodule=datamodule, ckpt_path=last, weights_only=True)
-    best = checkpoints / "best.ckpt"
+    best = checkpoints / BEST
     return evaluate(trainer, task, datamodule, "test", str(best) if best.is_file() else None)
 
 
@@ -101,12 +140,12 @@ def evaluate(
 def predict(
     trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, ckpt: str
 ) -> dict[str, float]:
-    """Write predictions.json: one entry per image."""
+    """Write predictions.json: one entry per image, in the order of the files."""
     task.load_weights(checkpoint_file(ckpt))
     batches = trainer.predict(task, datamodule=datamodule) or []
-    rows = [
-        row for part in gather_objects([row for batch in batches for row in batch]) for row in part
-    ]
+    parts = gather_objects([row for batch in batches for row in batch])
+    # Process i took every n-th image from the i-th one on.
+    rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
     for row in rows:
         if "sample_id" in row:
             row["image"] = datamodule.predict_name(row.pop("sample_id"))  # type: ignore[attr-defined]
@@ -114,12 +153,3 @@ def predict(
         path = Path(trainer.default_root_dir) / "predictions.json"
         path.write_text(json.dumps(rows, indent=1) + "\n")
     return {"images": float(len(rows))}
-
-
-def _resume_data(trainer: Trainer, datamodule: BaseDataModule, checkpoint: Path) -> None:
-    """Let the data go on where the checkpoint was written."""
-    progress = AtomicCheckpointIO().load_checkpoint(checkpoint)["loops"]["fit_loop"]
-    batches = progress["epoch_loop.batch_progress"]["current"]["completed"]
-    epoch = progress["epoch_progress"]["current"]["completed"]
-    done = progress["epoch_loop.batch_progress"]["is_last_batch"]
-    datamodule.resume_at(epoch, 0 if done else batches)
