@@ -13,7 +13,7 @@ install:  ## make .venv with everything in it (about 9 minutes once, then nothin
 
 demo: install  ## train a small detector on sample data (about 8 minutes on 2 cores)
 	$(PY) tools/run.py task=detection backbone=swin_t_afbo
-	@echo "Look at the pictures in $$(ls -td outputs/detection/swin_t_afbo/*/ | head -n 1)preview"
+	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
 test: install lint  ## the checks of make lint and the default tests
 	$(PY) -m pytest --durations=10

@@ -1,13 +1,15 @@
-"""The contracts every model file keeps: what a backbone returns, what a mixer maps, what a slot tells.
+"""The contracts of every model file: what a backbone returns, what a mixer maps, what a slot tells.
 
 Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 
@@ -28,7 +30,7 @@ class Backbone(nn.Module):
         name: The registered name it was created by.
         feature_info: One entry per map of ``forward``, fine to coarse.
         num_features: Width of what ``embed`` returns.
-        size_divisor: Detectors pad their batches to a multiple of this; any size of at least 64 runs.
+        size_divisor: Detectors pad their batches to a multiple of it; any size of at least 64 runs.
         classification_keys: Prefixes of state-dict keys that only the classification network has.
         dense_keys: Prefixes of state-dict keys that only the dense-prediction network has.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
@@ -43,9 +45,9 @@ class Backbone(nn.Module):
     no_weight_decay: frozenset[str] = frozenset()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> one (B, C_i, ceil(H / s_i), ceil(W / s_i)) map per entry of ``feature_info``.
+        """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per ``feature_info`` entry.
 
-        The maps are contiguous: mmcv's RoIAlign reads memory as (B, C, H, W) whatever the strides say.
+        The maps are contiguous: mmcv's RoIAlign reads memory as NCHW whatever the strides say.
         """
         raise NotImplementedError
 
@@ -53,11 +55,10 @@ class Backbone(nn.Module):
         """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
         raise NotImplementedError
 
-    def mixer_prefixes(self) -> tuple[str, ...]:
-        """Prefixes of the state-dict keys that belong to swapped-in mixers."""
-        return tuple(
-            f"{name}." for name, module in self.named_modules() if isinstance(module, Mixer)
-        )
+    def mixers(self) -> dict[str, Mixer]:
+        """Swapped-in mixers by the prefix of their state-dict keys."""
+        modules = self.named_modules()
+        return {f"{name}.": module for name, module in modules if isinstance(module, Mixer)}
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.
@@ -72,7 +73,12 @@ class Mixer(nn.Module):
 
     A subclass writes ``mix``, and ``mix_prefix`` if it should serve hosts with class tokens.
     Norm, residual, layer scale and drop path stay in the host's block.
+
+    Attributes:
+        replaced: Keys and shapes of the host's module that stood in its place.
     """
+
+    replaced: Mapping[str, torch.Size] = MappingProxyType({})
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
@@ -93,7 +99,7 @@ class Mixer(nn.Module):
 
 
 class PointwiseMixer(Mixer):
-    """A mixer that treats every token alike, so any (..., C) will do and prefix tokens are tokens."""
+    """A mixer that treats all tokens alike: any (..., C) will do, and prefix tokens are tokens."""
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """(B, P, C) -> (B, P, C), as any other token."""
@@ -119,7 +125,17 @@ class Slot:
     block: int
 
 
-MixerFactory = Callable[[Slot], nn.Module]
+MixerFactory = Callable[[Slot], Mixer]
+
+
+def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
+    """Put a mixer in place of a block's FFN or attention; without factory the host's own stays."""
+    if factory is None:
+        return
+    mixer = factory(slot)
+    own = block.get_submodule(name).state_dict()
+    mixer.replaced = {key: value.shape for key, value in own.items()}
+    setattr(block, name, mixer)
 
 
 @dataclass(frozen=True)
@@ -144,5 +160,8 @@ class HostConfig:
 
 
 def hidden_width(dim: int, ratio: float) -> int:
-    """Hidden channels of a ratio over ``dim``, rounded down; 8/3 of 96 is 256, whatever floats say."""
+    """Hidden channels of a ratio over ``dim``, rounded down.
+
+    8/3 of 96 is 256, whatever floats say.
+    """
     return int(dim * ratio + 1e-6)

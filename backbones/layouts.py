@@ -14,21 +14,21 @@ from backbones.base import Mixer, PointwiseMixer
 def mix_tokens(
     mixer: nn.Module, tokens: Tensor, grid: tuple[int, int], num_prefix_tokens: int
 ) -> Tensor:
-    """Apply a mixer to tokens (B, P + H * W, C), prefix tokens first, map tokens in row-major order."""
+    """Apply a mixer to tokens (B, P + H * W, C): prefix tokens, then the map in row-major order."""
     if isinstance(mixer, PointwiseMixer) or not isinstance(mixer, Mixer):
-        return mixer(tokens)  # type: ignore[no-any-return]
+        return mixer(tokens)
     prefix, patches = tokens[:, :num_prefix_tokens], tokens[:, num_prefix_tokens:]
     x = patches.unflatten(1, grid)
     if not num_prefix_tokens:
-        return mixer(x).flatten(1, 2)  # type: ignore[no-any-return]
+        return mixer(x).flatten(1, 2)
     x, prefix = mixer(x, prefix)
     return torch.cat([prefix, x.flatten(1, 2)], dim=1)
 
 
 def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a mixer to a map (B, C, H, W); free of copies when the map is in channels_last memory."""
+    """Apply a mixer to a map (B, C, H, W); copies nothing if the map is in channels_last memory."""
     if not isinstance(mixer, Mixer):
-        return mixer(x)  # type: ignore[no-any-return]
+        return mixer(x)
     return to_nchw(mixer(to_nhwc(x)))
 
 

@@ -1,8 +1,8 @@
 """The one registry: hosts and mixers enter here, backbones and mixers come out.
 
-A backbone name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``); it is looked
-up in the table of all fitting pairs, never cut at underscores. ``import backbones`` is the only act
-that registers, so nothing can be forgotten.
+A backbone name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``); it is
+looked up in the table of all fitting pairs, never cut at underscores. ``import backbones`` is the
+only act that registers, so nothing can be forgotten.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from torch import nn
-
-from backbones.base import Backbone, HostConfig, MixerFactory, Slot
+from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
 from backbones.weights import load_backbone_weights
 
 Kind = Literal["channel", "token"]
@@ -32,7 +30,7 @@ class MixerEntry:
 
     name: str
     kind: Kind
-    build: Callable[..., nn.Module]
+    build: Callable[..., Mixer]
     source: str
     hidden_scale: float = 1.0
     host_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -84,17 +82,19 @@ def register_mixer(
     host_options: Mapping[str, Mapping[str, Any]] | None = None,
     published_on: Collection[str] = (),
 ) -> Callable[[F], F]:
-    """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> nn.Module``.
+    """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
     The module maps (B, H, W, C) to the same shape; subclass ``backbones.Mixer`` (or
-    ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio`` and ``grid`` are filled
-    in from the slot when the signature has them; every other keyword is an option of the user's.
+    ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio`` and ``grid`` are
+    filled in from the slot when the signature has them; every other keyword is an option of the
+    user's.
 
     Args:
         name: Short lower-case name, written out; it becomes the suffix of backbone names.
         kind: "channel" replaces an FFN, "token" replaces attention or pooling.
         source: Paper, section and equation.
-        hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its size).
+        hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its
+            size).
         host_options: Option defaults that the paper sets for single hosts; keys may be patterns.
         published_on: Hosts (or patterns) for which a paper reports this pair.
 
@@ -162,12 +162,10 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     options.pop("grid", None)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
-    return options | _host_options(entry, host)
+    return {**options, **_host_options(entry, host)}
 
 
-def create_mixer(
-    name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any
-) -> nn.Module:
+def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
     """Build one mixer: (B, H, W, dim) -> (B, H, W, dim).
 
     Args:
@@ -199,16 +197,16 @@ def create_backbone(
     Args:
         name: One of ``list_backbones()``.
         pretrained: True for timm's published weights (needs network once), or the path of a
-            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A swapped-in mixer that the
-            file does not have keeps its initialisation; any other difference is an error.
+            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A swapped-in mixer that
+            the file does not have keeps its initialisation; any other difference is an error.
         img_size: Build resolution (side or (H, W)); 224 by default. Other sizes run too.
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
             its FFN, such as ``{"hidden_ratio": 3}``.
         token_mixer: Name, or options with "name", of what replaces attention or pooling.
-        dense: False gives the published classification network, to the parameter. True adds what only
-            dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves out what
-            only classification needs; a classification checkpoint loads into it.
+        dense: False gives the published classification network, to the parameter. True adds what
+            only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
+            out what only classification needs; a classification checkpoint loads into it.
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
@@ -301,7 +299,7 @@ def _token_factory(
 
 def _build_mixer(
     entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
-) -> nn.Module:
+) -> Mixer:
     known = _keywords(entry.build)
     for option in given:
         if option not in known:
@@ -312,7 +310,13 @@ def _build_mixer(
     if "grid" in known:
         options["grid"] = slot.grid
     options.update({key: value for key, value in given.items() if value is not None})
-    return entry.build(slot.dim, **options)  # type: ignore[no-any-return]
+    mixer = entry.build(slot.dim, **options)
+    if not isinstance(mixer, Mixer):
+        raise ValueError(
+            f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
+            "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
+        )
+    return mixer
 
 
 def _host_options(entry: MixerEntry, host: str | None) -> Mapping[str, Any]:

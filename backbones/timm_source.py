@@ -23,8 +23,10 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
         return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError, ValueError) as error:
         source = timm.get_pretrained_cfg(name)
+        assert source is not None, f"timm publishes no weights for {name}"
         where = f"huggingface.co/{source.hf_hub_id or f'timm/{name}.{source.tag}'}"
         raise ValueError(
             f"timm could not fetch its weights for {name} ({type(error).__name__}); download "
-            f"model.safetensors from {where} on a machine with network and pass pretrained=<its path>"
+            f"model.safetensors from {where} on a machine with network and pass "
+            "pretrained=<its path>"
         ) from error

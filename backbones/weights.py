@@ -1,10 +1,10 @@
-"""Checkpoints in, weights out: safe reading, unwrapping, and a load that never hides a difference."""
+"""Checkpoints in, weights out: safe reading, unwrapping, and a load that hides no difference."""
 
 from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from backbones.base import Backbone
+from backbones.base import Backbone, Mixer
 
 logger = logging.getLogger(__name__)
 
-# Where published files keep their weights; timm, mmengine and DeiT's release, averages first as timm does.
+# Where published files keep their weights (timm, mmengine and DeiT's release); averages come first,
+# as in timm.
 CONTAINERS = ("state_dict_ema", "ema_state_dict", "model_ema", "state_dict", "model")
 # What foreign bytes make the readers raise.
 UNREADABLE = (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError)
@@ -52,8 +53,8 @@ class LoadReport:
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     """Read the tensors of a .pth/.pt/.ckpt/.safetensors file without running code from it.
 
-    Containers (Lightning, timm, mmengine, EMA) and wrapper prefixes are taken off. A model that keeps
-    its backbone under ``backbone.`` gives that part and ``classifier.*``.
+    Containers (Lightning, timm, mmengine, EMA) and wrapper prefixes are taken off. A model that
+    keeps its backbone under ``backbone.`` gives that part and ``classifier.*``.
 
     Raises:
         ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
@@ -85,19 +86,25 @@ def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
 def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: str) -> LoadReport:
     """Load tensors under our, timm's or the authors' names into a backbone.
 
-    Only these may differ: a swapped-in mixer that is absent as a whole, what dense prediction adds,
-    what only classification has, and the FFN or attention that a mixer replaced.
+    Only these may differ: a swapped-in mixer that is absent as a whole (the file has the host's own
+    FFN or attention there, or another mixer), what dense prediction adds, and what only
+    classification has.
 
     Raises:
         ValueError: Anything else is missing, left over or of another shape; the keys are listed.
     """
     state_dict = backbone.convert_state_dict(dict(state_dict))
     own = backbone.state_dict()
-    missing = [key for key in own if key not in state_dict]
-    surplus = [key for key in state_dict if key not in own]
-    reshaped = [key for key in own if key in state_dict and own[key].shape != state_dict[key].shape]
+    absent_mixers = tuple(
+        prefix
+        for prefix, mixer in backbone.mixers().items()
+        if _is_absent(mixer, _below(prefix, state_dict))
+    )
+    usable = {k: v for k, v in state_dict.items() if k in own and not k.startswith(absent_mixers)}
+    missing = [key for key in own if key not in usable]
+    surplus = [key for key in state_dict if key not in usable]
+    reshaped = [key for key, value in usable.items() if own[key].shape != value.shape]
 
-    absent_mixers = [p for p in backbone.mixer_prefixes() if _absent(p, own, missing)]
     may_miss = (*absent_mixers, *backbone.dense_keys)
     may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
     wrong = [f"missing {key}" for key in missing if not key.startswith(may_miss)]
@@ -110,8 +117,8 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
             f"{source} does not fit {backbone.name or type(backbone).__name__}: {len(wrong)} "
             f"keys differ{_some(wrong, 8)}; name the backbone and options it was trained with"
         )
-    backbone.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
-    report = LoadReport(source, len(own) - len(missing), tuple(missing), tuple(surplus))
+    backbone.load_state_dict(usable, strict=False)
+    report = LoadReport(source, len(usable), tuple(missing), tuple(surplus))
     logger.info("%s", report)
     return report
 
@@ -123,8 +130,9 @@ def _read(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} holds more than tensors and plain values, or is no checkpoint; it is not opened, as "
-            "it could run code. Re-save its state_dict with safetensors where you trust it"
+            f"{path} holds more than tensors and plain values, or is no checkpoint; it is not "
+            "opened, as it could run code. Re-save its state_dict with safetensors where you "
+            "trust it"
         ) from error
     except (*UNREADABLE, safetensors.SafetensorError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -161,9 +169,19 @@ def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     return state_dict
 
 
-def _absent(prefix: str, own: Collection[str], missing: Collection[str]) -> bool:
-    """Whether a mixer is missing as a whole; half a mixer is an error, not a new mixer."""
-    return all(key in missing for key in own if key.startswith(prefix))
+def _below(prefix: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+
+
+def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
+    """Whether a file holds something else in a mixer's place, such as the host's FFN.
+
+    Half of the mixer is an error, not a new mixer; names alone do not tell, as a mixer may use the
+    FFN's (fc1, fc2) at other widths.
+    """
+    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    shapes = {key: value.shape for key, value in given.items()}
+    return shapes.keys().isdisjoint(own) or (shapes == mixer.replaced and shapes != own)
 
 
 def _some(keys: Collection[str], limit: int = 4) -> str:

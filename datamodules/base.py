@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from datamodules.sampling import (
     EpochSampler,
@@ -129,6 +129,12 @@ class BaseDataModule(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         """Batches of ``predict_path``, or the validation batches."""
         return self._eval_loader("predict" if "predict" in self._datasets else "val")
+
+    def preview_batch(self, count: int) -> Any:
+        """A batch of up to ``count`` samples to draw, evenly spaced over what prediction sees."""
+        dataset = self.dataset("predict" if "predict" in self._datasets else "val")
+        indices = range(0, len(dataset), max(1, len(dataset) // count))[:count]
+        return (self.collate() or default_collate)([dataset[0, index] for index in indices])
 
     def dataset(self, split: Split) -> SeededDataset:
         """The dataset of a split, which ``setup`` must have built."""

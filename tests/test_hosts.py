@@ -12,6 +12,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from timm.models.vision_transformer import Block
 from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
+from torchvision.ops import roi_align
 
 from backbones import Backbone, Mixer, create_backbone, list_hosts, register_mixer, registry
 from backbones.complexity import count_parameters
@@ -312,7 +313,35 @@ def test_maps_have_the_promised_sizes(name, dense):
             maps = backbone(images(*size).float())
         assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
         assert all(x.isfinite().all() for x in maps)
-        assert all(x.is_contiguous() for x in maps)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize("mixer", ["", "_glu", "_afbo"], ids=["ffn", "glu", "afbo"])
+@pytest.mark.parametrize("host", SMALLEST)
+@torch.no_grad()
+def test_every_map_is_contiguous(host, mixer, dense):
+    backbone = create_backbone(f"{host}{mixer}", dense=dense).eval()
+    x = images(65, 93, batch=2).float()
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        backbone.to(memory_format=memory_format)
+        assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+@torch.no_grad()
+def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(host):
+    pytest.importorskip("mmcv")
+    from mmcv.ops import RoIAlign
+
+    backbone = create_backbone(f"{host}_afbo", dense=True).eval()
+    # Image index and corners; the second box sticks out of the image.
+    boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
+    maps = backbone(images(65, 93, batch=2).float())
+    for x, info in zip(maps, backbone.feature_info, strict=True):
+        scale = 1 / info.stride
+        pool = RoIAlign((7, 7), spatial_scale=scale, sampling_ratio=2, aligned=True)
+        expected = roi_align(x, boxes, (7, 7), scale, sampling_ratio=2, aligned=True)
+        torch.testing.assert_close(pool(x, boxes), expected)
 
 
 @pytest.mark.parametrize("host", list_hosts())

@@ -379,3 +379,10 @@ def test_import_is_the_only_act_that_registers():
     code = "from backbones import list_backbones; print(len(list_backbones()))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == [str(len(list_backbones()))]
+
+
+def test_a_mixer_of_another_type_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    register_mixer("linear", kind="channel", source="test")(lambda dim: torch.nn.Linear(dim, dim))
+    with pytest.raises(ValueError, match=r"derive it from backbones\.Mixer"):
+        create_mixer("linear", 8)

@@ -129,6 +129,38 @@ def test_report_of_a_new_mixer(weights, caplog):
     assert "stages.0.blocks.0.mlp.cm_a.bias" in str(report)
 
 
+def mixer_keys(state_dict):
+    return {key for key in state_dict if ".mlp." in key}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_mixer_with_the_names_of_the_ffn_at_other_widths(host):
+    plain = create_backbone(host).state_dict()
+    backbone = create_backbone(host, mixer={"hidden_ratio": 3})
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    assert mixer_keys(before) == mixer_keys(plain)
+    report = load_state_dict(backbone, dict(plain), "plain.pth")
+    assert set(report.skipped) == set(report.initialised) == mixer_keys(plain)
+    for key, value in backbone.state_dict().items():
+        assert torch.equal(value, (before if ".mlp." in key else plain)[key]), key
+    # A file of the same model fills its mixers too.
+    again = create_backbone(host, mixer={"hidden_ratio": 3})
+    report = load_state_dict(again, dict(before), "own.pth")
+    assert report == LoadReport("own.pth", len(before), (), ())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_weights_around_another_mixer(host):
+    theirs = create_backbone(f"{host}_glu").state_dict()
+    backbone = create_backbone(f"{host}_afbo")
+    own = mixer_keys(backbone.state_dict())
+    report = load_state_dict(backbone, dict(theirs), "glu.pth")
+    assert set(report.initialised) == own
+    assert set(report.skipped) == mixer_keys(theirs)
+    for key, value in backbone.state_dict().items():
+        assert key in own or torch.equal(value, theirs[key]), key
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_classification_checkpoint_loads_into_a_dense_backbone(host):
     model = LinearClassifier(create_backbone(f"{host}_afbo"), 3)
@@ -261,6 +293,19 @@ def test_half_a_mixer(weights):
     misfit(half, f"file does not fit poolformer_s12_afbo: 1 keys differ .missing {key}")
 
 
+def test_half_a_mixer_beside_another(weights):
+    key = "stages.2.blocks.1.mlp.cm_b.weight"
+    theirs = create_backbone("poolformer_s12_glu").state_dict() | {key: weights[key]}
+    misfit(theirs, r"18 keys differ \(missing stages\.2\.blocks\.1\.mlp\.cm_a\.bias, ")
+
+
+def test_half_a_mixer_with_the_names_of_the_ffn():
+    options = {"name": "deit_t", "mixer": {"hidden_ratio": 3}}
+    half = create_backbone(**options).state_dict()
+    del half["blocks.5.mlp.fc2.weight"]
+    misfit(half, r"1 keys differ \(missing blocks\.5\.mlp\.fc2\.weight\)", **options)
+
+
 def test_mixer_with_other_options(weights):
     end = ".*name the backbone and options it was trained with"
     misfit(weights, rf"missing .*cm_a\.weights\.4{end}", mixer={"g2": 5})
@@ -386,3 +431,12 @@ def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):
     }
     path = saved(tmp_path, tensors)
     assert set(read_state_dict(path)) == {"a", "classifier.bias"}
+
+
+def test_trained_ffns_of_another_width_are_refused(tmp_path):
+    narrow = create_backbone("deit_t", img_size=64, mixer={"hidden_ratio": 2})
+    torch.save(narrow.state_dict(), tmp_path / "narrow.pth")
+    with pytest.raises(ValueError, match="keys differ"):
+        create_backbone(
+            "deit_t", img_size=64, mixer={"hidden_ratio": 3}, pretrained=tmp_path / "narrow.pth"
+        )

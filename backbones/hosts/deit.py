@@ -15,7 +15,7 @@ from timm.layers import LayerNorm2d, resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Slot
+from backbones.base import Backbone, FeatureInfo, HostConfig, Slot, fill
 from backbones.layouts import mix_tokens
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
@@ -28,7 +28,8 @@ PYRAMID_STRIDES = (4, 8, 16, 32)
 class DeiT(Backbone):
     """A plain ViT with one class token; its last map (stride 16), or a pyramid made from it.
 
-    The position table belongs to the build resolution and is resampled (bicubic, antialiased) at others.
+    The position table belongs to the build resolution; at others it is resampled (bicubic,
+    antialiased).
     """
 
     size_divisor = PYRAMID_STRIDES[-1]
@@ -39,8 +40,8 @@ class DeiT(Backbone):
     def __init__(self, model: VisionTransformer, config: HostConfig) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
-        self.cls_token = model.cls_token
-        self.pos_embed = model.pos_embed
+        self.cls_token = cast("nn.Parameter", model.cls_token)
+        self.pos_embed = cast("nn.Parameter", model.pos_embed)
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
         self.num_features = model.num_features
@@ -54,10 +55,8 @@ class DeiT(Backbone):
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
             slot = Slot(self.num_features, 4.0, self.grid, stage=0, block=index)
-            if config.channel_mixer:
-                block.mlp = config.channel_mixer(slot)
-            if config.token_mixer:
-                block.attn = config.token_mixer(slot)
+            fill(block, "mlp", config.channel_mixer, slot)
+            fill(block, "attn", config.token_mixer, slot)
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """(B, 3, H, W) -> tokens (B, 1 + h * w, C) after the last block, and (h, w)."""
@@ -70,7 +69,7 @@ class DeiT(Backbone):
         return x, grid
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the normed stride-16 map, or with dense=True four maps of 256 channels."""
+        """(B, 3, H, W) -> the normed stride-16 map, or four maps of 256 channels if dense."""
         tokens, grid = self._tokens(images)
         if not self.dense:
             return (_to_map(self.norm(tokens), grid).contiguous(),)
@@ -87,7 +86,7 @@ class DeiT(Backbone):
         return cast("Tensor", self.norm(self._tokens(images)[0][:, 0]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' and timm's names (they agree) and position tables of other square grids."""
+        """Accept the authors' and timm's names (they agree) and tables of other square grids."""
         table = state_dict.get("pos_embed")
         if table is not None and table.shape[1] != self.pos_embed.shape[1]:
             if math.isqrt(table.shape[1] - 1) ** 2 != table.shape[1] - 1:
@@ -105,7 +104,8 @@ class DeiT(Backbone):
 class DeiTBlock(Block):
     """timm's block, told the map size so that its mixers can see the map."""
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    # timm's takes masks, which nobody here has, and no map size.
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
         """(B, 1 + h * w, C) and (h, w) -> (B, 1 + h * w, C)."""
         y = mix_tokens(self.attn, self.norm1(x), grid, num_prefix_tokens=1)
         x = x + self.drop_path1(self.ls1(y))
@@ -116,7 +116,8 @@ class DeiTBlock(Block):
 class SimpleFeaturePyramid(nn.Module):
     """Four maps at strides 4, 8, 16, 32 from one at stride 16, each by its own few convolutions.
 
-    Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w), (B, 256, ceil(h/2), ceil(w/2)).
+    Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w),
+        (B, 256, ceil(h/2), ceil(w/2)).
 
     Source: ViTDet, Sec. 3, with LayerNorm after each 1x1 and 3x3 convolution.
     """

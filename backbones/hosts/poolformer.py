@@ -1,7 +1,7 @@
 """PoolFormer S12 to M48 on timm's network, with the authors' head.
 
-timm pools the last map and then normalises the vector; the authors normalise the map (one group over
-channels and positions) and then pool. Both have the same parameter names, so weights load into
+timm pools the last map and then normalises the vector; the authors normalise the map (one group
+over channels and positions) and then pool. Both have the same parameter names, so weights load into
 either without a word, and the logits differ. This is the authors' order.
 
 Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Table 1.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
 from backbones.layouts import mix_nchw
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
@@ -43,22 +43,20 @@ class PoolFormer(Backbone):
             for i, width in enumerate(widths):
                 self.add_module(f"norm{i}", nn.GroupNorm(1, width))
         else:
-            # The 1e-6 of timm's own head norm is not the authors'; PoolFormer's norms all have 1e-5.
+            # The 1e-6 of timm's head norm is not the authors'; PoolFormer's norms all have 1e-5.
             self.norm = nn.GroupNorm(1, widths[-1])
-            self.norm.load_state_dict(model.head.norm.state_dict())
+            self.norm.load_state_dict(model.get_submodule("head.norm").state_dict())
         self._fill_slots(config)
 
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
-            for index, block in enumerate(layer.blocks):
+            for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
                 block.__class__ = PoolFormerBlock
                 slot = Slot(width, 4.0, grid, stage, index)
-                if config.channel_mixer:
-                    block.mlp = config.channel_mixer(slot)
-                if config.token_mixer:
-                    block.token_mixer = config.token_mixer(slot)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "token_mixer", config.token_mixer, slot)
         # Mixers work on (B, H, W, C), which is a channels_last map seen otherwise.
         swapped = any(isinstance(module, Mixer) for module in self.modules())
         self.memory_format = torch.channels_last if swapped else torch.contiguous_format

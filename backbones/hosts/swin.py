@@ -10,7 +10,8 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 
 from __future__ import annotations
 
 import functools
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from timm.models.swin_transformer import (
 )
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
 from backbones.layouts import to_nchw
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
@@ -36,10 +37,10 @@ TABLE = "relative_position_bias_table"
 class Swin(Backbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside.
 
-    Classification follows the authors' classifier: an axis whose map is no longer than the window is
-    not shifted. Dense prediction follows their detector: it shifts such a map too, and every output
-    has its own LayerNorm. A map smaller than the window is one window of its own size in both, where
-    the detector would let padding attend.
+    Classification follows the authors' classifier: an axis whose map is no longer than the window
+    is not shifted. Dense prediction follows their detector: it shifts such a map too, and every
+    output has its own LayerNorm. A map smaller than the window is one window of its own size in
+    both, where the detector would let padding attend.
     """
 
     classification_keys = ("norm.",)
@@ -67,16 +68,13 @@ class Swin(Backbone):
         for stage, layer in enumerate(self.layers):
             stride = self.feature_info[stage].stride
             grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
-            for index, block in enumerate(layer.blocks):
+            for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
                 block.__class__ = SwinBlock
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index)
-                if config.channel_mixer:
-                    block.mlp = config.channel_mixer(slot)
-                if config.token_mixer:
-                    block.attn = config.token_mixer(slot)
-                else:
-                    block.attn.__class__ = AnyWindowAttention
+                block.attn.__class__ = AnyWindowAttention
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "attn", config.token_mixer, slot)
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
@@ -152,7 +150,10 @@ class SwinBlock(SwinTransformerBlock):
 class AnyWindowAttention(WindowAttention):
     """timm's window attention for windows up to the size its bias table was made for."""
 
-    def forward(self, x: Tensor, window: Size, mask: Tensor | None) -> Tensor:
+    # timm's has one window size for all maps and reads it from itself.
+    def forward(  # type: ignore[override]
+        self, x: Tensor, window: Size, mask: Tensor | None
+    ) -> Tensor:
         """Attend within windows.
 
         Args:
@@ -167,15 +168,19 @@ class AnyWindowAttention(WindowAttention):
             repeats = len(x) // len(mask)
             bias = (bias + mask[:, None]).repeat(repeats, 1, 1, 1)
         drop = self.attn_drop.p if self.training else 0.0
-        x = F.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=bias, dropout_p=drop)
+        query, key, value = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=drop)
         x = x.transpose(1, 2).reshape(-1, num_tokens, self.proj.in_features)
         return cast("Tensor", self.proj_drop(self.proj(x)))
 
     def _bias(self, window: Size) -> Tensor:
-        """Relative position bias (1, heads, h * w, h * w); offsets mean the same in a smaller window."""
+        """Relative position bias (1, heads, h * w, h * w).
+
+        Offsets mean the same in a smaller window.
+        """
         bias = self._get_rel_pos_bias()
         if window == self.window_size:
-            return cast("Tensor", bias)
+            return bias
         height, width = window
         bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
         return cast(
@@ -190,8 +195,9 @@ def shift_mask(
 
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
-    # Compilers and tracers take the computation itself into their graph; their sizes may be symbols.
-    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    # Compilers and tracers take the computation itself into their graph; sizes may be symbols.
+    graph = torch.compiler.is_compiling()
+    graph = graph or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     make = _make_mask if graph else _cached_mask
     return make(size, window, shift, device, dtype)
 
@@ -235,9 +241,11 @@ def _ours(key: str) -> str:
 
 def _build(variant: str, config: HostConfig) -> Swin:
     # Built at 224 whatever img_size is, so that every size shares one table of 7x7 windows.
-    model = create_timm_model(variant, config, strict_img_size=False, always_partition=True)
-    model.patch_embed.dynamic_img_pad = True
-    return Swin(cast("SwinTransformer", model), config)
+    network = create_timm_model(variant, config, strict_img_size=False, always_partition=True)
+    model = cast("SwinTransformer", network)
+    patch_embed: Any = model.patch_embed
+    patch_embed.dynamic_img_pad = True
+    return Swin(model, config)
 
 
 @register_host("swin_t", source="Swin Transformer, Table 1")

@@ -6,13 +6,14 @@ Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transfor
 Eq. 4, 6, 7, Fig. 1 and 2. The authors published no code. Where the paper leaves a choice or
 contradicts itself:
 
-* Eq. 7 draws windows of two groups, while Sec. 3.3, Table 1 and Table 7 count G - 1 groups. G - 1 is
-  taken: with it the parameters of 13 DeiT-T rows and 17 host rows come within 0.16 M (RMSE) of the
-  paper, with two groups within 0.73 M, and only then do they grow with G2 as Table 7 does.
-* Sec. 4.1 gives (G1, G2) = (2, 3) to all hosts, App. A.1 only to LVT, Swin and the MLPs. (2, 4) can only
-  add parameters, and Table 2 reports fewer for DeiT-S and DeiT-B, so these two are (2, 3) as well.
-* GCCM stores each weight once and applies it ``rounds`` times: sharing saves memory, not arithmetic.
-  The paper's 1/G1^2 FLOPs (Sec. 3.3, Table 1) count it once.
+* Eq. 7 draws windows of two groups, while Sec. 3.3, Table 1 and Table 7 count G - 1 groups. G - 1
+  is taken: with it the parameters of 13 DeiT-T rows and 17 host rows come within 0.16 M (RMSE) of
+  the paper, with two groups within 0.73 M, and only then do they grow with G2 as Table 7 does.
+* Sec. 4.1 gives (G1, G2) = (2, 3) to all hosts, App. A.1 only to LVT, Swin and the MLPs. (2, 4) can
+  only add parameters, and Table 2 reports fewer for DeiT-S and DeiT-B, so these two are (2, 3) as
+  well.
+* GCCM stores each weight once and applies it ``rounds`` times: sharing saves memory, not
+  arithmetic. The paper's 1/G1^2 FLOPs (Sec. 3.3, Table 1) count it once.
 * Table 2 reports Swin-S 1.35 M and Swin-B 1.78 M below what any reading of the text gives.
 * Nothing is said of class tokens: they pass both mappings, the product and W3, and skip the
   convolutions. Nothing is said of initialisation either, see ``reset_parameters``.
@@ -24,10 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer, hidden_width
 from backbones.layouts import to_nchw, to_nhwc
@@ -53,8 +56,8 @@ class AFBO(Mixer):
         g2: Groups of OCCM.
         window: Groups that each output group of OCCM reads; g2 - 1 (at least 1) by default.
         rounds: How often GCCM applies each of its weights, to another group each time.
-        pairing: Which group GCCM reads in round s with weight w: "anti" (Eq. 6) reads G - 1 - w in the
-            second round, "cyclic" reads (w + s) mod G.
+        pairing: Which group GCCM reads in round s with weight w: "anti" (Eq. 6) reads G - 1 - w in
+            the second round, "cyclic" reads (w + s) mod G.
         kernel_size: Side of the depthwise convolutions, odd.
         drop: Dropout after the product and after W3.
 
@@ -91,16 +94,16 @@ class AFBO(Mixer):
     def reset_parameters(self) -> None:
         """Start near the plain bilinear product, at a scale that lets gradients through.
 
-        The paper is silent. With ViT's 0.02 for all weights the output would be 90 times smaller than an
-        FFN's, since three factors shrink it. So: mappings 1/sqrt(fan in), depthwise kernels the
-        identity plus 0.02, W3 0.02, biases 0.
+        The paper is silent. With ViT's 0.02 for all weights the output would be 90 times smaller
+        than an FFN's, since three factors shrink it. So: mappings 1/sqrt(fan in), depthwise kernels
+        the identity plus 0.02, W3 0.02, biases 0.
         """
         for conv in (self.sm_a, self.sm_b):
             nn.init.trunc_normal_(conv.weight, std=0.02)
             centre = conv.kernel_size[0] // 2
             with torch.no_grad():
                 conv.weight[:, :, centre, centre] += 1
-            nn.init.zeros_(conv.bias)
+            nn.init.zeros_(cast("Tensor", conv.bias))
         nn.init.trunc_normal_(self.proj.weight, std=0.02)
         nn.init.zeros_(self.proj.bias)
 
@@ -116,7 +119,7 @@ class AFBO(Mixer):
 
     def _combine(self, a: Tensor, b: Tensor) -> Tensor:
         product = F.silu(a) * b if torch.is_grad_enabled() else F.silu(a, inplace=True).mul_(b)
-        return self.drop(self.proj(self.drop(product)))  # type: ignore[no-any-return]
+        return self.drop(self.proj(self.drop(product)))
 
 
 class GroupedCrossMapping(nn.Module):
@@ -280,7 +283,7 @@ def _linear_pieces(pieces: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
 
 def _is_autocast(device: str) -> bool:
     """Whether autocast is on; the meta device, which only counts, does not know it."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _source(round_: int, weight: int, groups: int, pairing: str) -> int:

@@ -14,7 +14,7 @@ from backbones.registry import register_mixer
 class FFN(PointwiseMixer):
     """W2 GELU(W1 x + b1) + b2, each token by itself.
 
-    On a plain host the name stands for the host's own FFN; this one is built when its options change.
+    On a plain host the name stands for the host's own FFN; changed options build this one instead.
 
     Args:
         dim: Channels C.
@@ -41,4 +41,4 @@ class FFN(PointwiseMixer):
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         hidden = self.drop(nn.functional.gelu(self.fc1(x)))
-        return self.drop(self.fc2(hidden))  # type: ignore[no-any-return]
+        return self.drop(self.fc2(hidden))

@@ -7,13 +7,20 @@ thing here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.registry import register_mixer
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "sigmoid": F.sigmoid, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "sigmoid": F.sigmoid,
+    "relu": F.relu,
+}
 
 
 @register_mixer(
@@ -58,4 +65,4 @@ class GLU(PointwiseMixer):
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         hidden = self.drop(self.act(self.w1(x)) * self.w2(x))
-        return self.drop(self.w3(hidden))  # type: ignore[no-any-return]
+        return self.drop(self.w3(hidden))

@@ -1,0 +1,64 @@
+"""What README tells a user to type exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from backbones import list_backbones
+from tools import command_line
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+RUNS = re.findall(r"python tools/run\.py ([^`\n]*=[^`\n]*)", README)
+DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", README)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _backbones():
+    command_line.prepare([])
+
+
+@pytest.mark.parametrize("command", [*RUNS, *DATA])
+def test_commands_compose(command):
+    overrides = [part for part in shlex.split(command) if not part.startswith("-")]
+    assert command_line._compose(overrides)["task_name"]
+
+
+def test_readme_shows_commands():
+    assert len(RUNS) >= 5
+    assert len(DATA) == 4
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_number_of_backbones_is_right():
+    assert f"{len(list_backbones())} names" in README
+
+
+def test_linked_files_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_python_example_runs():
+    lines = [line for block in _python_blocks()[:1] for line in block.splitlines()]
+    scope: dict = {}
+    exec("\n".join(line for line in lines if "pretrained=" not in line), scope)
+    assert [info.stride for info in scope["backbone"].feature_info] == [16]
+    assert scope["mixer"]
+
+
+def test_mixer_example_is_as_short_as_promised():
+    code = _python_blocks()[1]
+    assert "register_mixer" in code
+    assert len([line for line in code.splitlines() if line.strip()]) <= 16
+
+
+def _python_blocks():
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
