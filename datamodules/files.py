@@ -60,11 +60,11 @@ def images_at(path: str | Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise FileNotFoundError(f"predict_path {path} is neither an image nor a folder of images")
+        raise FileNotFoundError(f"the input {path} is neither an image nor a folder of images")
     names = list_images(path)
     if not names:
         raise ValueError(
-            f"no images in predict_path {path}; known endings: {sorted(IMAGE_SUFFIXES)}"
+            f"no images in the input {path}; known endings: {sorted(IMAGE_SUFFIXES)}"
         )
     return [path / name for name in names]
 

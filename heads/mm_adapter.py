@@ -39,7 +39,7 @@ class ToolkitModel(nn.Module):
         return backbone
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Losses (names with "loss", which are to be summed) and figures to watch, each a scalar."""
+        """Losses (names with "loss", to be summed) and figures to watch, each a scalar."""
         data = self.model.data_preprocessor(dict(batch), training=True)
         losses = self.model(**data, mode="loss")
         return {name: _total(value) for name, value in losses.items()}
@@ -68,7 +68,7 @@ def base_config(toolkit: str, name: str) -> Any:
     package = importlib.import_module(toolkit)
     from mmengine import Config
 
-    # mmengine.hub.get_config would pip-install the original mmsegmentation over the maintained fork.
+    # mmengine.hub.get_config would pip-install the original mmsegmentation over our fork of it.
     folder = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_" / "models"
     if not (folder / f"{name}.py").is_file():
         shipped = sorted(path.stem for path in folder.glob("*.py"))
@@ -79,15 +79,15 @@ def base_config(toolkit: str, name: str) -> Any:
 def build_model(toolkit: str, config: Any, backbone: Backbone) -> ToolkitModel:
     """Build a toolkit's model around a backbone that already exists.
 
-    mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its weights,
-    and nothing of ours has to be registered with the toolkit.
+    mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its
+    weights, and nothing of ours has to be registered with the toolkit.
     """
     from mmengine.registry import DefaultScope
 
     importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
     config.backbone = {"type": lambda: backbone}
-    # Heads and necks start from the toolkit's own initialisation, which logs a line per parameter; a
-    # Backbone has no init_weights and keeps its weights.
+    # Heads and necks start from the toolkit's own initialisation, which logs a line per parameter;
+    # a Backbone has no init_weights and keeps its weights.
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -127,21 +127,35 @@ def set_everywhere(config: Any, key: str, value: Any) -> None:
 
 
 def override(config: Any, options: Mapping[str, Any]) -> None:
-    """Set dotted keys of a toolkit's config, such as ``{"rpn_head.anchor_generator.scales": [4]}``.
+    """Set values of a toolkit's config that it has already.
+
+    Args:
+        config: Changed in place.
+        options: Nested as the config is, with names joined by dots where that is shorter, such as
+            ``{"rpn_head.anchor_generator": {"scales": [4]}}``; items of a list go by their number.
 
     Raises:
         ValueError: A key that the config does not have.
     """
     for dotted, value in options.items():
-        *parents, last = dotted.split(".")
+        *parents, last = (int(name) if name.isdigit() else name for name in dotted.split("."))
         node = config
         for name in parents:
-            node = node.get(name) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or last not in node:
+            node = node[name] if _has(node, name) else None
+        if not _has(node, last):
             raise ValueError(
-                f"the toolkit's model config has no {dotted!r}; top level: {sorted(config)}"
+                f"the toolkit's model config has no {dotted!r} there; top level: {sorted(config)}"
             )
-        node[last] = value
+        if isinstance(value, Mapping) and isinstance(node[last], dict | list):
+            override(node[last], value)
+        else:
+            node[last] = value
+
+
+def _has(node: Any, name: str | int) -> bool:
+    if isinstance(node, list):
+        return isinstance(name, int) and name < len(node)
+    return isinstance(node, dict) and name in node
 
 
 def _total(value: Tensor | list[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
-"""What all tasks share: summing losses, logging them, refusing NaN, building optimiser and schedule."""
+"""What all tasks share: summing and logging losses, refusing NaN, optimiser and schedule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,9 +12,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from backbones.weights import read_tensors
-from tasks.optim import build_optimizer, build_schedule
+from tasks.optim import build_optimizer, learning_rate_factor
 
 Batch = dict[str, Any]
 
@@ -39,9 +41,13 @@ class BaseTask(LightningModule):
 
     Attributes:
         monitor: The metric, higher is better, that chooses the best checkpoint.
+        preview_images: How many images a run draws its predictions for.
+        headline: The metrics that progress lines show.
     """
 
     monitor: str
+    preview_images: int = 12
+    headline: tuple[str, ...]
 
     def __init__(
         self,
@@ -56,14 +62,27 @@ class BaseTask(LightningModule):
         self.class_names = tuple(class_names)
         self.optimizer_options = dict(optimizer)
         self.schedule_options = dict(schedule)
+        # Bad options are to be refused here, not when everything else is up and running.
+        build_optimizer(model, **self.optimizer_options)
+        learning_rate_factor(1, 1, **self.schedule_options)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that moves at every step."""
         optimizer = build_optimizer(self.model, **self.optimizer_options)
+        self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
-        epochs = max(1, self.trainer.max_epochs or 1)
-        schedule = build_schedule(optimizer, steps, epochs, **self.schedule_options)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        batches, accumulated = (
+            self.trainer.num_training_batches,
+            self.trainer.accumulate_grad_batches,
+        )
+        factor = learning_rate_factor(
+            steps, math.ceil(batches / accumulated), **self.schedule_options
+        )
+        scheduler = LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
@@ -72,6 +91,7 @@ class BaseTask(LightningModule):
         self._refuse_nan(total)
         size = batch_size(batch)
         logged = {f"train/{name}": value.detach() for name, value in losses.items()}
+        logged["train/lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log_dict(logged, batch_size=size)
         self.log("train/loss", total.detach(), prog_bar=True, batch_size=size)
         return total
@@ -111,9 +131,8 @@ class BaseTask(LightningModule):
             ValueError: Weights of another model; the keys that differ are listed.
         """
         given = read_tensors(path)
-        if not all(key.startswith("model.") for key in given) and hasattr(
-            self.model, "load_weights"
-        ):
+        ours = all(key.startswith("model.") for key in given)
+        if not ours and hasattr(self.model, "load_weights"):
             self.model.load_weights(path)
             return
         given = {key.removeprefix("model."): value for key, value in given.items()}
@@ -153,10 +172,8 @@ class BaseTask(LightningModule):
         raise NotImplementedError
 
     def _log_metrics(self, stage: str) -> None:
-        self.log_dict(
-            {f"{stage}/{name}": value for name, value in self.compute_metrics().items()},
-            prog_bar=True,
-        )
+        for name, value in self.compute_metrics().items():
+            self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
 
     def _refuse_nan(self, loss: Tensor) -> None:
         # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.
@@ -164,8 +181,9 @@ class BaseTask(LightningModule):
             return
         if not torch.isfinite(loss):
             raise ValueError(
-                f"the loss is {loss.item()} at step {self.global_step}; training stops here and the last "
-                "checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set trainer.gradient_clip_val"
+                f"the loss is {loss.item()} at step {self.global_step}; training stops here and the "
+                "last checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set "
+                "trainer.gradient_clip_val"
             )
 
 

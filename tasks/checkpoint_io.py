@@ -63,7 +63,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise ValueError(f"there is no checkpoint at {path}")
         try:
             content = torch.load(path, map_location=map_location, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(
                 f"{path} is truncated or no checkpoint of tensors and values ({error})"
             ) from error

@@ -15,7 +15,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from tasks.base import BaseTask, Batch
 from tasks.drawing import contact_sheet, to_image
 
-PREVIEW_IMAGES = 36
 make_mixup: Any = Mixup  # timm's class is untyped
 
 
@@ -32,6 +31,8 @@ class ClassificationTask(BaseTask):
     """
 
     monitor = "val/top1"
+    preview_images = 36
+    headline = ("top1", "top5")
 
     def __init__(
         self,
@@ -74,26 +75,24 @@ class ClassificationTask(BaseTask):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """The five best classes of each image with their probabilities."""
+        trainer: Any = self.trainer
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
+        samples, indices, values = (
+            part.tolist() for part in (batch["sample_id"], best.indices, best.values)
+        )
         return [
             {
-                "sample_id": sample,
-                "classes": [self.class_names[i] for i in indices],
-                "probabilities": [round(value, 6) for value in values],
+                "image": trainer.datamodule.predict_name(sample),
+                "classes": [self.class_names[i] for i in labels],
+                "probabilities": [round(share, 6) for share in shares],
             }
-            for sample, indices, values in zip(
-                batch["sample_id"].tolist(),
-                best.indices.tolist(),
-                best.values.tolist(),
-                strict=True,
-            )
+            for sample, labels, shares in zip(samples, indices, values, strict=True)
         ]
 
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
         """One sheet of images, each with its label and the predicted class, green where they agree."""
-        batch = {name: values[:PREVIEW_IMAGES] for name, values in batch.items()}
         predicted = self.model.predict(batch).argmax(-1).tolist()
         labels = batch["label"].tolist() if "label" in batch else predicted
         tiles = []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,9 @@ KINDS = (("bbox", ""), ("segm", "mask_"))
 class CocoMetric:
     """Collects detections and evaluates them against an annotation file.
 
-    faster-coco-eval computes what pycocotools does (largest difference seen 1.4e-17) in an eighth of the
-    time. Each image counts once, however many processes saw it, and images not seen do not count.
+    faster-coco-eval computes what pycocotools does (largest difference seen 1.4e-17) in an eighth
+    of the time. Each image counts once, however many processes saw it, and images not seen do not
+    count.
 
     Args:
         annotation_file: Ground truth in COCO's json format.
@@ -49,32 +48,48 @@ class CocoMetric:
     def compute(self) -> dict[str, torch.Tensor]:
         """AP, AP50, AP75, AP_small/medium/large of boxes, and of masks with the prefix "mask_".
 
-        -1 stands for a size range without ground truth, as in COCO's own tool.
+        A size range without ground truth, for which COCO's own tool gives -1, has no figure.
         """
-        from faster_coco_eval import COCO, COCOeval_faster
+        from faster_coco_eval import COCO
 
         parts = gather_objects(self.detections)
         detections = {image: rows for part in parts for image, rows in part.items()}
+        found = [row for rows in detections.values() for row in rows]
+        truth = COCO(self.annotation_file)
         figures = {}
-        with contextlib.redirect_stdout(io.StringIO()):  # the tool prints its progress
-            truth = COCO(self.annotation_file)
-            found = [row for rows in detections.values() for row in rows]
-            for kind, prefix in KINDS[: 1 + self.with_masks]:
-                if not found:
-                    figures.update({f"{prefix}AP{name}": 0.0 for name in STATS})
-                    continue
-                evaluation = COCOeval_faster(truth, truth.loadRes(found), iouType=kind)
-                evaluation.params.imgIds = sorted(detections)
-                evaluation.evaluate()
-                evaluation.accumulate()
-                evaluation.summarize()
-                figures.update(
-                    {
-                        f"{prefix}AP{n}": float(s)
-                        for n, s in zip(STATS, evaluation.stats, strict=False)
-                    }
-                )
+        for kind, prefix in KINDS[: 1 + self.with_masks]:
+            stats = average_precisions(truth, found, sorted(detections), kind)
+            named = zip(STATS, stats, strict=False)
+            figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
         return {name: torch.tensor(value) for name, value in figures.items()}
+
+
+def average_precisions(
+    truth: Any, found: Sequence[Mapping[str, Any]], image_ids: Sequence[int], kind: str
+) -> list[float]:
+    """COCO's figures for detections on some images.
+
+    Args:
+        truth: The annotations, as faster_coco_eval's ``COCO``.
+        found: Result rows.
+        image_ids: The images that count.
+        kind: "bbox" or "segm".
+    """
+    from faster_coco_eval import COCOeval_faster
+
+    if not found:
+        return [0.0] * 3
+    # With boxes in the rows the tool would take an instance's size from its box, masks or not.
+    left_out = "segmentation" if kind == "bbox" else "bbox"
+    rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
+    evaluation = COCOeval_faster(
+        truth, truth.loadRes(rows), iouType=kind, print_function=lambda *_: None
+    )
+    evaluation.params.imgIds = list(image_ids)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return [float(value) for value in evaluation.stats]
 
 
 def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:

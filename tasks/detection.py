@@ -22,6 +22,7 @@ class DetectionTask(BaseTask):
     """
 
     monitor = "val/AP50"
+    headline = ("AP", "AP50", "mask_AP")
     metric: CocoMetric
 
     def setup(self, stage: str) -> None:

@@ -78,9 +78,10 @@ def draw_instances(
 def draw_segments(
     picture: Image.Image, labels: NDArray[np.integer], names: Sequence[str]
 ) -> Image.Image:
-    """Tint every pixel by its class; class 0 and ignored pixels keep the photograph."""
+    """Tint every pixel by its class; a class called "photo" and ignored pixels stay as they are."""
     canvas, factor = enlarge(picture)
-    present = [int(label) for label in np.unique(labels) if 0 < label < len(names)]
+    present = [int(label) for label in np.unique(labels) if label < len(names)]
+    present = [label for label in present if names[label] != "photo"]
     for label in present:
         canvas = _tint(canvas, labels == label, _colour(label))
     draw = ImageDraw.Draw(canvas)

@@ -1,29 +1,24 @@
-"""metrics.csv: one row per logging step, whole after every flush, continued on resume."""
+"""What a run writes down while it trains: metrics.csv and TensorBoard's events."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+logger = logging.getLogger(__name__)
 
-class CsvLog(Logger):
-    """Lightning's CSV logger deletes the file of the run it resumes; this one goes on writing it.
+Row = dict[str, Any]
 
-    Args:
-        path: The file.
-        flush_every: Rows between two writes.
-    """
 
-    def __init__(self, path: str | Path, flush_every: int = 50) -> None:
-        super().__init__()
-        self.path = Path(path)
-        self.flush_every = flush_every
-        self.rows: list[dict[str, Any]] = read_rows(self.path)
+class RunLog(Logger):
+    """What both logs share: no subfolders, no hyperparameters, and going on after a break."""
 
     @property
     def name(self) -> str:
@@ -35,32 +30,13 @@ class CsvLog(Logger):
         """No subfolder."""
         return ""
 
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add the metrics of a step; those of one step share a row."""
-        if self.rows and self.rows[-1]["step"] == step:
-            self.rows[-1].update(metrics)
-            return
-        self.rows.append({"step": step, **metrics})
-        if len(self.rows) % self.flush_every == 0:
-            self.save()
+    def resume_at(self, step: int) -> None:
+        """Forget what was logged from this step on: it comes again."""
+        raise NotImplementedError
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml holds them."""
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Write the file whole and put it in place."""
-        if not self.rows:
-            return
-        columns = ["step", *sorted({key for row in self.rows for key in row} - {"step"})]
-        temporary = self.path.with_suffix(".partial")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
-        temporary.replace(self.path)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -68,13 +44,109 @@ class CsvLog(Logger):
         self.save()
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.csv, the empty cells left out; none where there is no file."""
+class CsvLog(RunLog):
+    """metrics.csv: one row per logging step, with the columns that any row has.
+
+    Args:
+        path: The file.
+        flush_every: Rows between two writes.
+    """
+
+    def __init__(self, path: str | Path, flush_every: int = 50) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.flush_every = flush_every
+        self._columns: list[str] = []
+        self._pending: list[Row] = []
+
+    @rank_zero_only
+    def resume_at(self, step: int) -> None:
+        """Keep the rows before this step; a line that was cut off goes with the others."""
+        self._write_all(row for row in read_rows(self.path) if row["step"] < step)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add the metrics of a step; those of one step share a row."""
+        if self._pending and self._pending[-1]["step"] == step:
+            self._pending[-1].update(metrics)
+            return
+        if len(self._pending) >= self.flush_every:
+            self.save()
+        self._pending.append({"step": step, **metrics})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Append the new rows; a new column makes the file be written anew."""
+        if not self._pending:
+            return
+        try:
+            if any(key not in self._columns for row in self._pending for key in row):
+                self._write_all([*read_rows(self.path), *self._pending])
+            else:
+                with self.path.open("a", newline="") as file:
+                    csv.DictWriter(file, self._columns).writerows(self._pending)
+        except OSError as error:
+            # A full disk must not end a training whose checkpoints may lie elsewhere.
+            logger.warning("%s cannot be written (%s); rows are lost", self.path, error)
+        self._pending = []
+
+    def _write_all(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        columns = ["step", *sorted({key for row in rows for key in row} - {"step"})]
+        temporary = self.path.with_suffix(".partial")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        temporary.replace(self.path)
+        self._columns = columns
+
+
+class TensorBoardLog(RunLog):
+    """TensorBoard's event file, and nothing beside it.
+
+    Args:
+        folder: Made with the first metric.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self._purge_step: int | None = None
+        self._writer: Any = None
+
+    def resume_at(self, step: int) -> None:
+        """Hide what earlier files hold from this step on."""
+        self._purge_step = step
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add the metrics of a step."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(self.folder, purge_step=self._purge_step)
+        for name, value in metrics.items():
+            if name != "epoch":
+                self._writer.add_scalar(name, value, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what is queued; the file stays open, as evaluation follows training."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.flush()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a metrics.csv, without empty cells; none where there is no file.
+
+    A last line without an end was cut off by a kill and is left out.
+    """
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        rows = [
-            {key: float(value) for key, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
-    return [row | {"step": int(row["step"])} for row in rows if "step" in row]
+    whole = path.read_text().rpartition("\n")[0]
+    return [
+        {key: int(cell) if cell.isdigit() else float(cell) for key, cell in row.items() if cell}
+        for row in csv.DictReader(whole.splitlines())
+    ]

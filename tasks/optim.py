@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -50,21 +50,24 @@ def build_optimizer(
         **options: torch's own, such as ``betas`` or ``momentum``.
 
     Raises:
-        ValueError: Unknown name, or a rate out of range.
+        ValueError: Unknown name or option, or a value out of range.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer.name must be one of {sorted(OPTIMIZERS)}, got {name!r}")
-    if lr <= 0 or weight_decay < 0:
-        raise ValueError(
-            f"optimizer.lr must be above 0 and weight_decay not below 0, got {lr}, {weight_decay}"
-        )
-    return OPTIMIZERS[name](param_groups(model, weight_decay), lr=lr, **options)
+        raise ValueError(f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
+    _refuse(lr <= 0, f"optimizer.lr must be above 0, got {lr}")
+    _refuse(weight_decay < 0, f"optimizer.weight_decay must not be below 0, got {weight_decay}")
+    known = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
+    unknown = sorted(options.keys() - known)
+    _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
+    try:
+        return OPTIMIZERS[name](param_groups(model, weight_decay), lr=lr, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} refuses its options {options}: {error}") from error
 
 
-def build_schedule(
-    optimizer: torch.optim.Optimizer,
+def learning_rate_factor(
     steps: int,
-    epochs: int,
+    steps_per_epoch: int,
     *,
     name: str,
     warmup: float = 0.0,
@@ -73,13 +76,12 @@ def build_schedule(
     milestones: Sequence[float] = (),
     gamma: float = 0.1,
     power: float = 1.0,
-) -> LambdaLR:
-    """Build a schedule that is asked at every optimiser step.
+) -> Callable[[int], float]:
+    """Make the function that gives the learning rate of each optimiser step over the top rate.
 
     Args:
-        optimizer: Whose rates it scales.
         steps: Optimiser steps of the whole run.
-        epochs: Epochs of the whole run.
+        steps_per_epoch: Optimiser steps of one epoch.
         name: "cosine", "poly", "multistep" or "constant".
         warmup: Epochs of linear warm-up; they are part of the run.
         warmup_start: First rate over the top rate.
@@ -89,27 +91,31 @@ def build_schedule(
         power: Exponent of "poly".
 
     Raises:
-        ValueError: Unknown name, or a warm-up longer than the run.
+        ValueError: Unknown name, or a value out of range.
     """
     shapes: dict[str, Callable[[float], float]] = {
         "cosine": lambda t: min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * t)),
         "poly": lambda t: min_lr_ratio + (1 - min_lr_ratio) * (1 - t) ** power,
-        "multistep": lambda t: gamma ** sum(t * epochs >= milestone for milestone in milestones),
         "constant": lambda t: 1.0,
     }
-    if name not in shapes:
-        raise ValueError(f"schedule.name must be one of {sorted(shapes)}, got {name!r}")
-    if not 0 <= warmup < epochs and warmup:
-        raise ValueError(
-            f"schedule.warmup must be from 0 to below the {epochs} epochs, got {warmup}"
-        )
-    warmup_steps = round(steps * warmup / epochs)
+    names = [*shapes, "multistep"]
+    _refuse(name not in names, f"schedule.name must be one of {', '.join(names)}, got {name!r}")
+    _refuse(warmup < 0, f"schedule.warmup must not be below 0, got {warmup}")
+    for option, value in (("warmup_start", warmup_start), ("min_lr_ratio", min_lr_ratio)):
+        _refuse(not 0 <= value <= 1, f"schedule.{option} must be from 0 to 1, got {value}")
+    warmup_steps = round(warmup * steps_per_epoch)
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return warmup_start + (1 - warmup_start) * step / warmup_steps
         if name == "multistep":
-            return shapes[name](step / max(1, steps))
+            epoch = step / steps_per_epoch
+            return float(gamma ** sum(epoch >= milestone for milestone in milestones))
         return shapes[name](min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps)))
 
-    return LambdaLR(optimizer, factor)
+    return factor
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise ValueError(message)

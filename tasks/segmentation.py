@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -15,7 +16,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from tasks.base import BaseTask, Batch
 from tasks.drawing import draw_segments, side_by_side
 
-logger = logging.getLogger(__name__)
+# Not Lightning's own logger, whose remarks a run keeps quiet.
+say = rank_zero_only(logging.getLogger(__name__).info)
 
 IGNORED = 255  # MMSegmentation's label of pixels that do not count.
 
@@ -28,6 +30,7 @@ class SegmentationTask(BaseTask):
     """
 
     monitor = "val/mIoU"
+    headline = ("mIoU", "aAcc")
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class SegmentationTask(BaseTask):
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
+        self._said_absent = False
 
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
         """Count pixels by label (rows) and prediction (columns)."""
@@ -51,17 +55,20 @@ class SegmentationTask(BaseTask):
         counts = self.confusion.compute().double()
         hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
         union = truth + predicted - hits
-        absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
-        if absent:
-            logger.info(
-                "%d of %d classes do not occur: %s", len(absent), len(truth), ", ".join(absent[:10])
-            )
+        self._say_absent(truth)
         figures = {
             "mIoU": (hits / union)[union > 0].mean(),
             "mAcc": (hits / truth)[truth > 0].mean(),
             "aAcc": hits.sum() / truth.sum(),
         }
         return {name: (100 * value).float() for name, value in figures.items()}
+
+    def _say_absent(self, truth: Tensor) -> None:
+        absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
+        if absent and not self._said_absent:
+            self._said_absent = True
+            shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
+            say(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
 
     def reset_metrics(self) -> None:
         """Forget all counts."""

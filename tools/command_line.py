@@ -1,51 +1,59 @@
-"""What stands between a typed command and a run: the backbones as options, and errors of one line."""
+"""What stands between a typed command and a run: backbones as options, and errors of one line."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
+import itertools
 import logging
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tools.instantiate import check_value
+from tools.run_folder import checkpoint_file
+
 ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
 OURS = tuple(
-    str(ROOT / package) for package in ("backbones", "heads", "tasks", "datamodules", "tools")
+    f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
 )
-MODES = ("fit", "validate", "test", "predict")
-# Options that Hydra answers itself, or that hold several values at once.
-NOT_CHECKED = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--multirun",
-    "-m",
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--version",
-)
+SWEEP = ("--multirun", "-m")
+# Options at the top of the config and their types; those of the groups belong to what they build.
+TOP = {
+    "mode": Literal["fit", "validate", "test", "predict"],
+    "ckpt": str | None,
+    "resume": bool,
+    "input": str | None,
+    "seed": int,
+    "output_dir": str,
+    "require_pretrained": bool,
+}
+# What the machine does not give; the message of the error is all that there is to say.
+REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def prepare(arguments: Sequence[str]) -> None:
-    """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra runs it.
+    """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
 
     Raises:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     from backbones import backbone_schema, list_backbones
 
     for name in list_backbones():
@@ -54,15 +62,12 @@ def prepare(arguments: Sequence[str]) -> None:
     OmegaConf.register_new_resolver(
         "scale_lr", lambda lr, batch, reference: lr * batch / reference, replace=True
     )
-    if any(argument in NOT_CHECKED for argument in arguments):
-        return
-    overrides = [argument for argument in arguments if not argument.startswith(("-", "hydra."))]
-    try:
-        _compose(overrides)
-    except MissingConfigException as error:
-        raise ValueError(_missing(error)) from None
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_unknown_key(error, overrides)) from None
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    if any(flag not in SWEEP for flag in flags):
+        return  # Hydra answers --help and its like itself
+    overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
+    for job in _jobs(overrides) if flags else [overrides]:
+        _check(job)
 
 
 def resolved(config: Any) -> dict[str, Any]:
@@ -71,11 +76,83 @@ def resolved(config: Any) -> dict[str, Any]:
     Raises:
         ValueError: An impossible combination, with the command that works.
     """
-    from tools.run_folder import checkpoint_file
+    config = dict(config)
+    for option, hint in TOP.items():
+        check_value(option, config[option], hint)
+    if not 0 <= config["seed"] < 2**32:
+        raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+    for group in ("head", "data"):
+        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    _check_mode(config)
+    _check_warmup(config["schedule"], config["trainer"])
+    backbone = config["backbone"]
+    if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
+        _check_pretrained(config)
+    if isinstance(backbone["pretrained"], str):
+        backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+    if config["mode"] != "fit":
+        config["ckpt"] = str(checkpoint_file(config["ckpt"]))
+    return config
 
-    mode, backbone = config["mode"], config["backbone"]
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program with one message for what a user or the machine caused.
+
+    Anything else is a fault and keeps its traceback.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        text = _message(error)
+        if text is None:
+            raise
+        logging.shutdown()
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _message(error: BaseException | None) -> str | None:
+    """The text for the user, or None if the error is a fault.
+
+    An error is the user's if our packages raise it as such, also where libraries raise another one
+    on top of it.
+    """
+    while error is not None:
+        text = str(error)
+        if "in DataLoader worker process" in text:
+            # torch puts the worker's traceback into the text; its last line is the message.
+            last = text.strip().splitlines()[-1]
+            return last.partition(": ")[2] or last
+        if type(error).__name__ == "OutOfMemoryError":
+            return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
+        if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
+            return text
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and frames[-1].filename.startswith(OURS):
+            return text if isinstance(error, ValueError | OSError | ImportError) else None
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
+    """Refuse a head or dataset that says it is for other tasks."""
+    if tasks is None or task in tasks:
+        return
+    fitting = []
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        if task in content.get(group, content).get("_tasks_", ()):
+            fitting.append(f"{group}={path.stem}")
+    raise ValueError(
+        f"this {group} is for task={' or '.join(tasks)}; task={task} takes {', '.join(fitting)}"
+    )
+
+
+def _check_mode(config: Mapping[str, Any]) -> None:
+    mode = config["mode"]
     if mode != "fit" and config["ckpt"] is None:
         raise ValueError(
             f"mode={mode} needs the weights: pass ckpt=<run folder or checkpoint file>"
@@ -84,58 +161,63 @@ def resolved(config: Any) -> dict[str, Any]:
         raise ValueError(
             f"resume=true goes on with training; with mode={mode} pass ckpt=<run folder> alone"
         )
-    if (
-        config["require_pretrained"]
-        and mode == "fit"
-        and backbone["pretrained"] is None
-        and not config["resume"]
-    ):
-        name, root = backbone["name"], config["output_dir"]
+    if mode == "fit" and config["ckpt"] is not None and not config["resume"]:
         raise ValueError(
-            f"task={config['task_name']} starts from a trained backbone. Train one:\n"
-            f"  python tools/run.py task=classification backbone={name}\n"
-            f"then pass it:\n"
-            f"  python tools/run.py task={config['task_name']} backbone={name} "
-            f"backbone.pretrained={root}/classification/{name}/latest\n"
-            "or pass backbone.pretrained=true for timm's weights, backbone.pretrained=false for random ones"
+            "ckpt with mode=fit is the run to go on with: pass resume=true, or start from its "
+            f"backbone with backbone.pretrained={config['ckpt']}"
         )
-    if isinstance(backbone["pretrained"], str):
-        backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
-    return dict(config)
+    if mode != "predict" and config["input"] is not None:
+        raise ValueError("input names images to predict: pass mode=predict")
 
 
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the program with one message for an error that our own code raised for the user.
-
-    Such an error is a ValueError or OSError raised in our packages; anything else is a fault and keeps
-    its traceback.
-    """
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        text = _message(error)
-        if text is None:
-            raise
-        logging.shutdown()
-        print(f"\nerror: {text}", file=sys.stderr)
-        sys.exit(2)
+def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+    warmup, epochs = schedule.get("warmup", 0), trainer["max_epochs"]
+    numbers = isinstance(warmup, int | float) and isinstance(epochs, int)
+    if numbers and warmup and epochs > 0 and warmup >= epochs:
+        raise ValueError(
+            f"schedule.warmup={warmup} epochs leave nothing of trainer.max_epochs={epochs}; "
+            "lower it, 0 being none"
+        )
 
 
-def _message(error: BaseException) -> str | None:
-    """The text for the user, or None if the error is not ours."""
-    text = str(error)
-    if "in DataLoader worker process" in text:
-        # torch puts the worker's traceback into the text; its last line is the message.
-        last = text.strip().splitlines()[-1]
-        return last.partition(": ")[2] or last
-    frames = traceback.extract_tb(error.__traceback__)
-    return text if frames and frames[-1].filename.startswith(OURS) else None
+def _check_pretrained(config: Mapping[str, Any]) -> None:
+    if not config["require_pretrained"]:
+        return
+    task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    raise ValueError(
+        f"task={task} starts from a trained backbone. Train one:\n"
+        f"  python tools/run.py task=classification backbone={name}\n"
+        f"then pass it:\n"
+        f"  python tools/run.py task={task} backbone={name} "
+        f"backbone.pretrained={root}/classification/{name}/latest\n"
+        "or pass backbone.pretrained=true for timm's weights, false for random ones"
+    )
 
 
-def _compose(overrides: Sequence[str]) -> DictConfig:
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "configs")):
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
         return compose("run", overrides=list(overrides))
+
+
+def _check(overrides: Sequence[str]) -> None:
+    try:
+        compose_config(overrides)
+    except MissingConfigException as error:
+        raise ValueError(_missing(error)) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_unknown_key(error, overrides)) from None
+
+
+def _jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep, but for globs, which name what exists."""
+    parts = []
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if not override.is_sweep_override():
+            parts.append([override.input_line])
+        elif not override.is_glob_sweep():
+            key = override.get_key_element()
+            parts.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    return [list(job) for job in itertools.product(*parts)]
 
 
 def _missing(error: MissingConfigException) -> str:
@@ -152,13 +234,14 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
         r"Could not (?:override|append to config, an item is already at) '([\w.@/]+)'", str(error)
     )
     if not isinstance(error, ConfigCompositionException) or found is None:
-        return str(error).strip()
+        return " ".join(str(error).split())
     key = found.group(1)
-    others = [override for override in overrides if not override.lstrip("+~").startswith(f"{key}=")]
+    # Which options exist depends on the chosen groups only.
+    choices = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
-        node: Any = _compose(others)
+        node: Any = compose_config([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
     except (HydraException, OmegaConfBaseException):
-        return str(error).strip()
+        return " ".join(str(error).split())
     *parents, last = key.split(".")
     path = []
     for parent in parents:
@@ -166,8 +249,10 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
             last = parent
             break
         node, path = node[parent], [*path, parent]
-    known = sorted(map(str, node)) if isinstance(node, DictConfig) else []
+    known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    known = sorted(name for name in known if not name.startswith("_"))
     near = difflib.get_close_matches(last, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
-    return f"{where} has no option {last!r}; {hint}it has: {', '.join(known)}"
+    more = f". If its code takes more, +{key}=... adds it" if path else ""
+    return f"{where} has no option {last!r}; {hint}it has: {', '.join(known)}{more}"

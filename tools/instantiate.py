@@ -45,12 +45,21 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
     known, takes_more = _parameters(call)
     for name, value in arguments.items():
         if name in known:
-            if not _fits(value, known[name]):
-                raise ValueError(f"{group}.{name}={value} is not {_described(known[name])}")
+            check_value(f"{group}.{name}", value, known[name])
         elif not takes_more:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"there is no option {group}.{name}; {hint}")
+
+
+def check_value(option: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of an annotated type.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    if not _fits(value, hint):
+        raise ValueError(f"{option}={value} is not {_described(hint)}")
 
 
 def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:

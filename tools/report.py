@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
 from backbones.complexity import count_macs, count_parameters
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
-from tasks.csv_log import read_rows
+from tasks.loggers import read_rows
 
-NUM_PICTURES = 12
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+SUMMARY = "summary.json"
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "torch",
@@ -30,68 +34,77 @@ PACKAGES = (
 )
 
 
-def write(
-    folder: Path,
-    config: Mapping[str, Any],
-    task: BaseTask,
-    datamodule: BaseDataModule,
-    metrics: Mapping[str, float],
-    seconds: float,
-) -> None:
-    """Write summary.json, curves.png and preview/*.png, and print the closing table."""
-    facts = {
-        "task": config["task_name"],
-        "backbone": config["backbone"]["name"],
-        "mode": config["mode"],
-        "checkpoint": config["ckpt"] if config["mode"] != "fit" else "checkpoints/best.ckpt",
-        "metrics": dict(metrics),
-        **_sizes(task.model, config["data"]),
-        "seconds": round(seconds, 1),
-        "seed": config["seed"],
-    }
-    write_summary(folder, facts)
-    rows = read_rows(folder / "metrics.csv")
-    if config["mode"] == "fit":
-        plot_curves(folder, rows)
-    save_pictures(folder, _pictures(task, datamodule))
-    table = {name: f"{value:.4g}" for name, value in metrics.items()}
-    table["parameters"] = (
-        f"{facts['parameters'] / 1e6:.2f} M (backbone {facts['backbone_parameters'] / 1e6:.2f} M)"
-    )
-    table["backbone MACs"] = (
-        f"{facts['backbone_macs'] / 1e9:.3f} G at {' x '.join(map(str, facts['macs_at']))}"
-    )
-    table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    print_table(f"{facts['task']}, {facts['backbone']}, {facts['mode']}", table, folder)
+def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """What can be said about a run before it begins.
 
-
-def _sizes(model: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of model and backbone, and the backbone's multiply-adds at the training size."""
+    That is its settings, the parameters of model and backbone, and the backbone's multiply-adds at
+    the training size.
+    """
+    data = config["data"]
     size = data.get("crop_size") or data.get("image_size") or data.get("scene_size")
     height, width = (size, size) if isinstance(size, int) else (size[1], size[0])
     return {
+        "task": config["task_name"],
+        "backbone": config["backbone"]["name"],
+        "mode": config["mode"],
+        "checkpoint": config["ckpt"],
+        "seed": config["seed"],
         "parameters": count_parameters(model),
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, (height, width)),
         "macs_at": [height, width],
+        "strategy": config["trainer"]["strategy"],
     }
 
 
+def announce(
+    known: Mapping[str, Any], config: Mapping[str, Any], datamodule: BaseDataModule
+) -> None:
+    """Say in one line what is about to be trained."""
+    epochs, batch = config["trainer"]["max_epochs"], config["data"]["batch_size"]
+    say(
+        f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
+        f"{len(datamodule.dataset('train'))} training images in batches of {batch}, "
+        f"{epochs} epoch{'s' * (epochs != 1)}"
+    )
+
+
+def say_finished(folder: Path) -> bool:
+    """Whether a training run has come to its end; if so, say it."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        return False
+    metrics = json.loads(path.read_text())["metrics"]
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
+    return True
+
+
+def write(
+    folder: Path, known: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
+) -> None:
+    """Write curves.png, preview/*.png and summary.json, and print the closing table."""
+    if known["mode"] == "fit":
+        best = folder / "checkpoints" / "best.ckpt"
+        known = {**known, "checkpoint": "checkpoints/best.ckpt" if best.is_file() else None}
+        plot_curves(folder, read_rows(folder / "metrics.csv"))
+    if known["strategy"] != "fsdp":  # with it no process holds all weights
+        save_pictures(folder, _pictures(task, datamodule))
+    # Written last: a run with a summary is finished.
+    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
+    (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
+    seconds, size = known["seconds"], " x ".join(map(str, known["macs_at"]))
+    backbone = _millions(known["backbone_parameters"])
+    table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
+    table["parameters"] = f"{_millions(known['parameters'])} (backbone {backbone})"
+    table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
+    table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
-    """Pictures of the first images that prediction would see."""
-    task.cpu().eval()
-    pictures: list[Image.Image] = []
-    for batch in datamodule.predict_dataloader():
-        pictures += task.preview(batch)
-        if len(pictures) >= NUM_PICTURES or "image" in batch:
-            break
-    return pictures[:NUM_PICTURES]
-
-
-def write_summary(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write summary.json: the run's facts, the versions it ran with, and the commit."""
-    content = {**facts, "versions": _versions(), "git_commit": _git_commit()}
-    (folder / "summary.json").write_text(json.dumps(content, indent=2) + "\n")
+    """Pictures of images spread over what prediction would see."""
+    return task.cpu().eval().preview(datamodule.preview_batch(task.preview_images))
 
 
 def plot_curves(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -147,6 +160,10 @@ def _smooth(values: tuple[float, ...], window: int = 15) -> list[float]:
     return [
         sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
     ]
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f} M"
 
 
 def _versions() -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Train, evaluate or apply any registered backbone on any task: python tools/run.py task=... backbone=...
+"""Train, evaluate or apply any registered backbone: python tools/run.py task=... backbone=...
 
-python tools/run.py --help lists the groups, backbones and options. No line here asks which task it is.
+python tools/run.py --help lists groups, backbones and options. No line here asks which task it is.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -19,56 +20,72 @@ sys.path[0] = str(ROOT)  # python puts tools/ there; imports are written from th
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools import command_line  # noqa: E402
+from tools.run_folder import is_first_process  # noqa: E402
 
 
-def run(config: dict[str, Any]) -> dict[str, float]:
-    """Build the parts in the order of the data flow, then train or evaluate.
-
-    Returns:
-        The final metrics.
-    """
+def run(config: dict[str, Any]) -> None:
+    """Build the parts in the order of the data flow, then train, evaluate or predict."""
     import lightning.pytorch as lightning
 
     from backbones import create_backbone
-    from tools import report, run_folder
-    from tools.instantiate import build
-    from tools.trainer import evaluate, fit, make_trainer, predict
+    from tasks.optim import build_optimizer, learning_rate_factor
+    from tools import report, run_folder, trainer
+    from tools.instantiate import build, check_arguments
 
+    check_arguments(create_backbone, config["backbone"], "backbone")
+    check_arguments(build_optimizer, config["optimizer"], "optimizer")
+    check_arguments(learning_rate_factor, config["schedule"], "schedule")
     started = time.perf_counter()
-    folder = run_folder.open_folder(config)
-    lightning.seed_everything(config["seed"], workers=True, verbose=False)
+    mode, resume = config["mode"], config["resume"]
+    with run_folder.opened(config) as folder:
+        if resume and report.say_finished(folder):
+            return
+        lightning.seed_everything(config["seed"], workers=True, verbose=False)
+        datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+        datamodule.prepare_data()
+        datamodule.setup()
+        backbone = create_backbone(**config["backbone"])
+        model = build(config, "head", backbone=backbone, num_classes=datamodule.num_classes)
+        task = build(
+            config,
+            "task",
+            model=model,
+            class_names=datamodule.class_names,
+            optimizer=config["optimizer"],
+            schedule=config["schedule"],
+        )
+        if mode != "fit":
+            task.load_weights(config["ckpt"])
+        facts = report.facts(config, model)
+        engine = trainer.make_trainer(
+            config["trainer"], folder, task.monitor, training=mode == "fit"
+        )
 
-    datamodule = build(config["data"], seed=config["seed"], predict_path=config["input"])
-    datamodule.prepare_data()
-    datamodule.setup()
-    backbone = create_backbone(**config["backbone"])
-    model = build(config["head"], backbone=backbone, num_classes=datamodule.num_classes)
-    task = build(
-        config["task"],
-        model=model,
-        class_names=datamodule.class_names,
-        optimizer=config["optimizer"],
-        schedule=config["schedule"],
-    )
-    trainer = make_trainer(config["trainer"], folder, task.monitor)
-
-    if config["mode"] == "fit":
-        metrics = fit(trainer, task, datamodule, resume=config["resume"])
-    elif config["mode"] == "predict":
-        metrics = predict(trainer, task, datamodule, config["ckpt"])
-    else:
-        metrics = evaluate(trainer, task, datamodule, config["mode"], config["ckpt"])
-    if trainer.is_global_zero:
-        report.write(folder, config, task, datamodule, metrics, time.perf_counter() - started)
-    return metrics
+    with trainer.processes(engine):
+        if mode == "fit":
+            run_folder.mark_latest(folder)
+            report.announce(facts, config, datamodule)
+            metrics = trainer.fit(engine, task, datamodule, resume=resume)
+        elif mode == "predict":
+            metrics = trainer.predict(engine, task, datamodule)
+        else:
+            metrics = trainer.evaluate(engine, mode, task, datamodule)
+    if engine.is_global_zero:
+        facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
+        report.write(folder, facts, task, datamodule)
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
 def main(config: DictConfig) -> None:
     """Run one composed config; a user's mistake ends in one line, a fault of ours in a traceback."""
+    # Lightning starts further processes by this command, which in a sweep is the command of one run.
+    sys.argv[1:] = HydraConfig.get().overrides.task
+    if not is_first_process():
+        logging.disable(logging.WARNING)
     with command_line.one_line_errors():
         run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
 

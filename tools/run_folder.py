@@ -29,19 +29,20 @@ FREE_ON_RESUME = {
 
 
 @contextlib.contextmanager
-def open_folder(config: Mapping[str, Any]) -> Iterator[Path]:
+def opened(config: Mapping[str, Any]) -> Iterator[Path]:
     """The run folder of a config: a new one with its config.yaml, or the one to go on with.
 
-    A new folder to which nothing was added, because the run could not even begin, is removed again.
+    A new folder is removed again if the block, which is to prepare the run, fails.
 
     Raises:
         ValueError: It cannot be made, or the run to resume does not exist or had other settings.
     """
     parent = Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
+    new = is_first_process() and not config["resume"]
     if config["resume"]:
         folder = folder_to_resume(config["ckpt"], parent)
         check_same_config(folder, config)
-    elif is_first_process():
+    elif new:
         folder = new_run_folder(parent, config["mode"])
         (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
     else:
@@ -51,7 +52,7 @@ def open_folder(config: Mapping[str, Any]) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        if is_first_process() and [path.name for path in folder.iterdir()] == [CONFIG]:
+        if new:
             (folder / CONFIG).unlink()
             folder.rmdir()
         raise
@@ -89,6 +90,8 @@ def new_run_folder(parent: Path, mode: str) -> Path:
 
 def mark_latest(folder: Path) -> None:
     """Let ``latest`` beside the run folder lead to it."""
+    if not is_first_process():
+        return
     temporary = folder.parent / f".{LATEST}-{os.getpid()}"
     temporary.symlink_to(folder.name)
     temporary.replace(folder.parent / LATEST)

@@ -25,20 +25,23 @@ from tasks.base import BaseTask
 from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.gather import gather_objects
-from tasks.loggers import CsvLog, TensorBoardLog
+from tasks.loggers import CsvLog, RunLog, TensorBoardLog
 from tools.instantiate import check_arguments
 from tools.run_folder import checkpoint_file
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 
 
-def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trainer:
+def make_trainer(
+    options: Mapping[str, Any], folder: Path, monitor: str, *, training: bool
+) -> Trainer:
     """Build a Trainer that leaves metrics.csv, TensorBoard events and checkpoints/{last,best}.ckpt.
 
     Args:
         options: Arguments of Lightning's Trainer.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
+        training: Whether to keep logs, which an evaluation does not need.
 
     Raises:
         ValueError: An option that Lightning does not have or refuses, or a device that is absent.
@@ -52,23 +55,24 @@ def make_trainer(options: Mapping[str, Any], folder: Path, monitor: str) -> Trai
             "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
             "python tools/doctor.py for what is installed"
         )
+    for name in ("accumulate_grad_batches", "limit_train_batches"):
+        if options[name] <= 0:
+            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
     interactive = sys.stdout.isatty()
     progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
-    checkpoints = ModelCheckpoint(
-        dirpath=folder / "checkpoints",
-        filename=Path(BEST).stem,
-        monitor=monitor,
-        mode="max",
-        save_last=True,
-        enable_version_counter=False,
-    )
-    stop = StopOnSignal(folder / "checkpoints" / LAST)
+    checkpoints = folder / "checkpoints"
+    # One for each file: a checkpoint that monitors a metric leaves its last one behind when the
+    # metric falls.
+    keep = {"dirpath": checkpoints, "enable_version_counter": False}
+    best = ModelCheckpoint(**keep, filename=Path(BEST).stem, monitor=monitor, mode="max")
+    last = ModelCheckpoint(**keep, filename=Path(LAST).stem)
+    logs = [CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")]
     try:
         return Trainer(
             **{**options, "strategy": _strategy(options["strategy"])},
             default_root_dir=folder,
-            logger=[CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")],
-            callbacks=[checkpoints, ExactResume(), stop, progress],
+            logger=logs if training else False,
+            callbacks=[best, last, ExactResume(), StopOnSignal(checkpoints / LAST), progress],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -116,39 +120,47 @@ def fit(
     Raises:
         ValueError: The checkpoint to resume is no whole one.
     """
-    checkpoints = Path(trainer.default_root_dir) / "checkpoints"
-    last = checkpoint_file(checkpoints / LAST) if resume else None
+    folder = Path(trainer.default_root_dir)
+    last = checkpoint_file(folder, LAST) if resume else None
     if last is not None:
         position = ExactResume.position(AtomicCheckpointIO().load_checkpoint(last))
         datamodule.resume_at(position.epoch, position.batch)
+        for log in trainer.loggers:
+            assert isinstance(log, RunLog)
+            log.resume_at(position.step)
     trainer.fit(task, datamodule=datamodule, ckpt_path=last, weights_only=True)
-    best = checkpoints / BEST
-    return evaluate(trainer, task, datamodule, "test", str(best) if best.is_file() else None)
+    best = folder / "checkpoints" / BEST
+    return evaluate(trainer, "test", task, datamodule, best if best.is_file() else None)
 
 
 def evaluate(
-    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, mode: str, ckpt: str | None
+    trainer: Trainer,
+    mode: str,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    ckpt: Path | None = None,
 ) -> dict[str, float]:
-    """Metrics of a checkpoint, or of the weights as they are."""
-    if ckpt is not None:
-        task.load_weights(checkpoint_file(ckpt))
+    """Metrics of a checkpoint, or of the weights as they are.
+
+    Args:
+        trainer: From ``make_trainer``.
+        mode: "validate" or "test".
+        task: The model with its metrics.
+        datamodule: The data.
+        ckpt: A checkpoint of this trainer, which may hold its weights in parts.
+    """
     run = trainer.validate if mode == "validate" else trainer.test
-    results = run(task, datamodule=datamodule, verbose=False)
-    return {name.partition("/")[2]: float(value) for name, value in results[0].items()}
+    results = run(task, datamodule=datamodule, ckpt_path=ckpt, weights_only=True, verbose=False)
+    metrics = results[0] if results else {}  # none without a batch
+    return {name.partition("/")[2]: float(value) for name, value in metrics.items()}
 
 
-def predict(
-    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, ckpt: str
-) -> dict[str, float]:
+def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
     """Write predictions.json: one entry per image, in the order of the files."""
-    task.load_weights(checkpoint_file(ckpt))
     batches = trainer.predict(task, datamodule=datamodule) or []
     parts = gather_objects([row for batch in batches for row in batch])
     # Process i took every n-th image from the i-th one on.
     rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
-    for row in rows:
-        if "sample_id" in row:
-            row["image"] = datamodule.predict_name(row.pop("sample_id"))  # type: ignore[attr-defined]
     if trainer.is_global_zero:
         path = Path(trainer.default_root_dir) / "predictions.json"
         path.write_text(json.dumps(rows, indent=1) + "\n")
