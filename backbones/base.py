@@ -31,8 +31,9 @@ class Backbone(nn.Module):
         feature_info: One entry per map of ``forward``, fine to coarse.
         num_features: Width of what ``embed`` returns.
         size_divisor: Detectors pad their batches to a multiple of it; any size of at least 64 runs.
+        dense: Whether it was built for dense prediction.
         classification_keys: Prefixes of state-dict keys that only the classification network has.
-        dense_keys: Prefixes of state-dict keys that only the dense-prediction network has.
+        map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
     """
 
@@ -40,8 +41,9 @@ class Backbone(nn.Module):
     feature_info: tuple[FeatureInfo, ...]
     num_features: int
     size_divisor: int = 32
+    dense: bool = False
     classification_keys: tuple[str, ...] = ()
-    dense_keys: tuple[str, ...] = ()
+    map_keys: tuple[str, ...] = ()
     no_weight_decay: frozenset[str] = frozenset()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:

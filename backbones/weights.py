@@ -105,7 +105,7 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     surplus = [key for key in state_dict if key not in usable]
     reshaped = [key for key, value in usable.items() if own[key].shape != value.shape]
 
-    may_miss = (*absent_mixers, *backbone.dense_keys)
+    may_miss = (*absent_mixers, *backbone.map_keys)
     may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
     wrong = [f"missing {key}" for key in missing if not key.startswith(may_miss)]
     wrong += [f"unexpected {key}" for key in surplus if not key.startswith(may_remain)]

@@ -74,7 +74,8 @@ class LinearClassifier(nn.Module):
         weight, bias = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
         if len(weight) != self.classifier.out_features:
             raise ValueError(
-                f"{path} was trained on {len(weight)} classes, this data has {self.classifier.out_features}"
+                f"{path} was trained on {len(weight)} classes, this data has "
+                f"{self.classifier.out_features}"
             )
         report = load_state_dict(self.backbone, state_dict, str(path))
         self.classifier.load_state_dict({"weight": weight, "bias": bias})
@@ -85,7 +86,7 @@ class LinearClassifier(nn.Module):
         return self.classifier(self.drop(self.backbone.embed(images)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Cross entropy of ``batch["image"]`` with ``batch["label"]``, (B,) indices or (B, K) shares."""
+        """Cross entropy of ``image`` with ``label``, which is indices (B,) or shares (B, K)."""
         logits = self(batch["image"])
         smoothing = self.label_smoothing if self.training else 0.0
         return {"loss_cls": F.cross_entropy(logits, batch["label"], label_smoothing=smoothing)}

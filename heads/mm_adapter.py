@@ -103,15 +103,21 @@ def check_pyramid(backbone: Backbone, head: str) -> list[int]:
     """Channels of the four maps that dense heads read.
 
     Raises:
-        ValueError: The backbone does not return maps at strides 4, 8, 16, 32.
+        ValueError: The backbone was not built for dense prediction, or has other strides.
     """
     strides = tuple(info.stride for info in backbone.feature_info)
-    if strides != STRIDES:
+    if not backbone.dense or strides != STRIDES:
         raise ValueError(
-            f"{head} reads maps at strides {STRIDES}, {backbone.name} gives {strides}; "
-            f"build it with create_backbone({backbone.name!r}, dense=True)"
+            f"{head} reads normalised maps at strides {STRIDES}; "
+            f"build the backbone with create_backbone({backbone.name!r}, dense=True)"
         )
     return [info.channels for info in backbone.feature_info]
+
+
+def freeze_unread(backbone: Backbone, first: int) -> None:
+    """Freeze what only the maps before ``first`` need; DDP waits for the gradients of all others."""
+    for prefix in backbone.map_keys[:first]:
+        backbone.get_submodule(prefix.removesuffix(".")).requires_grad_(False)
 
 
 def set_everywhere(config: Any, key: str, value: Any) -> None:

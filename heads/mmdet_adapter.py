@@ -11,6 +11,7 @@ from heads.mm_adapter import (
     base_config,
     build_model,
     check_pyramid,
+    freeze_unread,
     override,
     set_everywhere,
 )
@@ -37,8 +38,8 @@ def build_detector(
 ) -> ToolkitModel:
     """Build a detector of MMDetection from its own base config.
 
-    The named options are the few that small images and small machines change; None keeps the config's
-    value, and a detector of one stage has no RoIs, proposals or masks to change.
+    The named options are the few that small images and small machines change; None keeps the
+    config's value, and a detector of one stage has no RoIs, proposals or masks to change.
 
     Args:
         backbone: Built with ``dense=True``.
@@ -48,9 +49,9 @@ def build_detector(
         num_proposals: Proposals per image that the second stage sees (1000).
         mask_size: Side of the predicted masks (28); their RoIs are half of it.
         anchor_scale: Side of the finest anchors over its stride (8 in two stages, 4 in RetinaNet).
-        group_norm: GroupNorm in neck and convolutional heads, as in MMDetection's configs for training
-            from random weights.
-        options: Dotted keys of MMDetection's model config, such as ``train_cfg.rcnn.sampler.num``.
+        group_norm: GroupNorm in neck and convolutional heads, as in MMDetection's configs for
+            training from random weights.
+        options: Further values of MMDetection's model config; see ``override``.
 
     Raises:
         ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
@@ -60,6 +61,7 @@ def build_detector(
     channels = check_pyramid(backbone, name)
     config = base_config("mmdet", DETECTORS[name])
     config.neck.in_channels = channels
+    freeze_unread(backbone, config.neck.get("start_level", 0))
     config.data_preprocessor.pad_size_divisor = backbone.size_divisor
     set_everywhere(config, "num_classes", num_classes)
     _resize(config, num_rois, num_proposals, mask_size, anchor_scale)

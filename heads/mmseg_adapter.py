@@ -29,15 +29,15 @@ def build_segmentor(
 ) -> ToolkitModel:
     """Build a segmentor of MMSegmentation from its own base config.
 
-    Its SyncBN becomes BatchNorm, which runs on any device; ``trainer.sync_batchnorm=true`` turns it back
-    where several GPUs train.
+    Its SyncBN becomes BatchNorm, which runs on any device; ``trainer.sync_batchnorm=true`` turns it
+    back where several GPUs train.
 
     Args:
         backbone: Built with ``dense=True``.
         num_classes: Classes that are scored, the ignored label not counted.
         name: One of ``SEGMENTORS``.
-        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps the config's.
-        options: Dotted keys of MMSegmentation's model config, such as ``decode_head.channels``.
+        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps both.
+        options: Further values of MMSegmentation's model config; see ``override``.
 
     Raises:
         ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.

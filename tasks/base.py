@@ -125,7 +125,7 @@ class BaseTask(LightningModule):
         self._log_metrics("test")
 
     def load_weights(self, path: str | Path) -> None:
-        """Load the model's weights from a checkpoint of this task, or from a file its model can read.
+        """Load the model's weights from a checkpoint of this task, or from a file the model reads.
 
         Raises:
             ValueError: Weights of another model; the keys that differ are listed.
@@ -181,7 +181,7 @@ class BaseTask(LightningModule):
             return
         if not torch.isfinite(loss):
             raise ValueError(
-                f"the loss is {loss.item()} at step {self.global_step}; training stops here and the "
+                f"the loss is {loss.item()} at step {self.global_step}; training stops here, the "
                 "last checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set "
                 "trainer.gradient_clip_val"
             )

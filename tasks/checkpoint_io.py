@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill, a full disk and a bad file, and hold nothing but tensors and values."""
+"""Checkpoints that survive a kill and a full disk, and hold nothing but tensors and values."""
 
 from __future__ import annotations
 

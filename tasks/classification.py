@@ -26,8 +26,8 @@ class ClassificationTask(BaseTask):
         class_names: K names.
         optimizer: See ``BaseTask``.
         schedule: See ``BaseTask``.
-        mixup: Options of ``timm.data.Mixup`` (``mixup_alpha``, ``cutmix_alpha``, ``label_smoothing``,
-            ...), or None. With it the label smoothing of the targets is Mixup's.
+        mixup: Options of ``timm.data.Mixup``, such as ``mixup_alpha``, ``cutmix_alpha`` and
+            ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
     """
 
     monitor = "val/top1"
@@ -92,7 +92,7 @@ class ClassificationTask(BaseTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
-        """One sheet of images, each with its label and the predicted class, green where they agree."""
+        """One sheet of images with the predicted class, green where it is right."""
         predicted = self.model.predict(batch).argmax(-1).tolist()
         labels = batch["label"].tolist() if "label" in batch else predicted
         tiles = []

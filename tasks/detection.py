@@ -16,7 +16,7 @@ PREVIEW_SCORE = 0.3
 
 
 class DetectionTask(BaseTask):
-    """A detector of MMDetection; COCO's average precision for boxes and, where it predicts them, masks.
+    """A detector of MMDetection; COCO's average precision for boxes and, where predicted, masks.
 
     The datamodule tells the ground truth: ``annotation_file`` and ``category_ids``.
     """
@@ -58,7 +58,7 @@ class DetectionTask(BaseTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
-        """Per image: the ground truth where there is one, and the detections above a score of 0.3."""
+        """Per image: the ground truth where there is one, and detections above a score of 0.3."""
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):

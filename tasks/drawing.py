@@ -13,7 +13,8 @@ from torch import Tensor
 IMAGENET_MEAN = np.array([0.485, 0.456, 0.406])
 IMAGENET_STD = np.array([0.229, 0.224, 0.225])
 GOOD, BAD = (40, 160, 60), (210, 50, 40)
-# Twelve colours that stay apart for most eyes (Paul Tol's "muted" and "bright" sets); more classes repeat them.
+# Twelve colours that stay apart for most eyes (Paul Tol's "muted" and "bright" sets), repeated for
+# more classes.
 PALETTE = (
     (68, 119, 170), (238, 102, 119), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119),
     (136, 34, 85), (68, 170, 153), (153, 153, 51), (221, 204, 119), (51, 34, 136), (204, 102, 119),

@@ -168,7 +168,7 @@ def test_classification_checkpoint_loads_into_a_dense_backbone(host):
     dense = create_backbone(f"{host}_afbo", dense=True)
     report = load_state_dict(dense, tensors, "file")
     assert report.initialised
-    assert all(key.startswith(dense.dense_keys) for key in report.initialised)
+    assert all(key.startswith(dense.map_keys) for key in report.initialised)
     assert set(report.skipped) == {
         "norm.weight",
         "norm.bias",

@@ -195,6 +195,7 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """The config of a run, from the files and a command's overrides."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
         return compose("run", overrides=list(overrides))
 

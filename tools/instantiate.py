@@ -1,4 +1,4 @@
-"""Build what a config names, from an allow-list, with errors that name the option and the choices."""
+"""Build what a config names, from an allow-list, with errors that name the option."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-# Configs come from files and command lines: they may name our own parts, never an arbitrary function.
+# Configs come from files and command lines: they may name our own parts, never any function.
 ALLOWED = ("datamodules.", "heads.", "tasks.")
 
 

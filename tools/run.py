@@ -81,8 +81,8 @@ def run(config: dict[str, Any]) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
 def main(config: DictConfig) -> None:
-    """Run one composed config; a user's mistake ends in one line, a fault of ours in a traceback."""
-    # Lightning starts further processes by this command, which in a sweep is the command of one run.
+    """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
+    # Lightning starts further processes by this command, which in a sweep is that of one run.
     sys.argv[1:] = HydraConfig.get().overrides.task
     if not is_first_process():
         logging.disable(logging.WARNING)

@@ -46,7 +46,7 @@ def make_trainer(
     Raises:
         ValueError: An option that Lightning does not have or refuses, or a device that is absent.
     """
-    # Lightning's remarks on devices, workers and its own products are not what a user needs to read.
+    # A user need not read Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     check_arguments(Trainer, options, "trainer")
@@ -163,5 +163,5 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
     if trainer.is_global_zero:
         path = Path(trainer.default_root_dir) / "predictions.json"
-        path.write_text(json.dumps(rows, indent=1) + "\n")
+        path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     return {"images": float(len(rows))}

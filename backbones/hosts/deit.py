@@ -34,7 +34,7 @@ class DeiT(Backbone):
 
     size_divisor = PYRAMID_STRIDES[-1]
     classification_keys = ("norm.",)
-    dense_keys = ("pyramid.",)
+    map_keys = tuple(f"pyramid.scales.{level}." for level in range(len(PYRAMID_STRIDES)))
     no_weight_decay = frozenset({"pos_embed", "cls_token"})
 
     def __init__(self, model: VisionTransformer, config: HostConfig) -> None:

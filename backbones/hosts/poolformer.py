@@ -29,7 +29,7 @@ class PoolFormer(Backbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
     classification_keys = ("norm.",)
-    dense_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
 
     def __init__(self, model: MetaFormer, config: HostConfig) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Swin(Backbone):
     """
 
     classification_keys = ("norm.",)
-    dense_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
 
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()

@@ -1,0 +1,22 @@
+"""Fixtures of several test files."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def sample_cache(tmp_path_factory):
+    """One folder for the sample data of all runs of a test session."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("sample_data")
+        patch.setenv("MIXERLAB_CACHE", str(cache))
+        yield cache
+
+
+@pytest.fixture
+def one_thread():
+    """As many threads as the subprocesses of the tests have, for results equal to the bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

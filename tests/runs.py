@@ -1,0 +1,84 @@
+"""Runs small enough for a test, within this process or as the command that a user types."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from tools import command_line
+from tools.run import run
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
+# A few steps of 64 pixels for each task; ++ as the sample files may or may not name an option.
+TINY = {
+    "classification": ("++data.digits_per_class=4", "++data.train_copies=1", "data.batch_size=8"),
+    "transfer": ("++data.train_per_class=1", "++data.val_per_class=1", "data.batch_size=20"),
+    "detection": SCENES,
+    "segmentation": SCENES,
+}
+
+
+@dataclass
+class Ended:
+    """How a run ended."""
+
+    status: int
+    out: str
+    err: str
+
+    def folder(self) -> Path:
+        """The run folder, which is the last thing that a run prints."""
+        return ROOT / self.out.strip().splitlines()[-1].removeprefix("Run folder: ")
+
+
+def arguments(task, output_dir, *more, backbone="deit_t", trainer="cpu", epochs=1):
+    """The options of a tiny run."""
+    options = (f"task={task}", f"backbone={backbone}", f"trainer={trainer}", *TINY[task])
+    return [*options, f"output_dir={output_dir}", f"trainer.max_epochs={epochs}",
+            "schedule.warmup=0", *more]  # fmt: skip
+
+
+def run_here(typed, capsys) -> Ended:
+    """What ``python tools/run.py`` does, without a new process."""
+    capsys.readouterr()
+    status = 0
+    try:
+        with command_line.one_line_errors():
+            command_line.prepare(typed)
+            config = OmegaConf.to_container(command_line.compose_config(typed), resolve=True)
+            run(command_line.resolved(config))
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        GlobalHydra.instance().clear()
+    captured = capsys.readouterr()
+    return Ended(status, captured.out, captured.err)
+
+
+def start(typed, **options) -> subprocess.Popen:
+    """Start ``python tools/run.py`` as a user would, in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "run.py"), *typed],
+        env=environment,
+        cwd=options.pop("cwd", ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def command(typed, timeout=240, **options) -> Ended:
+    """Run ``python tools/run.py`` to its end."""
+    process = start(typed, **options)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return Ended(process.returncode, out, err)
