@@ -115,7 +115,7 @@ def check_pyramid(backbone: Backbone, head: str) -> list[int]:
 
 
 def freeze_unread(backbone: Backbone, first: int) -> None:
-    """Freeze what only the maps before ``first`` need; DDP waits for the gradients of all others."""
+    """Freeze what only the maps before ``first`` need, as DDP waits for all gradients."""
     for prefix in backbone.map_keys[:first]:
         backbone.get_submodule(prefix.removesuffix(".")).requires_grad_(False)
 
