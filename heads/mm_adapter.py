@@ -76,7 +76,7 @@ def base_config(toolkit: str, name: str) -> Any:
     return Config.fromfile(folder / f"{name}.py").model
 
 
-def build_model(toolkit: str, config: Any, backbone: Backbone) -> ToolkitModel:
+def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:
     """Build a toolkit's model around a backbone that already exists.
 
     mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its
@@ -92,11 +92,11 @@ def build_model(toolkit: str, config: Any, backbone: Backbone) -> ToolkitModel:
     logging.disable(logging.INFO)
     try:
         with DefaultScope.overwrite_default_scope(toolkit):
-            model = importlib.import_module(f"{toolkit}.registry").MODELS.build(config)
-        model.init_weights()
+            model: nn.Module = importlib.import_module(f"{toolkit}.registry").MODELS.build(config)
+        model.init_weights()  # type: ignore[operator]
     finally:
         logging.disable(disabled)
-    return ToolkitModel(model)
+    return model
 
 
 def check_pyramid(backbone: Backbone, head: str) -> list[int]:

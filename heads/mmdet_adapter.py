@@ -68,7 +68,7 @@ def build_detector(
     if group_norm:
         _normalise(config)
     override(config, options or {})
-    return build_model("mmdet", config, backbone)
+    return ToolkitModel(build_model("mmdet", config, backbone))
 
 
 def _resize(

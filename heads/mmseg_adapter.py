@@ -19,6 +19,20 @@ from heads.mm_adapter import (
 SEGMENTORS = {"upernet": "upernet_r50"}
 
 
+class Segmentor(ToolkitModel):
+    """A segmentor of MMSegmentation; it predicts images of several sizes one after the other."""
+
+    def predict(self, batch: Mapping[str, Any]) -> list[Any]:
+        """The toolkit's data samples with predictions at the original image size."""
+        images, samples = batch["inputs"], batch["data_samples"]
+        if len({image.shape for image in images}) == 1:
+            return super().predict(batch)
+        predictions = []
+        for image, sample in zip(images, samples, strict=True):
+            predictions += super().predict({"inputs": [image], "data_samples": [sample]})
+        return predictions
+
+
 def build_segmentor(
     backbone: Backbone,
     num_classes: int,
@@ -56,4 +70,4 @@ def build_segmentor(
     set_everywhere(config, "num_classes", num_classes)
     set_everywhere(config, "norm_cfg", {"type": "BN", "requires_grad": True})
     override(config, options or {})
-    return build_model("mmseg", config, backbone)
+    return Segmentor(build_model("mmseg", config, backbone))

@@ -45,7 +45,7 @@ class RunLog(Logger):
 
 
 class CsvLog(RunLog):
-    """metrics.csv: one row per logging step, with the columns that any row has.
+    """metrics.csv: a row for what is logged at a step, with the columns that any row has.
 
     Args:
         path: The file.
@@ -66,7 +66,7 @@ class CsvLog(RunLog):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add the metrics of a step; those of one step share a row."""
+        """Add the metrics of a step; what comes before the next write shares a row."""
         if self._pending and self._pending[-1]["step"] == step:
             self._pending[-1].update(metrics)
             return

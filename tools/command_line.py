@@ -19,6 +19,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -215,7 +216,7 @@ def _jobs(overrides: Sequence[str]) -> list[list[str]]:
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_sweep_override():
             parts.append([override.input_line])
-        elif not override.is_glob_sweep():
+        elif not isinstance(override.value(), Glob):
             key = override.get_key_element()
             parts.append([f"{key}={value}" for value in override.sweep_string_iterator()])
     return [list(job) for job in itertools.product(*parts)]
