@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backbones import Backbone
@@ -39,6 +39,8 @@ def build_segmentor(
     *,
     name: str = "upernet",
     channels: int | None = None,
+    group_norm: bool = False,
+    class_weights: Sequence[float] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> ToolkitModel:
     """Build a segmentor of MMSegmentation from its own base config.
@@ -51,6 +53,9 @@ def build_segmentor(
         num_classes: Classes that are scored, the ignored label not counted.
         name: One of ``SEGMENTORS``.
         channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps both.
+        group_norm: GroupNorm in place of BatchNorm, for batches of a few small images: where maps
+            are pooled to 1x1, two images leave two values to normalise by, evaluation has others.
+        class_weights: Weight of each class in both losses, where one class fills most pixels.
         options: Further values of MMSegmentation's model config; see ``override``.
 
     Raises:
@@ -68,6 +73,18 @@ def build_segmentor(
     divisor = backbone.size_divisor
     config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
     set_everywhere(config, "num_classes", num_classes)
-    set_everywhere(config, "norm_cfg", {"type": "BN", "requires_grad": True})
+    norm = {"type": "GN", "num_groups": 32} if group_norm else {"type": "BN"}
+    set_everywhere(config, "norm_cfg", norm | {"requires_grad": True})
+    if class_weights is not None:
+        _weight_classes(config, list(class_weights), num_classes)
     override(config, options or {})
     return Segmentor(build_model("mmseg", config, backbone))
+
+
+def _weight_classes(config: Any, weights: list[float], num_classes: int) -> None:
+    if len(weights) != num_classes:
+        raise ValueError(
+            f"head.class_weights has {len(weights)} entries, but the data has {num_classes} classes"
+        )
+    for head in (config.decode_head, config.auxiliary_head):
+        head.loss_decode.class_weight = weights

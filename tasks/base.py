@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from backbones.weights import read_tensors
-from tasks.optim import build_optimizer, learning_rate_factor
+from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 Batch = dict[str, Any]
 
@@ -62,13 +62,14 @@ class BaseTask(LightningModule):
         self.class_names = tuple(class_names)
         self.optimizer_options = dict(optimizer)
         self.schedule_options = dict(schedule)
+        self._exempt = without_decay(model)
         # Bad options are to be refused here, not when everything else is up and running.
-        build_optimizer(model, **self.optimizer_options)
+        build_optimizer(model, self._exempt, **self.optimizer_options)
         learning_rate_factor(1, 1, **self.schedule_options)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that moves at every step."""
-        optimizer = build_optimizer(self.model, **self.optimizer_options)
+        optimizer = build_optimizer(self.model, self._exempt, **self.optimizer_options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
         batches, accumulated = (

@@ -16,37 +16,56 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split trainable parameters into decayed and not decayed ones.
+def without_decay(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that weight decay leaves alone.
 
-    Vectors and scalars (norms, biases, layer scales) and what the backbone's authors name are not
-    decayed, as in timm, DeiT and Swin.
+    These are vectors and scalars (norms, biases, layer scales) and what the backbone's authors
+    name, as in timm, DeiT and Swin. To be asked before a strategy shards and flattens parameters.
     """
+    chosen: set[nn.Parameter] = set()
     backbone = getattr(model, "backbone", None)
-    exempt: Collection[nn.Parameter] = set()
     if backbone is not None:
-        exempt = {p for name, p in backbone.named_parameters() if name in backbone.no_weight_decay}
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            (plain if parameter.ndim <= 1 or parameter in exempt else decayed).append(parameter)
+        names = backbone.no_weight_decay
+        chosen = {p for name, p in backbone.named_parameters() if name in names}
+    parameters = model.named_parameters()
+    return frozenset(name for name, p in parameters if p.ndim <= 1 or p in chosen)
+
+
+def param_groups(
+    model: nn.Module, weight_decay: float, exempt: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into decayed ones and the others.
+
+    Args:
+        model: With its ``backbone``, if it has one.
+        weight_decay: Of the decayed ones.
+        exempt: Names of the others; None stands for ``without_decay(model)``.
+    """
+    exempt = without_decay(model) if exempt is None else exempt
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": [p for name, p in trained if name not in exempt], "weight_decay": weight_decay},
+        {"params": [p for name, p in trained if name in exempt], "weight_decay": 0.0},
     ]
 
 
 def build_optimizer(
-    model: nn.Module, *, name: str, lr: float, weight_decay: float = 0.0, **options: Any
+    model: nn.Module,
+    exempt: Collection[str] | None = None,
+    *,
+    name: str,
+    lr: float,
+    weight_decay: float = 0.0,
+    **options: Any,
 ) -> torch.optim.Optimizer:
     """Build "adamw" or "sgd" over the trainable parameters.
 
     Args:
         model: Its frozen parameters get no optimiser state.
+        exempt: Names of its parameters that are not decayed; see ``param_groups``.
         name: One of ``OPTIMIZERS``.
         lr: Learning rate at the top of the schedule.
-        weight_decay: For matrices and kernels; see ``param_groups``.
+        weight_decay: Of the other parameters.
         **options: torch's own, such as ``betas`` or ``momentum``.
 
     Raises:
@@ -60,7 +79,7 @@ def build_optimizer(
     unknown = sorted(options.keys() - known)
     _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
     try:
-        return OPTIMIZERS[name](param_groups(model, weight_decay), lr=lr, **options)
+        return OPTIMIZERS[name](param_groups(model, weight_decay, exempt), lr=lr, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
 

@@ -6,8 +6,9 @@ import importlib.util
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from backbones import create_backbone
+from backbones import Backbone, FeatureInfo, create_backbone
 from datamodules import SampleDetection, SampleSegmentation
 from heads.linear import LinearClassifier, LinearProbe
 from heads.mmdet_adapter import DETECTORS, build_detector
@@ -101,6 +102,38 @@ def test_probe_trains_the_classifier_alone(name):
     changed = {key for key, value in model.state_dict().items() if not value.equal(before[key])}
     assert {"classifier.weight", "classifier.bias", "norm.running_mean"} <= changed
     assert not any(key.startswith("backbone.") for key in changed)
+
+
+class NormedBackbone(Backbone):
+    """A small backbone with running statistics, which none of the registered hosts has."""
+
+    feature_info = (FeatureInfo(4, 4),)
+    num_features = 4
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.BatchNorm2d(4), nn.ReLU())
+
+    def embed(self, images):
+        return self.stem(images).mean((2, 3))
+
+
+def test_probe_leaves_running_statistics_alone():
+    model = LinearProbe(NormedBackbone(), 5).train()
+    before = {key: value.clone() for key, value in model.backbone.state_dict().items()}
+    for _ in range(3):
+        model.loss({"image": images(4), "label": torch.arange(4)})["loss_cls"].backward()
+    for key, value in model.backbone.state_dict().items():
+        assert value.equal(before[key]), key
+
+
+def test_probe_standardises_features_without_scale_or_shift():
+    model = LinearProbe(NormedBackbone(), 5).train()
+    features = model.backbone.embed(images(16))
+    variance, mean = torch.var_mean(features, 0, correction=0)
+    centred = (features - mean) / (variance + 1e-6).sqrt()
+    expected = F.linear(centred, model.classifier.weight, model.classifier.bias)
+    torch.testing.assert_close(model(images(16)), expected, rtol=1e-4, atol=1e-5)
 
 
 # The adapters
@@ -233,6 +266,18 @@ def test_predictions_have_the_original_size(head, cache):
         if head != "retinanet":
             assert len(found)
             assert found.masks.shape == (len(found), 64, 64)
+
+
+def test_segmentor_predicts_images_of_several_sizes(cache):
+    model, _ = built("upernet")
+    model.eval()
+    (batch,) = data_of("upernet", cache).val_dataloader()
+    first, second = batch["inputs"]
+    with torch.no_grad():
+        uneven = model.predict({**batch, "inputs": [first, second[:, :70]]})
+        even = model.predict(batch)
+    assert len(uneven) == 2
+    assert uneven[0].pred_sem_seg.data.equal(even[0].pred_sem_seg.data)
 
 
 def test_sizes_reach_the_two_stage_detectors():

@@ -193,7 +193,7 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
 ):
     """SIGTERM within the first epoch, kill -9 after it: each time resume=true goes on exactly."""
     # Long enough that the signals arrive in time; drop path draws from the global generator.
-    long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
+    long = ["++data.train_copies=5", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole = run_here(arguments("classification", tmp_path / "whole", *long, epochs=2), capsys)
     parent = tmp_path / "broken" / "classification" / "deit_t"
     typed = arguments("classification", tmp_path / "broken", *long, epochs=2)
@@ -554,6 +554,7 @@ def test_sweep_runs_each_backbone_into_its_own_folder(tmp_path):
     assert (ended.status, ended.err) == (0, "")
     for name in ("deit_t", "poolformer_s12"):
         assert summary(tmp_path / "classification" / name / "latest")["backbone"] == name
+    assert {path.name for path in tmp_path.iterdir()} == {"classification", "multirun.yaml"}
     typed[1] = "backbone=deit_t,poolformer_s21"
     with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
         command_line.prepare(["-m", *typed])

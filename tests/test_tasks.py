@@ -20,7 +20,14 @@ from tasks.callbacks import random_state, set_random_state
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.classification import ClassificationTask
 from tasks.coco_metric import STATS, CocoMetric
-from tasks.drawing import contact_sheet, draw_instances, draw_segments, side_by_side, to_image
+from tasks.drawing import (
+    PALETTE,
+    contact_sheet,
+    draw_instances,
+    draw_segments,
+    side_by_side,
+    to_image,
+)
 from tasks.loggers import CsvLog, read_rows
 from tasks.optim import build_optimizer, learning_rate_factor, param_groups
 from tasks.segmentation import IGNORED, SegmentationTask
@@ -263,6 +270,19 @@ def test_coco_metric_equals_pycocotools(coco, seen):
         assert ours == pytest.approx(expected, abs=1e-6)
 
 
+def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
+    path, samples = coco
+    metrics = [CocoMetric(path, CATEGORIES, with_masks=True) for _ in range(3)]
+    for metric, part in zip(metrics, (samples, samples[::2], samples[1::2]), strict=True):
+        metric.update(part)
+    whole, *parts = metrics
+    expected = whole.compute()
+    monkeypatch.setattr(
+        "tasks.coco_metric.gather_objects", lambda _: [part.detections for part in parts]
+    )
+    assert parts[0].compute() == expected
+
+
 def test_coco_metric_without_masks_or_detections(coco):
     path, samples = coco
     metric = CocoMetric(path, CATEGORIES, with_masks=False)
@@ -320,6 +340,15 @@ def test_segmentation_metrics_equal_a_plain_count():
     assert ious[3] == 0
 
 
+def test_classes_that_do_not_occur_are_named_once(caplog):
+    task = SegmentationTask(nn.Linear(1, 1), "abc", **RECIPE)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            task.update_metrics({}, [segmented(np.zeros((2, 2), int), np.zeros((2, 2), int))])
+            task.compute_metrics()
+    assert caplog.text.count("2 of 3 classes do not occur in validation: b, c") == 1
+
+
 def test_top1_and_top5():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 12, generator=generator)
@@ -339,6 +368,17 @@ def test_no_top5_of_few_classes():
     task = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
     task.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
     assert task.compute_metrics() == {"top1": 100}
+
+
+def test_mixup_mixes_images_and_labels():
+    batch = {"image": torch.randn(4, 3, 8, 8), "label": torch.arange(4)}
+    task = ClassificationTask(nn.Linear(1, 1), "abcdef", **RECIPE)
+    assert task.prepare_batch(batch) is batch
+    task = ClassificationTask(nn.Linear(1, 1), "abcdef", **RECIPE, mixup={"mixup_alpha": 1.0})
+    mixed = task.prepare_batch({**batch, "sample_id": 7})
+    assert mixed["label"].shape == (4, 6)
+    torch.testing.assert_close(mixed["label"].sum(1), torch.ones(4))
+    assert mixed["sample_id"] == 7
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -507,3 +547,19 @@ def test_pictures():
     assert drawn.getpixel((2, 2)) != drawn.getpixel((2, 150)) == drawn.getpixel((2, 230))
     pair = side_by_side(drawn, Image.new("RGB", (100, 300)), ("left", "right"))
     assert (pair.mode, pair.size) == ("RGB", (320 + 100 + 6, 300 + 20))
+
+
+def test_boxes_and_masks_sit_where_they_belong():
+    mask = np.zeros((1, 40, 80), bool)
+    mask[0, 10:20, 30:50] = True
+    drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], mask)
+    assert drawn.size == (320, 160)  # four times as large
+    assert drawn.getpixel((120, 60)) == drawn.getpixel((200, 80)) == PALETTE[0]
+    assert drawn.getpixel((160, 60)) == tuple(round(c * 130 / 255) for c in PALETTE[0])
+    assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
+
+
+def test_only_a_class_called_photo_keeps_the_photograph():
+    photo, labels = Image.new("RGB", (80, 40)), np.zeros((40, 80), int)
+    assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) == (0, 0, 0)
+    assert draw_segments(photo, labels, ["wall"]).getpixel((10, 10)) != (0, 0, 0)

@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import os
-import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
@@ -49,15 +48,7 @@ def make_trainer(
     # A user need not read Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    check_arguments(Trainer, options, "trainer")
-    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
-        raise ValueError(
-            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
-            "python tools/doctor.py for what is installed"
-        )
-    for name in ("accumulate_grad_batches", "limit_train_batches"):
-        if options[name] <= 0:
-            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
+    _check(options)
     interactive = sys.stdout.isatty()
     progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
     checkpoints = folder / "checkpoints"
@@ -84,6 +75,23 @@ def make_trainer(
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
 
 
+def _check(options: Mapping[str, Any]) -> None:
+    check_arguments(Trainer, options, "trainer")
+    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
+            "python tools/doctor.py for what is installed"
+        )
+    for name in ("accumulate_grad_batches", "limit_train_batches"):
+        if options[name] is not None and options[name] <= 0:
+            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
+    if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
+        raise ValueError(
+            "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
+            "or trainer=ddp"
+        )
+
+
 def _strategy(name: str) -> str | DDPStrategy:
     # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
     # which DDP's exchange of buffers would do. sync_batchnorm keeps running statistics in step.
@@ -96,20 +104,41 @@ def processes(trainer: Trainer) -> Iterator[None]:
 
     Lightning starts the other processes of a run by itself and leaves them and its environment
     variables to the end of this process, where a sweep's next run would take them for its own.
+
+    Raises:
+        ValueError: Another process of the run has ended.
     """
     before = dict(os.environ)
+    launcher = trainer.strategy.launcher
     try:
         yield
-    except BaseException:
-        launcher = trainer.strategy.launcher
-        if isinstance(launcher, _SubprocessScriptLauncher):
-            launcher.kill(signal.SIGKILL)  # they wait for this one, which will not come
-        raise
-    finally:
+    except BaseException as error:
+        others: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
+        lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        statuses = [_status(process) for process in others] if lost else []
+        for process in others:
+            process.kill()  # they wait for this one, which will not come
+        others.clear()  # a thread of Lightning's would kill this process for their end
+        if not lost:
+            raise
+        if not trainer.is_global_zero:
+            raise SystemExit(1) from None  # the first process says what there is to say
+        raise ValueError(
+            f"the other processes of this run ended with status {statuses}; what they said of it "
+            "stands above, and -9 is often a lack of memory"
+        ) from error
+    else:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    finally:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    return process.returncode
 
 
 def fit(

@@ -1,0 +1,252 @@
+"""Every config file composes, names parts of ours that take its options, and says what for."""
+
+import inspect
+import os
+from typing import Literal
+from unittest import mock
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from omegaconf import OmegaConf
+
+from backbones import create_backbone, list_backbones
+from tasks.optim import build_optimizer, learning_rate_factor
+from tools import command_line
+from tools.instantiate import build, check_arguments
+from tools.trainer import make_trainer
+
+CONFIGS = command_line.CONFIGS
+TASKS = ("classification", "detection", "segmentation", "transfer")
+
+
+def options(group):
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def fitting(group, task):
+    """Options of a group that say they are for a task."""
+    found = []
+    for name in options(group):
+        content = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())
+        if task in content.get(group, content)["_tasks_"]:
+            found.append(name)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backbones_are_options():
+    command_line.prepare(["--help"])
+
+
+def composed(*overrides):
+    config = OmegaConf.to_container(command_line.compose_config(overrides), resolve=True)
+    config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
+    return command_line.resolved(config)
+
+
+def check(config):
+    """Every part takes the options that the config has for it."""
+    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
+             "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
+    for group, names in given.items():
+        target = config[group]["_target_"]
+        factory = locate(target)
+        plain = {k: v for k, v in config[group].items() if not isinstance(v, dict) or k == "mixup"}
+        plain.pop("_target_")
+        check_arguments(factory, plain, group)
+        assert not set(plain) & set(names)
+        parameters = inspect.signature(factory).parameters.values()
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_KEYWORD}
+        needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
+        assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
+    check_arguments(Trainer, config["trainer"], "trainer")
+    check_arguments(build_optimizer, config["optimizer"], "optimizer")
+    check_arguments(learning_rate_factor, config["schedule"], "schedule")
+    check_arguments(create_backbone, config["backbone"], "backbone")
+    learning_rate_factor(10, 10, **config["schedule"])
+    build_optimizer(torch.nn.Linear(2, 2), (), **config["optimizer"])
+
+
+def locate(target):
+    module, _, name = target.rpartition(".")
+    return getattr(__import__(module, fromlist=[name]), name)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_head_and_dataset_of_a_task(task):
+    heads, data = fitting("head", task), fitting("data", task)
+    assert heads
+    assert len(data) > 1
+    for head in heads:
+        for name in data:
+            # The sample sets give options to their tasks' default head; others are as they are.
+            check(composed(f"task={task}", f"head={head}", f"data={name}"))
+
+
+def test_every_head_and_dataset_is_for_some_task():
+    for group in ("head", "data"):
+        assert {name for task in TASKS for name in fitting(group, task)} == set(options(group))
+    assert set(options("task")) == set(TASKS)
+
+
+@pytest.mark.parametrize("protocol", options("protocol"))
+def test_every_protocol(protocol):
+    config = composed("task=transfer", f"protocol={protocol}")
+    check(config)
+    assert config["protocol"] == protocol
+
+
+def test_linear_probing_scales_its_rate_by_the_batch():
+    config = composed("task=transfer", "protocol=linear_probe", "data.batch_size=64")
+    assert config["head"]["_target_"] == "heads.linear.LinearProbe"
+    assert config["optimizer"]["lr"] == pytest.approx(0.1 * 64 / 256)
+
+
+@pytest.mark.parametrize("recipe", options("recipe"))
+def test_every_recipe(recipe):
+    tasks = ("detection", "segmentation") if recipe == "sample_long" else TASKS
+    for task in tasks:
+        check(composed(f"task={task}", f"recipe={recipe}"))
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment(experiment):
+    check(composed(f"experiment={experiment}"))
+    head = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
+    for line in ("# Command: ", "# Hardware: ", "# Expected: "):
+        assert line in head
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", list_backbones()[::5])
+def test_backbones_are_options_of_every_task(name, task):
+    config = composed(f"task={task}", f"backbone={name}", "backbone.drop_path_rate=0.1")
+    assert config["backbone"]["name"] == name
+    assert config["backbone"]["dense"] == (task in ("detection", "segmentation"))
+    assert config["backbone"].keys() >= {"pretrained", "img_size", "mixer", "token_mixer"}
+
+
+def test_every_backbone_has_an_entry():
+    for name in list_backbones():
+        entry = command_line.ConfigStore.instance().load(f"backbone/{name}.yaml")
+        assert entry.node["name"] == name
+
+
+def test_options_of_a_mixer_reach_the_backbone():
+    config = composed("backbone=deit_t_afbo", "backbone.mixer.g2=6", "backbone.img_size=64")
+    backbone = create_backbone(**config["backbone"])
+    plain = create_backbone("deit_t_afbo", img_size=64)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (backbone, plain)]
+    assert sizes[0] != sizes[1]
+
+
+CUDA = {
+    "torch.cuda.is_available": True,
+    "torch.cuda.device_count": 2,
+    "torch.cuda.get_device_capability": (9, 0),
+    "torch.cuda.get_device_name": "GPU",
+    "torch.cuda.current_device": 0,
+    "lightning.fabric.accelerators.cuda.num_cuda_devices": 2,
+}
+SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
+         "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+         "SLURM_NODEID": "0"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        ("auto", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
+        ("cpu", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
+        ("ddp_cpu", [], ("DDPStrategy", 2, 1, "32-true")),
+        ("gpu", [], ("SingleDeviceStrategy", 1, 1, "bf16-mixed")),
+        ("ddp", [], ("DDPStrategy", 2, 1, "bf16-mixed")),
+        ("ddp", ["trainer.num_nodes=4"], ("DDPStrategy", 2, 4, "bf16-mixed")),
+        ("fsdp", ["trainer.gradient_clip_val=null"], ("FSDPStrategy", 2, 1, "bf16-mixed")),
+        ("slurm", ["trainer.num_nodes=2"], ("DDPStrategy", 2, 2, "bf16-mixed")),
+    ],
+)
+def test_every_trainer_is_made(name, overrides, expected, tmp_path):
+    """On a machine that is said to have two GPUs, for those that want them."""
+    config = composed("task=detection", f"trainer={name}", *overrides)
+    patches = [mock.patch(place, lambda *_, value=value: value) for place, value in CUDA.items()]
+    wants_gpu = config["trainer"]["accelerator"] == "gpu"
+    with mock.patch.dict(os.environ, SLURM if name == "slurm" else {}):
+        for patch in patches if wants_gpu else []:
+            patch.start()
+        try:
+            made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+        finally:
+            mock.patch.stopall()
+    got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
+    assert got == expected
+    assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
+
+
+def test_sharded_gradients_cannot_be_clipped(tmp_path):
+    config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
+    with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
+        make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+
+
+class TestBuild:
+    """What a config may name, and what is said of the rest."""
+
+    LINEAR = "datamodules.transforms.PaperAugmentation"
+
+    def test_only_our_packages_are_called(self):
+        for target in ("os.system", "heads_of_others.x", "torch.load", "tools.run.main"):
+            with pytest.raises(ValueError, match=r"data\._target_=.* is refused"):
+                build({"data": {"_target_": target}}, "data")
+        nested = {"_target_": self.LINEAR, "flip": {"_target_": "os.system", "command": "true"}}
+        with pytest.raises(ValueError, match=r"data\.flip\._target_=os\.system is refused"):
+            build({"data": nested}, "data")
+
+    def test_nested_targets_are_built_first(self):
+        config = {"data": {
+            "_target_": "datamodules.image_folder.ImageFolderDataModule",
+            "augmentation": {"_target_": self.LINEAR, "flip": 0.25},
+        }}  # fmt: skip
+        assert build(config, "data", seed=3).augmentation.flip == 0.25
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"flipp": 0.5}, r"no option data\.flipp; did you mean flip\?"),
+            ({"zzz": 0.5}, r"no option data\.zzz; known: auto_augment, random_erasing"),
+            ({"flip": "often"}, r"data\.flip=often is not a number"),
+            ({"flip": True}, r"data\.flip=True is not a number"),
+            ({"crop_scale": 0.5}, r"data\.crop_scale=0\.5 is not a list"),
+            ({"crop_scale": ["a", "b"]}, r"data\.crop_scale=.* is not a list"),
+            ({"auto_augment": 3}, r"data\.auto_augment=3 is not a text or null"),
+        ],
+    )
+    def test_wrong_options(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            build({"data": {"_target_": self.LINEAR, **given}}, "data")
+
+    def test_options_of_parent_classes_are_known_where_they_are_passed_on(self):
+        target = "datamodules.sample.SampleDetection"
+        build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
+        with pytest.raises(ValueError, match="did you mean flip"):
+            build({"data": {"_target_": target, "flipp": 0.5}}, "data")
+
+    def test_closed_choices(self):
+        def paint(colour: Literal["red", "blue"], size: int | None = None): ...
+
+        check_arguments(paint, {"colour": "red", "size": None}, "x")
+        with pytest.raises(ValueError, match=r"x\.colour=green is not one of red, blue"):
+            check_arguments(paint, {"colour": "green"}, "x")
+        with pytest.raises(ValueError, match=r"x\.size=1\.5 is not a whole number or null"):
+            check_arguments(paint, {"size": 1.5}, "x")
+
+
+def test_no_config_file_has_lines_nobody_reads():
+    """Every yaml begins with a comment that says what it is, but for the heads' option lists."""
+    for path in CONFIGS.rglob("*.yaml"):
+        if path.parent.name == "head":
+            continue
+        first = next(line for line in path.read_text().splitlines() if "@package" not in line)
+        assert first.startswith("# "), path
