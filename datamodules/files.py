@@ -63,9 +63,7 @@ def images_at(path: str | Path) -> list[Path]:
         raise FileNotFoundError(f"the input {path} is neither an image nor a folder of images")
     names = list_images(path)
     if not names:
-        raise ValueError(
-            f"no images in the input {path}; known endings: {sorted(IMAGE_SUFFIXES)}"
-        )
+        raise ValueError(f"no images in the input {path}; known endings: {sorted(IMAGE_SUFFIXES)}")
     return [path / name for name in names]
 
 

@@ -114,8 +114,8 @@ def digit_alpha(
 def contrasting_colour(rng: np.random.Generator, background: Floats) -> Floats:
     """A random colour clearly brighter than most of the background.
 
-    Always brighter: networks that start from random weights and have minutes to learn would spend them
-    on finding out that a digit means the same in dark on bright.
+    Always brighter: networks that start from random weights and have minutes to learn would spend
+    them on finding out that a digit means the same in dark on bright.
 
     Args:
         rng: Source of the colour.
