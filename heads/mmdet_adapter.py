@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor, nn
+
 from backbones import Backbone
 from heads.mm_adapter import (
     ToolkitModel,
@@ -68,7 +70,33 @@ def build_detector(
     if group_norm:
         _normalise(config)
     override(config, options or {})
-    return ToolkitModel(build_model("mmdet", config, backbone))
+    model = build_model("mmdet", config, backbone)
+    _keep_operators_in_float(model)
+    return ToolkitModel(model)
+
+
+def _keep_operators_in_float(model: nn.Module) -> None:
+    """Let a detector train in bfloat16, which mmcv's RoIAlign and NMS do not take.
+
+    Features enter the RoI extractors in single precision, and scores and boxes leave the heads
+    in it; all layers with weights keep the precision that the run asks for.
+    """
+    from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
+    from mmdet.models.roi_heads.bbox_heads import BBoxHead
+    from mmdet.models.roi_heads.mask_heads import FCNMaskHead
+    from mmdet.models.roi_heads.roi_extractors import BaseRoIExtractor
+
+    for module in model.modules():
+        if isinstance(module, BaseRoIExtractor):
+            module.register_forward_pre_hook(lambda _, inputs: _float(inputs))
+        if isinstance(module, BaseDenseHead | BBoxHead | FCNMaskHead):
+            module.register_forward_hook(lambda *call: _float(call[-1]))
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_float(item) for item in value)
+    return value.float() if isinstance(value, Tensor) else value
 
 
 def _resize(

@@ -93,7 +93,8 @@ class ClassificationTask(BaseTask):
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
         """One sheet of images with the predicted class, green where it is right."""
-        predicted = self.model.predict(batch).argmax(-1).tolist()
+        images = {"image": batch["image"].to(self.device)}
+        predicted = self.model.predict(images).argmax(-1).tolist()
         labels = batch["label"].tolist() if "label" in batch else predicted
         tiles = []
         for image, label, guess in zip(batch["image"], labels, predicted, strict=True):

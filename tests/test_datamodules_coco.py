@@ -253,7 +253,7 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
     data = module(root)
     with pytest.MonkeyPatch.context() as patch:
         notes = []
-        patch.setattr("datamodules.coco_checks.rank_zero_info", notes.append)
+        patch.setattr("datamodules.coco_checks.say", notes.append)
         data.setup()
     assert len(notes) == 1
     assert "2 of 26 boxes" in notes[0]

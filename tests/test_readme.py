@@ -12,6 +12,7 @@ from tools import command_line
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 RUNS = re.findall(r"python tools/run\.py ([^`\n]*=[^`\n]*)", README)
+RUNS = [command for command in RUNS if "tanh_ffn" not in command]  # exists once a reader wrote it
 DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", README)
 
 
@@ -23,7 +24,7 @@ def _backbones():
 @pytest.mark.parametrize("command", [*RUNS, *DATA])
 def test_commands_compose(command):
     overrides = [part for part in shlex.split(command) if not part.startswith("-")]
-    assert command_line._compose(overrides)["task_name"]
+    assert command_line.compose_config(overrides)["task_name"]
 
 
 def test_readme_shows_commands():

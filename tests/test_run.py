@@ -2,17 +2,20 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from PIL import Image
 
+from backbones import list_backbones
 from tasks.loggers import read_rows
 from tests.runs import TINY, arguments, command, run_here, start
 from tools import command_line, report, run_folder
@@ -153,6 +156,15 @@ def test_prediction_without_input_takes_the_validation_images(trained, tmp_path,
     assert detection.keys() == {"bbox", "score", "class", "segmentation"}
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_bfloat16(task, tmp_path, capsys):
+    more = ["trainer.precision=bf16-mixed", "trainer.fast_dev_run=true"]
+    more += ["backbone.pretrained=false"] if task == "transfer" else []
+    ended = run_here(arguments(task, tmp_path, *more), capsys)
+    assert ended.status == 0, ended.err
+    assert summary(ended.folder())["metrics"]
+
+
 def test_two_processes_evaluate_like_one(outputs, tmp_path, capsys, one_thread):
     typed = arguments("segmentation", tmp_path, trainer="ddp_cpu", backbone="poolformer_s12")
     ended = command(typed)
@@ -231,11 +243,61 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
     assert (ended.folder() / "summary.json").read_text() == before
 
 
+@pytest.mark.slow
+def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
+    """SIGTERM reaches the first process only; both save and stop, and both resume."""
+    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
+    typed = {
+        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
+        for name in ("whole", "broken")
+    }
+    whole = command(typed["whole"])
+    process = start(typed["broken"])
+    parent = tmp_path / "broken" / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, "")
+    ended = command([*typed["broken"], "resume=true"])
+    assert (ended.status, ended.err) == (0, "")
+    assert same(weights(ended.folder()), weights(whole.folder()))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
+                      trainer="ddp_cpu", epochs=50)  # fmt: skip
+    process = start(typed)
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (other,) = [
+        int(pid) for pid in children if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(other, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith("error: the other processes of this run ended with status [-9]")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_backbone_takes_a_step_of_every_task(name, task, tmp_path, capsys):
+    more = ["trainer.fast_dev_run=true", "backbone.pretrained=false"]
+    ended = run_here(arguments(task, tmp_path, *more, backbone=name), capsys)
+    assert ended.status == 0, ended.err
+    facts = summary(ended.folder())
+    assert facts["backbone"] == name
+    assert facts["metrics"].keys() >= METRICS[task] - {"AP75", "mask_AP75"}
+
+
 def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
     folder = trained("classification").folder()
     typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")
     process = start(typed)
-    time.sleep(2)  # it is importing or evaluating; either way
+    assert process.stdout.readline().startswith("Sample data in")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools import command_line  # noqa: E402
@@ -76,14 +77,15 @@ def run(config: dict[str, Any]) -> None:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
     if engine.is_global_zero:
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
-        report.write(folder, facts, task, datamodule)
+        report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
 def main(config: DictConfig) -> None:
     """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
-    # Lightning starts further processes by this command, which in a sweep is that of one run.
-    sys.argv[1:] = HydraConfig.get().overrides.task
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        # Lightning starts further processes by this command, which has to be that of one run.
+        sys.argv[1:] = HydraConfig.get().overrides.task
     if not is_first_process():
         logging.disable(logging.WARNING)
     with command_line.one_line_errors():
