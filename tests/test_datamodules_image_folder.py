@@ -225,9 +225,9 @@ def test_predict(root, tmp_path):
     default = module(root)
     default.setup()
     assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
-    with pytest.raises(FileNotFoundError, match="predict_path"):
+    with pytest.raises(FileNotFoundError, match="neither an image nor a folder"):
         module(root, predict_path=tmp_path / "nothing").setup()
-    with pytest.raises(ValueError, match="no images in predict_path"):
+    with pytest.raises(ValueError, match="no images in the input"):
         module(root, predict_path=root / "val").setup()
 
 
