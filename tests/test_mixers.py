@@ -219,7 +219,6 @@ def test_registering_is_all_a_new_mixer_needs(registry_copy):
     assert mixer_options("blur") == {"kernel_size": 3}
 
 
-@pytest.mark.skipif(not README.exists(), reason="there is no README.md yet")
 def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
