@@ -165,5 +165,13 @@ def hidden_width(dim: int, ratio: float) -> int:
     """Hidden channels of a ratio over ``dim``, rounded down.
 
     8/3 of 96 is 256, whatever floats say.
+
+    Raises:
+        ValueError: Not a single hidden channel.
     """
-    return int(dim * ratio + 1e-6)
+    hidden = int(dim * ratio + 1e-6)
+    if hidden < 1:
+        raise ValueError(
+            f"hidden_ratio must leave at least one hidden channel of {dim}, got {ratio}"
+        )
+    return hidden

@@ -7,15 +7,14 @@ only act that registers, so nothing can be forgotten.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
+from backbones.options import check_arguments, keywords, unknown
 from backbones.weights import load_backbone_weights
 
 Kind = Literal["channel", "token"]
@@ -149,7 +148,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "mixer": mixer_options(mixer or OWN_FFN, host=host.name),
         "token_mixer": None,
     }
-    return options | _keywords(host.build)
+    return options | keywords(host.build)
 
 
 def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     ``hidden_ratio`` is None where it follows the host.
     """
     entry = _find_mixer(name)
-    options = _keywords(entry.build)
+    options = keywords(entry.build)
     options.pop("grid", None)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
@@ -213,10 +212,11 @@ def create_backbone(
         ValueError: Unknown name or option, a value out of range, or weights of another model.
     """
     host, mixer_name = _look_up(name)
-    known = _keywords(host.build)
+    known = keywords(host.build)
     for option in host_kwargs:
         if option not in known:
-            raise ValueError(_unknown(f"option of {host.name}", option, known))
+            raise ValueError(unknown(f"option of {host.name}", option, known))
+    check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
     config = HostConfig(
@@ -259,14 +259,14 @@ def _look_up(name: str) -> tuple[HostEntry, str | None]:
     if name not in table and plain in _HOSTS:
         name = plain
     if name not in table:
-        raise ValueError(_unknown("backbone", name, table) + " list_backbones() has them all.")
+        raise ValueError(unknown("backbone", name, table) + " list_backbones() has them all.")
     host, mixer = table[name]
     return _HOSTS[host], mixer
 
 
 def _find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     if name not in _MIXERS or kind not in (None, _MIXERS[name].kind):
-        raise ValueError(_unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
+        raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
     return _MIXERS[name]
 
 
@@ -300,16 +300,18 @@ def _token_factory(
 def _build_mixer(
     entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
 ) -> Mixer:
-    known = _keywords(entry.build)
+    known = keywords(entry.build)
     for option in given:
         if option not in known:
-            raise ValueError(_unknown(f"option of mixer {entry.name}", option, known))
+            raise ValueError(unknown(f"option of mixer {entry.name}", option, known))
+    chosen = {key: value for key, value in given.items() if value is not None}
+    check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
     options = dict(_host_options(entry, host))
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     if "grid" in known:
         options["grid"] = slot.grid
-    options.update({key: value for key, value in given.items() if value is not None})
+    options.update(chosen)
     mixer = entry.build(slot.dim, **options)
     if not isinstance(mixer, Mixer):
         raise ValueError(
@@ -332,23 +334,11 @@ def _is_published(host: HostEntry, mixer: str | None) -> bool:
     return any(fnmatch.fnmatchcase(host.name, pattern) for pattern in _MIXERS[mixer].published_on)
 
 
-def _keywords(build: Callable[..., Any]) -> dict[str, Any]:
-    """Keyword-only parameters of a builder with their defaults."""
-    parameters = inspect.signature(build).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
 def _image_size(size: int | tuple[int, int] | None) -> tuple[int, int]:
     height, width = (size or 224, size or 224) if isinstance(size, int | None) else size
     if min(height, width) < 64:
         raise ValueError(f"img_size must be at least 64 in both directions, got {(height, width)}")
     return int(height), int(width)
-
-
-def _unknown(what: str, name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}."
-    return f"there is no {what} called {name!r}; {hint}"
 
 
 def _refuse_taken(

@@ -12,9 +12,10 @@ from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 
 from backbones import create_backbone, list_backbones
+from backbones.options import check_arguments
 from tasks.optim import build_optimizer, learning_rate_factor
 from tools import command_line
-from tools.instantiate import build, check_arguments
+from tools.instantiate import build
 from tools.trainer import make_trainer
 
 CONFIGS = command_line.CONFIGS

@@ -163,6 +163,22 @@ def refuses_an_unknown_option_with_the_nearest(name):
 
 
 @check
+def refuses_an_option_of_the_wrong_type(name):
+    option = next(iter(mixer_options(name)), "")
+    if option:
+        with pytest.raises(ValueError, match=rf"mixer\.{option}=\[\] is not (a|one|true)"):
+            create_mixer(name, DIM, **{option: []})
+
+
+@check
+def refuses_to_be_without_hidden_channels(name):
+    if "hidden_ratio" in mixer_options(name):
+        for ratio in (0, -1):
+            with pytest.raises(ValueError, match=f"at least one hidden channel .*got {ratio}"):
+                create_mixer(name, DIM, hidden_ratio=ratio)
+
+
+@check
 def takes_its_own_defaults(name):
     options = mixer_options(name)
     x = tokens(1, 4, 4)

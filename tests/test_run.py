@@ -336,6 +336,8 @@ MISTAKES = {
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "add --multirun",
     # Types and ranges.
+    "backbone=deit_t_afbo backbone.mixer.g2=abc": "mixer.g2=abc is not a whole number",
+    "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must leave at least one",
     "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "optimizer.weight_decay=-1": "must not be below 0",

@@ -24,7 +24,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tools.instantiate import check_value
+from backbones.options import check_value
 from tools.run_folder import checkpoint_file
 
 ROOT = Path(__file__).resolve().parent.parent

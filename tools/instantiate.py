@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import inspect
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
+
+from backbones.options import check_arguments
 
 # Configs come from files and command lines: they may name our own parts, never any function.
 ALLOWED = ("datamodules.", "heads.", "tasks.")
@@ -31,37 +28,6 @@ def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
     return _build(config[group], group, given)
 
 
-def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], group: str) -> None:
-    """Refuse arguments that a class or function does not take, by name or by type.
-
-    Args:
-        call: Its annotations are read; what they say beyond plain values is not checked.
-        arguments: By name.
-        group: Put before their names in messages.
-
-    Raises:
-        ValueError: Names the option and what it may be.
-    """
-    known, takes_more = _parameters(call)
-    for name, value in arguments.items():
-        if name in known:
-            check_value(f"{group}.{name}", value, known[name])
-        elif not takes_more:
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-            raise ValueError(f"there is no option {group}.{name}; {hint}")
-
-
-def check_value(option: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not of an annotated type.
-
-    Raises:
-        ValueError: Names the option and what it may be.
-    """
-    if not _fits(value, hint):
-        raise ValueError(f"{option}={value} is not {_described(hint)}")
-
-
 def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
     target = config["_target_"]
     if not target.startswith(ALLOWED):
@@ -81,61 +47,3 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
 
 def _is_target(value: Any) -> bool:
     return isinstance(value, Mapping) and "_target_" in value
-
-
-def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
-    """Types of what a call takes by name, and whether it takes anything else.
-
-    A class that takes ``**options`` takes what its next parent takes.
-    """
-    calls = [call]
-    if inspect.isclass(call):
-        calls = [vars(cls)["__init__"] for cls in inspect.getmro(call) if "__init__" in vars(cls)]
-    known: dict[str, Any] = {}
-    for function in calls:
-        hints = typing.get_type_hints(function)
-        parameters = inspect.signature(function).parameters.values()
-        for p in parameters:
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self":
-                known.setdefault(p.name, hints.get(p.name, Any))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return known, False
-    return known, not inspect.isclass(call)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of an annotated type; other types than plain ones fit everything."""
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, choice) for choice in choices)
-    if origin is Literal:
-        return value in choices
-    if hint in (int, float):
-        numbers = int if hint is int else (int, float)
-        return isinstance(value, numbers) and not isinstance(value, bool)
-    if hint in (str, bool, types.NoneType):
-        return isinstance(value, hint)
-    if hint is Path:
-        return isinstance(value, str | Path)
-    if origin in (Sequence, tuple):
-        items = isinstance(value, list | tuple)
-        return items and all(_fits(item, choices[0]) for item in value)
-    if origin is Mapping:
-        return isinstance(value, Mapping)
-    return not isinstance(value, str | int | float | list | types.NoneType) or hint is Any
-
-
-def _described(hint: Any) -> str:
-    """A type in words: ``a number or null``."""
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
-    if origin is Literal:
-        return f"one of {', '.join(map(str, choices))}"
-    if origin in (Sequence, tuple, Mapping):
-        return "a group of options" if origin is Mapping else "a list"
-    words = {
-        int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-        Path: "a path", types.NoneType: "null",
-    }  # fmt: skip
-    return words.get(hint, getattr(hint, "__name__", str(hint)))

@@ -33,9 +33,10 @@ def run(config: dict[str, Any]) -> None:
     import lightning.pytorch as lightning
 
     from backbones import create_backbone
+    from backbones.options import check_arguments
     from tasks.optim import build_optimizer, learning_rate_factor
     from tools import report, run_folder, trainer
-    from tools.instantiate import build, check_arguments
+    from tools.instantiate import build
 
     check_arguments(create_backbone, config["backbone"], "backbone")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")

@@ -19,13 +19,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy
 
+from backbones.options import check_arguments
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, RunLog, TensorBoardLog
-from tools.instantiate import check_arguments
 from tools.run_folder import checkpoint_file
 
 BEST, LAST = "best.ckpt", "last.ckpt"
