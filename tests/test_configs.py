@@ -109,7 +109,10 @@ def test_linear_probing_scales_its_rate_by_the_batch():
 def test_every_recipe(recipe):
     tasks = ("detection", "segmentation") if recipe == "sample_long" else TASKS
     for task in tasks:
-        check(composed(f"task={task}", f"recipe={recipe}"))
+        longer, plain = composed(f"task={task}", f"recipe={recipe}"), composed(f"task={task}")
+        check(longer)
+        assert "recipe" not in longer
+        assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))

@@ -335,6 +335,7 @@ MISTAKES = {
     "task=detection +head.options.rpn_head.anchor_generator.scale=3": "has no 'scale' there",
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "add --multirun",
+    "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation",
     # Types and ranges.
     "backbone=deit_t_afbo backbone.mixer.g2=abc": "mixer.g2=abc is not a whole number",
     "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must leave at least one",

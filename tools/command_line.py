@@ -84,6 +84,7 @@ def resolved(config: Any) -> dict[str, Any]:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    _check_fits("recipe", config.pop("recipe", {}).get("_tasks_"), config["task_name"])
     _check_mode(config)
     _check_warmup(config["schedule"], config["trainer"])
     backbone = config["backbone"]
@@ -139,7 +140,7 @@ def _message(error: BaseException | None) -> str | None:
 
 
 def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
-    """Refuse a head or dataset that says it is for other tasks."""
+    """Refuse a head, dataset or recipe that says it is for other tasks."""
     if tasks is None or task in tasks:
         return
     fitting = []
@@ -148,7 +149,7 @@ def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
         if task in content.get(group, content).get("_tasks_", ()):
             fitting.append(f"{group}={path.stem}")
     raise ValueError(
-        f"this {group} is for task={' or '.join(tasks)}; task={task} takes {', '.join(fitting)}"
+        f"this {group} is for task={' or '.join(tasks)}; task={task} takes {', '.join(fitting) or 'none'}"
     )
 
 
