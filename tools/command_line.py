@@ -149,7 +149,8 @@ def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
         if task in content.get(group, content).get("_tasks_", ()):
             fitting.append(f"{group}={path.stem}")
     raise ValueError(
-        f"this {group} is for task={' or '.join(tasks)}; task={task} takes {', '.join(fitting) or 'none'}"
+        f"this {group} is for task={' or '.join(tasks)}; "
+        f"task={task} takes {', '.join(fitting) or 'none'}"
     )
 
 
