@@ -71,10 +71,7 @@ class ADE20KDataModule(DenseDataModule):
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
         batch_size: Samples per training batch and process.
-        eval_batch_size: The same for evaluation; None means ``batch_size``.
-        num_workers: Loader processes per training process.
-        seed: Decides order and augmentation.
-        predict_path: Image or folder to predict; None means the validation images.
+        **options: Of ``BaseDataModule``.
     """
 
     layout = "images/training, images/validation, annotations/training and annotations/validation"
@@ -92,19 +89,9 @@ class ADE20KDataModule(DenseDataModule):
         flip: float = 0.5,
         photometric: bool = True,
         batch_size: int = 4,
-        eval_batch_size: int | None = None,
-        num_workers: int = 2,
-        seed: int = 0,
-        predict_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            predict_path=predict_path,
-        )
+        super().__init__(root, batch_size=batch_size, **options)
         self.image_size = size_of("image_size", image_size)
         self.crop_size = size_of("crop_size", crop_size)
         self.scale_jitter = range_of("scale_jitter", scale_jitter)

@@ -25,13 +25,8 @@ class CIFAR100DataModule(ClassificationDataModule):
 
     Args:
         root: The unpacked folder ``cifar-100-python`` or the folder that holds it.
-        image_size: Side to which the 32-pixel images are enlarged.
         augmentation: Makes the transforms; None means the papers' recipe, uncropped in evaluation.
-        batch_size: Samples per training batch and process.
-        eval_batch_size: The same for evaluation; None means ``batch_size``.
-        num_workers: Loader processes per training process.
-        seed: Decides order and augmentation.
-        predict_path: Image or folder to predict; None means the test images.
+        **options: Of ``ClassificationDataModule``; ``image_size`` is the side to enlarge to.
     """
 
     layout = f"{ARCHIVE_FOLDER}/train, test and meta"
@@ -41,23 +36,11 @@ class CIFAR100DataModule(ClassificationDataModule):
         self,
         root: str | Path | None = None,
         *,
-        image_size: int = 224,
         augmentation: Augmentation | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        num_workers: int = 2,
-        seed: int = 0,
-        predict_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(
-            root,
-            image_size=image_size,
-            augmentation=augmentation or PaperAugmentation(crop_pct=1.0),
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            predict_path=predict_path,
+            root, augmentation=augmentation or PaperAugmentation(crop_pct=1.0), **options
         )
 
     def build(self) -> dict[Any, SeededDataset]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,10 +64,7 @@ class ClassificationDataModule(BaseDataModule):
         image_size: Side of the images.
         augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
         batch_size: Samples per training batch and process.
-        eval_batch_size: The same for evaluation; None means ``batch_size``.
-        num_workers: Loader processes per training process.
-        seed: Decides order and augmentation.
-        predict_path: Image or folder to predict; None means the validation images.
+        **options: Of ``BaseDataModule``.
     """
 
     def __init__(
@@ -76,19 +74,9 @@ class ClassificationDataModule(BaseDataModule):
         image_size: int = 224,
         augmentation: Augmentation | None = None,
         batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        num_workers: int = 2,
-        seed: int = 0,
-        predict_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            predict_path=predict_path,
-        )
+        super().__init__(root, batch_size=batch_size, **options)
         self.image_size = at_least("image_size", image_size, 1)
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
 

@@ -32,10 +32,7 @@ class CocoDataModule(DenseDataModule):
         with_mask: Load instance masks.
         classes: Restrict the set to these category names.
         batch_size: Samples per training batch and process.
-        eval_batch_size: The same for evaluation; None means ``batch_size``.
-        num_workers: Loader processes per training process.
-        seed: Decides order and augmentation.
-        predict_path: Image or folder to predict; None means the validation images.
+        **options: Of ``BaseDataModule``.
 
     Attributes:
         category_ids: The json's category id of each label.
@@ -62,19 +59,9 @@ class CocoDataModule(DenseDataModule):
         with_mask: bool = True,
         classes: Sequence[str] | None = None,
         batch_size: int = 2,
-        eval_batch_size: int | None = None,
-        num_workers: int = 2,
-        seed: int = 0,
-        predict_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            predict_path=predict_path,
-        )
+        super().__init__(root, batch_size=batch_size, **options)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
         self.image_size = size_of("image_size", image_size)

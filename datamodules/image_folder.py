@@ -10,7 +10,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.classification import ClassificationDataModule
 from datamodules.files import first_few, list_folders, list_images, require_folder
 from datamodules.sampling import SeededDataset
-from datamodules.transforms import Augmentation
 
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
@@ -27,14 +26,8 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     Args:
         root: Folder that holds ``train`` and ``val``.
-        image_size: Side of the images.
         num_classes: Expected number of classes; None accepts any.
-        augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
-        batch_size: Samples per training batch and process.
-        eval_batch_size: The same for evaluation; None means ``batch_size``.
-        num_workers: Loader processes per training process.
-        seed: Decides order and augmentation.
-        predict_path: Image or folder to predict; None means the validation images.
+        **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
 
     layout = "train/<class>/*.jpg and val/<class>/*.jpg"
@@ -44,25 +37,10 @@ class ImageFolderDataModule(ClassificationDataModule):
         self,
         root: str | Path | None = None,
         *,
-        image_size: int = 224,
         num_classes: int | None = None,
-        augmentation: Augmentation | None = None,
-        batch_size: int = 128,
-        eval_batch_size: int | None = None,
-        num_workers: int = 2,
-        seed: int = 0,
-        predict_path: str | Path | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root,
-            image_size=image_size,
-            augmentation=augmentation,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            predict_path=predict_path,
-        )
+        super().__init__(root, **options)
         self.expected_classes = num_classes
 
     def build(self) -> dict[Any, SeededDataset]:
