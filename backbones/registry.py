@@ -34,6 +34,7 @@ class MixerEntry:
     hidden_scale: float = 1.0
     host_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     published_on: Collection[str] = ()
+    host_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def register_mixer(
     hidden_scale: float = 1.0,
     host_options: Mapping[str, Mapping[str, Any]] | None = None,
     published_on: Collection[str] = (),
+    host_defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
@@ -96,6 +98,8 @@ def register_mixer(
             size).
         host_options: Option defaults that the paper sets for single hosts; keys may be patterns.
         published_on: Hosts (or patterns) for which a paper reports this pair.
+        host_defaults: Defaults of the hosts' own options beside this mixer, such as
+            ``{"deit_*": {"class_token": False}}``; keys may be patterns. Channel mixers only.
 
     Raises:
         ValueError: The name is taken.
@@ -104,7 +108,14 @@ def register_mixer(
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in _MIXERS.items()})
         _MIXERS[name] = MixerEntry(
-            name, kind, build, source, hidden_scale, dict(host_options or {}), tuple(published_on)
+            name,
+            kind,
+            build,
+            source,
+            hidden_scale,
+            dict(host_options or {}),
+            tuple(published_on),
+            dict(host_defaults or {}),
         )
         return build
 
@@ -148,7 +159,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "mixer": mixer_options(mixer or OWN_FFN, host=host.name),
         "token_mixer": None,
     }
-    return options | keywords(host.build)
+    return {**options, **keywords(host.build), **_host_defaults(host, mixer)}
 
 
 def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
@@ -161,7 +172,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     options.pop("grid", None)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
-    return {**options, **_host_options(entry, host)}
+    return {**options, **_first_match(entry.host_options, host)}
 
 
 def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
@@ -227,7 +238,7 @@ def create_backbone(
         channel_mixer=_factory(host, "channel", mixer_name, mixer),
         token_mixer=_token_factory(host, token_mixer),
     )
-    backbone = host.build(config, **host_kwargs)
+    backbone = host.build(config, **{**_host_defaults(host, mixer_name), **host_kwargs})
     backbone.name = name
     if isinstance(pretrained, str | Path):
         load_backbone_weights(backbone, pretrained)
@@ -306,7 +317,7 @@ def _build_mixer(
             raise ValueError(unknown(f"option of mixer {entry.name}", option, known))
     chosen = {key: value for key, value in given.items() if value is not None}
     check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
-    options = dict(_host_options(entry, host))
+    options = dict(_first_match(entry.host_options, host))
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     if "grid" in known:
@@ -321,8 +332,12 @@ def _build_mixer(
     return mixer
 
 
-def _host_options(entry: MixerEntry, host: str | None) -> Mapping[str, Any]:
-    for pattern, options in entry.host_options.items():
+def _host_defaults(host: HostEntry, mixer: str | None) -> Mapping[str, Any]:
+    return {} if mixer is None else _first_match(_MIXERS[mixer].host_defaults, host.name)
+
+
+def _first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:
+    for pattern, options in by_host.items():
         if host is not None and fnmatch.fnmatchcase(host, pattern):
             return options
     return {}

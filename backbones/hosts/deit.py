@@ -8,6 +8,7 @@ ECCV 2022, Sec. 3 and Fig. 2 ("simple feature pyramid").
 from __future__ import annotations
 
 import math
+import warnings
 from typing import cast
 
 import torch
@@ -26,22 +27,34 @@ PYRAMID_STRIDES = (4, 8, 16, 32)
 
 
 class DeiT(Backbone):
-    """A plain ViT with one class token; its last map (stride 16), or a pyramid made from it.
+    """A plain ViT; its last map (stride 16), or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,
-    antialiased).
+    antialiased). Without class token the table has no entry for one, and the embedding is the mean
+    over the normed map. Weights with a class token load into such a network without it and its
+    position, with a warning, since another embedding takes its place.
     """
 
     size_divisor = PYRAMID_STRIDES[-1]
-    classification_keys = ("norm.",)
+    classification_keys: tuple[str, ...] = ("norm.",)
     map_keys = tuple(f"pyramid.scales.{level}." for level in range(len(PYRAMID_STRIDES)))
-    no_weight_decay = frozenset({"pos_embed", "cls_token"})
 
-    def __init__(self, model: VisionTransformer, config: HostConfig) -> None:
+    def __init__(
+        self, model: VisionTransformer, config: HostConfig, class_token: bool = True
+    ) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
-        self.cls_token = cast("nn.Parameter", model.cls_token)
-        self.pos_embed = cast("nn.Parameter", model.pos_embed)
+        self.cls_token: nn.Parameter | None
+        self.pos_embed: nn.Parameter
+        table = cast("nn.Parameter", model.pos_embed)
+        if class_token:
+            self.cls_token, self.pos_embed = cast("nn.Parameter", model.cls_token), table
+            self.no_weight_decay = frozenset({"pos_embed", "cls_token"})
+        else:
+            self.cls_token, self.pos_embed = None, nn.Parameter(table.detach()[:, 1:].clone())
+            self.no_weight_decay = frozenset({"pos_embed"})
+            self.classification_keys = ("norm.", "cls_token")
+        self.num_prefix_tokens = int(class_token)
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
         self.num_features = model.num_features
@@ -54,16 +67,19 @@ class DeiT(Backbone):
             self.feature_info = (FeatureInfo(self.num_features, PATCH),)
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
+            cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
             slot = Slot(self.num_features, 4.0, self.grid, stage=0, block=index)
             fill(block, "mlp", config.channel_mixer, slot)
             fill(block, "attn", config.token_mixer, slot)
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """(B, 3, H, W) -> tokens (B, 1 + h * w, C) after the last block, and (h, w)."""
+        """(B, 3, H, W) -> tokens (B, P + h * w, C) after the last block, and (h, w)."""
         x = self.patch_embed(images)  # (B, h, w, C)
         grid = (x.shape[1], x.shape[2])
-        position = resample_abs_pos_embed(self.pos_embed, grid, self.grid, num_prefix_tokens=1)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(1, 2)], dim=1) + position
+        x = x.flatten(1, 2)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = x + resample_abs_pos_embed(self.pos_embed, grid, self.grid, self.num_prefix_tokens)
         for block in self.blocks:
             x = block(x, grid)
         return x, grid
@@ -72,44 +88,79 @@ class DeiT(Backbone):
         """(B, 3, H, W) -> the normed stride-16 map, or four maps of 256 channels if dense."""
         tokens, grid = self._tokens(images)
         if not self.dense:
-            return (_to_map(self.norm(tokens), grid).contiguous(),)
+            return (self._to_map(self.norm(tokens), grid).contiguous(),)
         height, width = images.shape[-2:]
         # The padding of the last patches goes, so that every map has ceil(H / stride) rows.
         sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
-        maps = self.pyramid(_to_map(tokens, grid).contiguous())
+        maps = self.pyramid(self._to_map(tokens, grid).contiguous())
         return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the class token after the final LayerNorm."""
+        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, after the final norm."""
         if self.dense:
             raise ValueError("a DeiT built with dense=True has no class embedding; use dense=False")
-        return cast("Tensor", self.norm(self._tokens(images)[0][:, 0]))
+        tokens, _ = self._tokens(images)
+        if self.cls_token is None:
+            return cast("Tensor", self.norm(tokens).mean(dim=1))
+        return cast("Tensor", self.norm(tokens[:, 0]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' and timm's names (they agree) and tables of other square grids."""
+        """Accept the authors' and timm's names (they agree) and tables of other square grids.
+
+        Raises:
+            ValueError: A table of an oblong grid, or of a network without class token for one with.
+        """
         table = state_dict.get("pos_embed")
-        if table is not None and table.shape[1] != self.pos_embed.shape[1]:
-            if math.isqrt(table.shape[1] - 1) ** 2 != table.shape[1] - 1:
-                raise ValueError(
-                    f"a pos_embed of {table.shape[1]} positions is no class token and square grid; "
-                    "build with the img_size (H, W) that the checkpoint was trained at"
-                )
-            state_dict["pos_embed"] = resample_abs_pos_embed(table, self.grid, num_prefix_tokens=1)
+        if table is not None:
+            state_dict["pos_embed"] = self._convert_table(table, "cls_token" in state_dict)
         return {
             "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
             for key, value in state_dict.items()
         }
 
+    def _convert_table(self, table: Tensor, has_class_token: bool) -> Tensor:
+        """The positions of a file for this network's tokens."""
+        num_prefix_tokens = int(has_class_token)
+        if has_class_token and self.cls_token is None:
+            warnings.warn(
+                "these weights have a class token and this DeiT has none: the token and its "
+                "position are left out, and a classifier on them now reads the mean of all tokens; "
+                "train it further, or build with class_token=True",
+                stacklevel=2,
+            )
+            table, num_prefix_tokens = table[:, 1:], 0
+        elif self.cls_token is not None and not has_class_token:
+            raise ValueError(
+                "these weights have no class token and this DeiT has one; build it with "
+                "class_token=False"
+            )
+        positions = table.shape[1] - num_prefix_tokens
+        if table.shape[1] == self.pos_embed.shape[1]:
+            return table
+        if math.isqrt(positions) ** 2 != positions:
+            token = "class token and " if has_class_token else ""
+            raise ValueError(
+                f"a pos_embed of {positions + has_class_token} positions is no {token}square grid; "
+                "build with the img_size (H, W) that the checkpoint was trained at"
+            )
+        return resample_abs_pos_embed(table, self.grid, num_prefix_tokens=num_prefix_tokens)
+
+    def _to_map(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, P + h * w, C) -> (B, C, h, w), prefix tokens left out."""
+        return tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)
+
 
 class DeiTBlock(Block):
     """timm's block, told the map size so that its mixers can see the map."""
 
+    num_prefix_tokens: int
+
     # timm's takes masks, which nobody here has, and no map size.
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """(B, 1 + h * w, C) and (h, w) -> (B, 1 + h * w, C)."""
-        y = mix_tokens(self.attn, self.norm1(x), grid, num_prefix_tokens=1)
+        """(B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
+        y = mix_tokens(self.attn, self.norm1(x), grid, self.num_prefix_tokens)
         x = x + self.drop_path1(self.ls1(y))
-        y = mix_tokens(self.mlp, self.norm2(x), grid, num_prefix_tokens=1)
+        y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)
         return cast("Tensor", x + self.drop_path2(self.ls2(y)))
 
 
@@ -153,32 +204,27 @@ def _level(channels: int, *resize: nn.Module) -> nn.Sequential:
     )
 
 
-def _to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, 1 + h * w, C) -> (B, C, h, w), the class token left out."""
-    return tokens[:, 1:].transpose(1, 2).unflatten(2, grid)
-
-
-def _build(variant: str, config: HostConfig) -> DeiT:
+def _build(variant: str, config: HostConfig, class_token: bool) -> DeiT:
     size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
     model = create_timm_model(
         variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
     )
-    return DeiT(cast("VisionTransformer", model), config)
+    return DeiT(cast("VisionTransformer", model), config, class_token)
 
 
 @register_host("deit_t", source="DeiT, Table 1")
-def deit_t(config: HostConfig) -> DeiT:
+def deit_t(config: HostConfig, *, class_token: bool = True) -> DeiT:
     """Width 192, 12 blocks, 3 heads."""
-    return _build("deit_tiny_patch16_224", config)
+    return _build("deit_tiny_patch16_224", config, class_token)
 
 
 @register_host("deit_s", source="DeiT, Table 1")
-def deit_s(config: HostConfig) -> DeiT:
+def deit_s(config: HostConfig, *, class_token: bool = True) -> DeiT:
     """Width 384, 12 blocks, 6 heads."""
-    return _build("deit_small_patch16_224", config)
+    return _build("deit_small_patch16_224", config, class_token)
 
 
 @register_host("deit_b", source="DeiT, Table 1")
-def deit_b(config: HostConfig) -> DeiT:
+def deit_b(config: HostConfig, *, class_token: bool = True) -> DeiT:
     """Width 768, 12 blocks, 12 heads."""
-    return _build("deit_base_patch16_224", config)
+    return _build("deit_base_patch16_224", config, class_token)
