@@ -32,7 +32,7 @@ NORMS = {
     aten._native_batch_norm_legit: 1,
     aten._native_batch_norm_legit_no_training: 1,
 }
-PRODUCTS = {aten.mul, aten.mul_}
+PRODUCTS = {aten.mul, aten.mul_, aten.addcmul}
 MEANS = {aten.mean, aten.avg_pool2d, aten._adaptive_avg_pool2d}
 
 
