@@ -1,0 +1,172 @@
+"""Activations with learned coefficients per channel, on (..., C).
+
+Each is an affine map after an inner function, y = scale * inner(x) + shift, so that in inference an
+affine map that follows (a batch norm) can be merged into its own; ``inner`` takes no gradient.
+
+Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
+Module", ICML 2024, Eq. 3, 4 and Fig. 3; Liu et al., "ReActNet", ECCV 2020, Eq. 5 (RPReLU).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# By name: the function and its least and greatest slope.
+# GELU's are at -sqrt(2) and sqrt(2), SiLU's where x tanh(x / 2) = 2.
+BASES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "gelu": (F.gelu, -0.128904145185155, 1.128904145185155),
+    "softplus": (F.softplus, 0.0, 1.0),
+    "elu": (F.elu, 0.0, 1.0),
+    "silu": (F.silu, -0.0998393201288668, 1.0998393201288668),
+    "relu": (F.relu, 0.0, 1.0),
+}
+gelu_ = torch.ops.aten.gelu_  # the only one that has no public name
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu_,
+    "elu": F.elu_,
+    "silu": functools.partial(F.silu, inplace=True),
+    "relu": F.relu_,
+}
+BASE_NAMES = (*BASES, "prelu")
+PRELU_SLOPE = 0.25
+
+
+class Base(nn.Module):
+    """phi(x), one of the usual activations; "prelu" learns a slope for each channel.
+
+    Args:
+        channels: C.
+        name: One of ``BASE_NAMES``.
+
+    Shape: (..., C) -> (..., C). Parameters: C for "prelu", otherwise none.
+
+    Raises:
+        ValueError: Unknown name.
+    """
+
+    def __init__(self, channels: int, name: str = "gelu") -> None:
+        super().__init__()
+        if name not in BASE_NAMES:
+            raise ValueError(f"act must be one of {', '.join(BASE_NAMES)}; got {name!r}")
+        self.name = name
+        slope = nn.Parameter(torch.full((channels,), PRELU_SLOPE)) if name == "prelu" else None
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        if self.slope is not None:
+            return torch.where(x > 0, x, x * self.slope.to(x.dtype))
+        return BASES[self.name][0](x)
+
+    def overwrite(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), in the memory of x if it can; without autograd only."""
+        return IN_PLACE.get(self.name, self)(x)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C): all of it."""
+        return self(x)
+
+    def outer(self) -> tuple[Tensor | None, Tensor | None]:
+        """Scale and shift (C,) that follow ``inner``; None stands for 1 and 0."""
+        return None, None
+
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest slope of each channel; 0-dimensional where all agree."""
+        if self.slope is not None:
+            one = torch.ones_like(self.slope)
+            return torch.minimum(self.slope, one), torch.maximum(self.slope, one)
+        _, low, high = BASES[self.name]
+        return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
+
+
+class Arb(nn.Module):
+    """beta phi(alpha x + gamma) + theta, four learned numbers per channel.
+
+    Of GELU it is the paper's AGeLU, of ReLU and PReLU its AReLU and APReLU; it starts as phi.
+
+    Args:
+        channels: C.
+        base: Name of phi, one of ``BASE_NAMES``.
+        mirror: Start with alpha = -1, as phi(-x).
+
+    Shape: (..., C) -> (..., C). Parameters: 4 C, and C for "prelu".
+
+    Source: IFFN (ICML 2024), Eq. 3 and 4. No initialisation is printed; one and zero are ours.
+    """
+
+    def __init__(self, channels: int, base: str = "gelu", *, mirror: bool = False) -> None:
+        super().__init__()
+        self.base = Base(channels, base)
+        self.alpha = nn.Parameter(torch.full((channels,), -1.0 if mirror else 1.0))
+        self.beta = nn.Parameter(torch.ones(channels))
+        self.gamma = nn.Parameter(torch.zeros(channels))
+        self.theta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        return affine(self.base(affine(x, self.alpha, self.gamma)), self.beta, self.theta)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C): phi(alpha x + gamma)."""
+        return self.base.overwrite(affine(x, self.alpha, self.gamma))
+
+    def outer(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift (C,) that follow ``inner``."""
+        return self.beta, self.theta
+
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest slope (C,) of each channel."""
+        return scaled_slopes(self.base.slopes(), self.alpha.double() * self.beta.double())
+
+
+class RPReLU(nn.Module):
+    """PReLU_a(x - g) + z: its turning point (g, z) is learned, its upper slope is always 1.
+
+    Args:
+        channels: C.
+
+    Shape: (..., C) -> (..., C). Parameters: 3 C.
+
+    Source: ReActNet (ECCV 2020), Eq. 5; IFFN (ICML 2024), Fig. 3 compares AGeLU with it.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.base = Base(channels, "prelu")
+        self.g = nn.Parameter(torch.zeros(channels))
+        self.z = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        return self.inner(x) + self.z.to(x.dtype)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C): PReLU_a(x - g)."""
+        return self.base(x - self.g.to(x.dtype))
+
+    def outer(self) -> tuple[None, Tensor]:
+        """Scale, none, and shift (C,) that follow ``inner``."""
+        return None, self.z
+
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest slope (C,) of each channel."""
+        return self.base.slopes()
+
+
+def affine(x: Tensor, scale: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
+    """Scale x + shift per channel, in the precision of x (B, ..., C) and in one pass."""
+    scale, shift = scale.to(x.dtype), shift.to(x.dtype)
+    if out is None:
+        return torch.addcmul(shift, x, scale)
+    return torch.addcmul(shift, x, scale, out=out)
+
+
+def scaled_slopes(slopes: tuple[Tensor, Tensor], factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest slope (C,) after a factor (C,) of either sign."""
+    ends = (slopes[0].double() * factor, slopes[1].double() * factor)
+    return torch.minimum(*ends), torch.maximum(*ends)

@@ -1,0 +1,347 @@
+"""IFFN: half the hidden layer, read by several activations with learned coefficients.
+
+    z = W1 x + b1,  t = BN(concat_i AGeLU_i(z)),  y = BN(W2 GELU(BN(DW(t))) + b2)
+
+Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
+Module", ICML 2024, Eq. 3 to 6, Sec. 4.3 and Fig. 4. The authors published no code. What the paper
+leaves open:
+
+* Batch norms after the concatenation and after W2 are not in the text. Without them no parameter
+  count of Table 1 is met, with them all 11 rows of DeiT, Swin and PoolFormer are, in parameters
+  and in multiply-adds. CMT's inverted residual FFN (Guo et al., CVPR 2022), which the paper cites,
+  has them in these places. They make theta and the size of beta redundant in training.
+* The counts are those of a DeiT without class token, pooled by a mean (Table 1: 73.66 M and 14.92 G
+  for DeiT-B, 73.67 M and 14.99 G with the token). So the mixers of this file build DeiT that way;
+  with ``class_token=true`` the token passes everything but the depthwise block.
+* CMT adds the convolution's input to its output and puts the batch norm after the GELU, Sec. 4.3
+  says "DW Conv with BN and GeLU"; see ``dw_residual`` and ``dw_order``.
+* Nothing is said of initialisation, see ``reset_parameters`` and ``init``.
+
+Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.activations import Arb, Base, RPReLU, affine, gelu_
+from backbones.base import Mixer, hidden_width
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.registry import register_mixer
+
+ARBS = ("on", "off", "rprelu")
+INITS = ("ones", "mirror")
+DW_ORDERS = ("bn_act", "act_bn")
+CACHE_BYTES = 2**22  # of the hidden map per thread
+NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
+
+
+@register_mixer(
+    "iffn",
+    kind="channel",
+    source="IFFN (ICML 2024), Eq. 5, Sec. 4.3, Fig. 4b",
+    # "*" in Table 1.
+    host_options={
+        "deit_b": {"kernel_size": 5},
+        "swin_b": {"kernel_size": 5},
+        "poolformer_m48": {"kernel_size": 5},
+    },
+    host_defaults=NO_CLASS_TOKEN,
+    published_on=("deit_*", "swin_*", "poolformer_*"),
+)
+class IFFN(Mixer):
+    """BN(W2 GELU(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2).
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width over C.
+        channel: Whether the hidden channels are N readings of h / N (Eq. 5); False gives h channels
+            and the plain activation, as an FFN has.
+        spatial: Whether the depthwise block is there (Sec. 4.3). Without both parts it is an FFN.
+        n_branches: N, a divisor of the hidden width.
+        act: phi, one of gelu, softplus, elu, silu, relu, prelu (Table 3).
+        arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
+            RPReLU (Fig. 3), whatever ``act`` is. True and False are on and off.
+        kernel_size: Side of the depthwise convolution, odd (Table 6).
+        bn_mid: Batch norm after the concatenation; by default with the channel part.
+        bn_out: Batch norm after W2; by default with the channel part.
+        dw_residual: Add the convolution's input to its output, as CMT does.
+        dw_order: "bn_act" for GELU(BN(.)), "act_bn" for BN(GELU(.)) after the convolution.
+        init: Coefficients of Arb at the start: "ones" for phi itself in all branches, "mirror" for
+            phi(-x) in every second one.
+        drop: Dropout before and after W2.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters, for M = 4 and kernel k:
+        (4 / N + 4) C^2 + (4 / N + 1 + 38 + 4 k^2) C.
+
+    Raises:
+        ValueError: N that does not divide, an even kernel, or an unknown name.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        channel: bool = True,
+        spatial: bool = True,
+        n_branches: int = 2,
+        act: str = "gelu",
+        arb: str | bool = "on",
+        kernel_size: int = 3,
+        bn_mid: bool | None = None,
+        bn_out: bool | None = None,
+        dw_residual: bool = False,
+        dw_order: str = "bn_act",
+        init: str = "ones",
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if isinstance(arb, bool):  # as which YAML reads the words on and off
+            arb = "on" if arb else "off"
+        _check("arb", arb, ARBS)
+        _check("init", init, INITS)
+        _check("dw_order", dw_order, DW_ORDERS)
+        hidden = hidden_width(dim, hidden_ratio)
+        if n_branches < 1 or hidden % n_branches:
+            raise ValueError(
+                f"n_branches must divide the hidden width {hidden}: one of "
+                f"{[n for n in range(1, hidden + 1) if hidden % n == 0]}, got {n_branches}"
+            )
+        if not channel:
+            n_branches, arb = 1, "off"
+        width = hidden // n_branches
+        self.fc1 = nn.Linear(dim, width)
+        self.branches = nn.ModuleList(
+            _branch(width, act, arb, mirror=init == "mirror" and index % 2 == 1)
+            for index in range(n_branches)
+        )
+        self.bn_mid = _batch_norm(hidden, channel if bn_mid is None else bn_mid)
+        self.dw = None
+        if spatial:
+            self.dw = DepthwiseBlock(hidden, kernel_size, dw_residual, dw_order)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.bn_out = _batch_norm(dim, channel if bn_out is None else bn_out)
+        self.drop = nn.Dropout(drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Linear layers truncated normal of 0.02 with zero biases, as all hosts do."""
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
+
+        Prefix tokens skip the depthwise block; the batch norms see them among all tokens.
+        """
+        if prefix is None:
+            return self.mix(x)
+        size, num_prefix_tokens = x.shape[1:3], prefix.shape[1]
+        t = self._expand(torch.cat([prefix, x.flatten(1, 2)], dim=1))
+        if self.dw is not None:
+            patches = self.dw(t[:, num_prefix_tokens:].unflatten(1, size)).flatten(1, 2)
+            t = torch.cat([t[:, :num_prefix_tokens], patches], dim=1)
+        y = self._project(t)
+        return y[:, num_prefix_tokens:].unflatten(1, size), y[:, :num_prefix_tokens]
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        if x.device.type != "cpu" or not can_merge(x, self.bn_mid):
+            return self._mix(x)
+        # A few images at a time: what lies between W1 and W2 is passed over six times and should
+        # stay in the cache.
+        hidden_bytes = self.fc2.in_features * x.shape[1] * x.shape[2] * x.element_size()
+        num_images = max(1, CACHE_BYTES * torch.get_num_threads() // hidden_bytes)
+        pieces = [self._mix(images) for images in x.split(num_images)]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _mix(self, x: Tensor) -> Tensor:
+        t = self._expand(x)
+        return self._project(t if self.dw is None else self.dw(t))
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """(B, P, C) -> (B, P, C): everything but the depthwise block."""
+        return self._project(self._expand(prefix))
+
+    def _expand(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., h): W1, the branches side by side, batch norm."""
+        z = self.fc1(x)
+        if len(self.branches) == 1 and self.bn_mid is None:
+            return self.branches[0](z)
+        if not can_merge(z, self.bn_mid):
+            return _normalise(torch.cat([branch(z) for branch in self.branches], -1), self.bn_mid)
+        # In one pass: what is left of each branch after its inner function, the batch norm and
+        # the concatenation.
+        width = z.shape[-1]
+        t = z.new_empty(*z.shape[:-1], width * len(self.branches))
+        scale, shift = _scale_and_shift(self.bn_mid, t)
+        for index, module in enumerate(self.branches):
+            branch = cast("Base | Arb | RPReLU", module)
+            part = slice(index * width, (index + 1) * width)
+            own_scale, own_shift = branch.outer()
+            part_shift = shift[part] if own_shift is None else own_shift * scale[part] + shift[part]
+            part_scale = scale[part] if own_scale is None else own_scale * scale[part]
+            affine(branch.inner(z), part_scale, part_shift, out=t[..., part])
+        return t
+
+    def _project(self, t: Tensor) -> Tensor:
+        """(..., h) -> (..., C): W2 and batch norm."""
+        y = self.fc2(self.drop(t))
+        if self.bn_out is not None and can_merge(y, self.bn_out):
+            return self.drop(affine(y, *_scale_and_shift(self.bn_out, y), out=y))
+        return self.drop(_normalise(y, self.bn_out))
+
+
+class DepthwiseBlock(nn.Module):
+    """GELU(BN(DW(t))), zeros around the map.
+
+    Args:
+        channels: h.
+        kernel_size: k, odd.
+        residual: BN of DW(t) + t.
+        order: "bn_act", or "act_bn" for BN(GELU(DW(t))).
+
+    Shape: (B, H, W, h) -> (B, H, W, h). Parameters: h k^2 + 3 h.
+
+    Source: IFFN (ICML 2024), Sec. 4.3, "DW Conv with BN and GeLU".
+    """
+
+    def __init__(
+        self, channels: int, kernel_size: int, residual: bool = False, order: str = "bn_act"
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        self.residual, self.order = residual, order
+        self.conv = nn.Conv2d(
+            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels
+        )
+        self.bn = nn.BatchNorm1d(channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of variance 2 / k^2 and zero biases: He's rule for the fan out of a channel."""
+        nn.init.normal_(self.conv.weight, std=(2 / self.conv.kernel_size[0] ** 2) ** 0.5)
+        nn.init.zeros_(cast("Tensor", self.conv.bias))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """(B, H, W, h) -> (B, H, W, h)."""
+        if self.order == "bn_act" and can_merge(t, self.bn):
+            return gelu_(self._convolve_and_normalise(t))
+        u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
+        if self.residual:
+            u = u + t
+        if self.order == "bn_act":
+            return F.gelu(_normalise(u, self.bn))
+        return _normalise(F.gelu(u), self.bn)
+
+    def _convolve_and_normalise(self, t: Tensor) -> Tensor:
+        """BN(DW(t) [+ t]) in evaluation, as one convolution."""
+        scale, shift = _scale_and_shift(self.bn, t)
+        kernel, centre = self.conv.weight, self.conv.kernel_size[0] // 2
+        if self.residual:
+            kernel = kernel.clone()
+            kernel[:, :, centre, centre] += 1
+        kernel = kernel * scale[:, None, None, None]
+        bias = cast("Tensor", self.conv.bias) * scale + shift
+        channels = len(kernel)
+        return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))
+
+
+def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
+    """Whether a batch norm may be merged into its neighbours: in eager inference only.
+
+    A compiler merges better, and a count (on meta tensors, or by tracing) wants the operations
+    that the paper has.
+    """
+    return not (
+        torch.is_grad_enabled()
+        or (norm is not None and norm.training)
+        or x.is_meta
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    )
+
+
+def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:
+    base = Base(width, act)  # refuses an unknown name
+    if arb == "rprelu":
+        return RPReLU(width)
+    return Arb(width, act, mirror=mirror) if arb == "on" else base
+
+
+def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
+    return nn.BatchNorm1d(channels) if wanted else None
+
+
+def _normalise(x: Tensor, norm: nn.Module | None) -> Tensor:
+    """Batch norm over all axes but the last."""
+    return x if norm is None else norm(x.flatten(0, -2)).view(x.shape)
+
+
+def _scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The affine map (C,) that a batch norm is in evaluation."""
+    if norm is None:
+        return x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
+    bn = cast("nn.BatchNorm1d", norm)
+    scale = bn.weight * torch.rsqrt(cast("Tensor", bn.running_var) + bn.eps)
+    return scale, bn.bias - cast("Tensor", bn.running_mean) * scale
+
+
+def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
+
+
+@register_mixer(
+    "affn",
+    kind="channel",
+    source="IFFN (ICML 2024), Eq. 5; Table 2, row 'w/ channel'",
+    host_defaults=NO_CLASS_TOKEN,
+    published_on=("deit_t",),
+)
+def affn(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    n_branches: int = 2,
+    act: str = "gelu",
+    arb: str | bool = "on",
+    init: str = "ones",
+    drop: float = 0.0,
+    bn_mid: bool = True,
+    bn_out: bool = True,
+) -> IFFN:
+    """IFFN without its depthwise block, each token by itself."""
+    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
+    return IFFN(dim, spatial=False, **options)
+
+
+@register_mixer(
+    "iffn_spatial",
+    kind="channel",
+    source="IFFN (ICML 2024), Sec. 4.3; Table 2, row 'w/ spatial'",
+    host_defaults=NO_CLASS_TOKEN,
+    published_on=("deit_t",),
+)
+def iffn_spatial(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    act: str = "gelu",
+    kernel_size: int = 3,
+    dw_residual: bool = False,
+    dw_order: str = "bn_act",
+    drop: float = 0.0,
+    bn_mid: bool = False,
+    bn_out: bool = False,
+) -> IFFN:
+    """An FFN of full width with IFFN's depthwise block after its activation."""
+    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
+    return IFFN(dim, channel=False, **options)
