@@ -18,6 +18,7 @@ class Row:
     """One row of a table of a paper, with what ours counts for it.
 
     ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
+    ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so.
     """
 
     paper: str
@@ -35,6 +36,7 @@ class Row:
     head: str | None = None
     macs: float | None = None
     note: str = ""
+    rule: str = "macs"
 
     def __str__(self) -> str:
         """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
@@ -88,7 +90,8 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     for number, entry in enumerate(content["rows"], start=1):
         tolerance = usual | entry.pop("tolerance", {})
         try:
-            rows.append(Row(paper=paper, usual_tolerance=usual, tolerance=tolerance, **entry))
+            entry |= {"usual_tolerance": usual, "tolerance": tolerance}
+            rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
         except TypeError as error:
             problem = str(error).removeprefix("Row.__init__() ")
             raise ValueError(f"{path}, row {number}: {problem}") from None
