@@ -180,7 +180,7 @@ class IFFN(Mixer):
         # the concatenation.
         width = z.shape[-1]
         t = z.new_empty(*z.shape[:-1], width * len(self.branches))
-        scale, shift = _scale_and_shift(self.bn_mid, t)
+        scale, shift = scale_and_shift(self.bn_mid, t)
         for index, module in enumerate(self.branches):
             branch = cast("Base | Arb | RPReLU", module)
             part = slice(index * width, (index + 1) * width)
@@ -194,7 +194,7 @@ class IFFN(Mixer):
         """(..., h) -> (..., C): W2 and batch norm."""
         y = self.fc2(self.drop(t))
         if self.bn_out is not None and can_merge(y, self.bn_out):
-            return self.drop(affine(y, *_scale_and_shift(self.bn_out, y), out=y))
+            return self.drop(affine(y, *scale_and_shift(self.bn_out, y), out=y))
         return self.drop(_normalise(y, self.bn_out))
 
 
@@ -243,7 +243,7 @@ class DepthwiseBlock(nn.Module):
 
     def _convolve_and_normalise(self, t: Tensor) -> Tensor:
         """BN(DW(t) [+ t]) in evaluation, as one convolution."""
-        scale, shift = _scale_and_shift(self.bn, t)
+        scale, shift = scale_and_shift(self.bn, t)
         kernel, centre = self.conv.weight, self.conv.kernel_size[0] // 2
         if self.residual:
             kernel = kernel.clone()
@@ -285,7 +285,7 @@ def _normalise(x: Tensor, norm: nn.Module | None) -> Tensor:
     return x if norm is None else norm(x.flatten(0, -2)).view(x.shape)
 
 
-def _scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
+def scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
     """The affine map (C,) that a batch norm is in evaluation."""
     if norm is None:
         return x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])

@@ -1,0 +1,148 @@
+"""Prints an upper bound on the Lipschitz constant of every channel mixer of a backbone.
+
+usage: python tools/lipschitz.py [key=value ...]
+
+  backbone=deit_t_affn     name of the backbone
+  ckpt=PATH                checkpoint or run folder of it; without, random weights
+  mixer.KEY=VALUE          an option of the mixer that it was built with
+  block=PATTERN            blocks to take, such as 'blocks.0.*' (default: all)
+  form=joint               joint, or split: a bound for each branch, added up as in the IFFN paper
+  method=auto              reduced, or sdp (needs cvxpy: pip install -e '.[lipschitz]'); auto takes
+                           sdp up to 32 hidden channels
+  solver=CLARABEL          CLARABEL or SCS, with method=sdp
+  iterations=600           steps per temperature of method=reduced, at most; fewer are quicker and
+                           give a bound that is a little looser and as valid
+  residual=false           true bounds x + f(x), as a block without its norm computes
+  format=table             table or json
+
+It bounds mixers that treat every token by itself: affn, iffn with mixer.spatial=false, ffn and the
+hosts' own FFNs. product is ||W1|| ||diag(max |slope|) W0||, what one would say without this bound.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+DEFAULTS = {
+    "backbone": "deit_t_affn",
+    "ckpt": "",
+    "block": "*",
+    "form": "joint",
+    "method": "auto",
+    "solver": "CLARABEL",
+    "iterations": "600",
+    "residual": "false",
+    "format": "table",
+}
+CHOICES = {"residual": ("true", "false"), "format": ("table", "json")}
+SLOT = "mlp"  # where the hosts keep what a channel mixer replaces
+
+Record = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help", "help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, mixer = parse(arguments)
+        records = bounds(options, mixer)
+        if options["format"] == "json":
+            print(json.dumps(list(records), indent=2))
+        else:
+            write_table(records)
+    except ValueError as error:
+        print(f"lipschitz.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Options out of ``key=value`` arguments, with defaults, and those of the mixer."""
+    options, mixer = dict(DEFAULTS), {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and value and key.startswith("mixer."):
+            mixer[key.removeprefix("mixer.")] = yaml.safe_load(value)
+            continue
+        if key not in options or not equals or not value:
+            near = difflib.get_close_matches(key, options, n=1) if key not in options else []
+            meant = f" (did you mean {near[0]}=?)" if near else ""
+            raise ValueError(
+                f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
+                f"{', '.join(options)} and mixer.KEY; see --help"
+            )
+        options[key] = value
+    for key, choices in CHOICES.items():
+        if options[key] not in choices:
+            raise ValueError(f"{key} must be one of {', '.join(choices)}; got {options[key]!r}")
+    if not options["iterations"].isdecimal():
+        raise ValueError(f"iterations must be a whole number, got {options['iterations']!r}")
+    return options, mixer
+
+
+def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
+    """One record per block, as soon as it is computed."""
+    from backbones import create_backbone
+    from backbones.lipschitz import lipschitz_bound
+    from tools.run_folder import checkpoint_file
+
+    ckpt = str(checkpoint_file(options["ckpt"])) if options["ckpt"] else None
+    backbone = create_backbone(options["backbone"], pretrained=ckpt, mixer=mixer).eval()
+    blocks = {
+        name: module
+        for name, module in backbone.named_modules()
+        if name.endswith(f".{SLOT}") and fnmatch.fnmatchcase(name, options["block"])
+    }
+    if not blocks:
+        raise ValueError(f"block={options['block']} matches no channel mixer of the backbone")
+    for name, module in blocks.items():
+        found = lipschitz_bound(
+            module,
+            form=options["form"],
+            method=options["method"],
+            solver=options["solver"],
+            residual=options["residual"] == "true",
+            iterations=int(options["iterations"]),
+        )
+        yield {
+            "block": name,
+            "bound": found.bound,
+            "product": found.product,
+            "form": found.form,
+            "method": found.method,
+            "certified": found.certified,
+            "seconds": round(found.seconds, 2),
+        }
+
+
+def write_table(records: Iterator[Record]) -> None:
+    """A line per block; a wide network takes minutes, so each is shown when it is there."""
+    heading = (
+        f"{'block':24} {'bound':>10} {'product':>10} {'form':>6} {'method':>8} {'seconds':>8}\n"
+    )
+    for record in records:
+        print(heading, end="")
+        heading = ""
+        print(
+            f"{record['block']:24} {record['bound']:10.4f} {record['product']:10.4f} "
+            f"{record['form']:>6} {record['method']:>8} {record['seconds']:8.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
