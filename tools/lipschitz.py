@@ -131,17 +131,12 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
 
 def write_table(records: Iterator[Record]) -> None:
     """A line per block; a wide network takes minutes, so each is shown when it is there."""
-    heading = (
-        f"{'block':24} {'bound':>10} {'product':>10} {'form':>6} {'method':>8} {'seconds':>8}\n"
-    )
-    for record in records:
-        print(heading, end="")
-        heading = ""
-        print(
-            f"{record['block']:24} {record['bound']:10.4f} {record['product']:10.4f} "
-            f"{record['form']:>6} {record['method']:>8} {record['seconds']:8.1f}",
-            flush=True,
-        )
+    line = "{block:24} {bound:>10} {product:>10} {form:>6} {method:>8} {seconds:>8}"
+    for number, record in enumerate(records):
+        if number == 0:
+            print(line.format_map({key: key for key in record}))
+        figures = {key: f"{record[key]:.4f}" for key in ("bound", "product")}
+        print(line.format_map(record | figures), flush=True)
 
 
 if __name__ == "__main__":
