@@ -166,6 +166,36 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
     assert images == [2, 2, 1] or torch.get_num_threads() > 1
 
 
+@pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial", "nonlinear_sum"])
+def test_compiles_into_one_graph(name):
+    mixer = create_mixer(name, 8)
+    x = torch.randn(2, 5, 6, 8)
+    torch._dynamo.reset()
+    for training in (False, True):
+        mixer.train(training)
+        compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+        weights = torch.randn_like(x)
+        gradients = [
+            torch.autograd.grad((run(x) * weights).sum(), list(mixer.parameters()))
+            for run in (mixer, compiled)
+        ]
+        torch.testing.assert_close(*gradients)
+    mixer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), mixer(x))
+
+
+def test_norms_can_be_synchronised():
+    mixer = randomised("iffn").eval()
+    x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
+    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(mixer))
+    kinds = [type(m) for m in synchronised.modules()]
+    assert kinds.count(nn.SyncBatchNorm) == 3
+    torch.testing.assert_close(synchronised(x), mixer(x))
+    with torch.no_grad():
+        torch.testing.assert_close(synchronised(x), mixer(x))
+
+
 def test_counting_and_tracing_see_the_norms_of_the_paper():
     mixer = create_mixer("iffn", 8, grid=(4, 4)).eval()
     tokens = 16

@@ -8,7 +8,7 @@ usage: python tools/lipschitz.py [key=value ...]
   block=PATTERN            blocks to take, such as 'blocks.0.*' (default: all)
   form=joint               joint, or split: a bound for each branch, added up as in the IFFN paper
   method=auto              reduced, or sdp (needs cvxpy: pip install -e '.[lipschitz]'); auto takes
-                           sdp up to 32 hidden channels
+                           sdp for mixers of a few channels
   solver=CLARABEL          CLARABEL or SCS, with method=sdp
   iterations=600           steps per temperature of method=reduced, at most; fewer are quicker and
                            give a bound that is a little looser and as valid
