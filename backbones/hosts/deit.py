@@ -79,6 +79,7 @@ class DeiT(Backbone):
         x = x.flatten(1, 2)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = x.contiguous()  # without a token to join, it lies as the convolution left it
         x = x + resample_abs_pos_embed(self.pos_embed, grid, self.grid, self.num_prefix_tokens)
         for block in self.blocks:
             x = block(x, grid)

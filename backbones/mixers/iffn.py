@@ -184,9 +184,12 @@ class IFFN(Mixer):
         for index, module in enumerate(self.branches):
             branch = cast("Base | Arb | RPReLU", module)
             part = slice(index * width, (index + 1) * width)
+            part_scale, part_shift = scale[part], shift[part]
             own_scale, own_shift = branch.outer()
-            part_shift = shift[part] if own_shift is None else own_shift * scale[part] + shift[part]
-            part_scale = scale[part] if own_scale is None else own_scale * scale[part]
+            if own_shift is not None:
+                part_shift = affine(own_shift, part_scale, part_shift)
+            if own_scale is not None:
+                part_scale = own_scale * part_scale
             affine(branch.inner(z), part_scale, part_shift, out=t[..., part])
         return t
 
@@ -249,7 +252,7 @@ class DepthwiseBlock(nn.Module):
             kernel = kernel.clone()
             kernel[:, :, centre, centre] += 1
         kernel = kernel * scale[:, None, None, None]
-        bias = cast("Tensor", self.conv.bias) * scale + shift
+        bias = affine(cast("Tensor", self.conv.bias), scale, shift)
         channels = len(kernel)
         return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))
 
@@ -291,7 +294,7 @@ def scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
     bn = cast("nn.BatchNorm1d", norm)
     scale = bn.weight * torch.rsqrt(cast("Tensor", bn.running_var) + bn.eps)
-    return scale, bn.bias - cast("Tensor", bn.running_mean) * scale
+    return scale, torch.addcmul(bn.bias, cast("Tensor", bn.running_mean), scale, value=-1)
 
 
 def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
