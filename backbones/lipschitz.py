@@ -46,7 +46,8 @@ from torch import Tensor, nn
 from backbones.activations import BASES, Arb, Base, RPReLU, scaled_slopes
 from backbones.lipschitz_search import Part, search, solve
 from backbones.mixers.ffn import FFN
-from backbones.mixers.iffn import IFFN, scale_and_shift
+from backbones.mixers.iffn import IFFN
+from backbones.norms import scale_and_shift
 
 Method = Literal["auto", "sdp", "reduced"]
 Form = Literal["joint", "split"]

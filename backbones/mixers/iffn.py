@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from backbones.activations import Arb, Base, RPReLU, affine, gelu_
 from backbones.base import Mixer, hidden_width
 from backbones.layouts import to_nchw, to_nhwc
+from backbones.norms import can_merge, normalise, scale_and_shift
 from backbones.registry import register_mixer
 
 ARBS = ("on", "off", "rprelu")
@@ -175,7 +176,7 @@ class IFFN(Mixer):
         if len(self.branches) == 1 and self.bn_mid is None:
             return self.branches[0](z)
         if not can_merge(z, self.bn_mid):
-            return _normalise(torch.cat([branch(z) for branch in self.branches], -1), self.bn_mid)
+            return normalise(torch.cat([branch(z) for branch in self.branches], -1), self.bn_mid)
         # In one pass: what is left of each branch after its inner function, the batch norm and
         # the concatenation.
         width = z.shape[-1]
@@ -198,7 +199,7 @@ class IFFN(Mixer):
         y = self.fc2(self.drop(t))
         if self.bn_out is not None and can_merge(y, self.bn_out):
             return self.drop(affine(y, *scale_and_shift(self.bn_out, y), out=y))
-        return self.drop(_normalise(y, self.bn_out))
+        return self.drop(normalise(y, self.bn_out))
 
 
 class DepthwiseBlock(nn.Module):
@@ -241,8 +242,8 @@ class DepthwiseBlock(nn.Module):
         if self.residual:
             u = u + t
         if self.order == "bn_act":
-            return F.gelu(_normalise(u, self.bn))
-        return _normalise(F.gelu(u), self.bn)
+            return F.gelu(normalise(u, self.bn))
+        return normalise(F.gelu(u), self.bn)
 
     def _convolve_and_normalise(self, t: Tensor) -> Tensor:
         """BN(DW(t) [+ t]) in evaluation, as one convolution."""
@@ -257,21 +258,6 @@ class DepthwiseBlock(nn.Module):
         return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))
 
 
-def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
-    """Whether a batch norm may be merged into its neighbours: in eager inference only.
-
-    A compiler merges better, and a count (on meta tensors, or by tracing) wants the operations
-    that the paper has.
-    """
-    return not (
-        torch.is_grad_enabled()
-        or (norm is not None and norm.training)
-        or x.is_meta
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-    )
-
-
 def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:
     base = Base(width, act)  # refuses an unknown name
     if arb == "rprelu":
@@ -281,20 +267,6 @@ def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPR
 
 def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
     return nn.BatchNorm1d(channels) if wanted else None
-
-
-def _normalise(x: Tensor, norm: nn.Module | None) -> Tensor:
-    """Batch norm over all axes but the last."""
-    return x if norm is None else norm(x.flatten(0, -2)).view(x.shape)
-
-
-def scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The affine map (C,) that a batch norm is in evaluation."""
-    if norm is None:
-        return x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
-    bn = cast("nn.BatchNorm1d", norm)
-    scale = bn.weight * torch.rsqrt(cast("Tensor", bn.running_var) + bn.eps)
-    return scale, torch.addcmul(bn.bias, cast("Tensor", bn.running_mean), scale, value=-1)
 
 
 def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
