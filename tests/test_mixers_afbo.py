@@ -207,10 +207,13 @@ def test_starts_at_a_scale_that_lets_gradients_through():
         ({"g2": 0}, r"g2 must be from 1 to 24, got 0"),
         ({"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
         ({"kernel_size": 0}, r"kernel_size must be odd .* got 0"),
-        ({"pairing": "mirror"}, r"pairing must be one of \('anti', 'cyclic'\).*got 'mirror'"),
-        ({"rounds": 3}, r"rounds of 1 to 2 for 'anti' and 1 to g1 = 2 for 'cyclic'.* with 3"),
-        ({"rounds": 0}, r"rounds of 1 to 2"),
-        ({"rounds": 3, "pairing": "cyclic"}, r"1 to g1 = 2 for 'cyclic'"),
+        ({"pairing": "mirror"}, r"pairing=mirror is not one of anti, cyclic"),
+        ({"rounds": 3}, r"1 or 2 with pairing anti and from 1 to g1 = 2 .*; got 3 with anti"),
+        ({"rounds": 0}, r"rounds must be 1 or 2 with pairing anti .* got 0"),
+        (
+            {"rounds": 3, "pairing": "cyclic"},
+            r"from 1 to g1 = 2 with pairing cyclic; got 3 with cyclic",
+        ),
     ],
     ids=str,
 )

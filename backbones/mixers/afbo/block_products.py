@@ -1,0 +1,112 @@
+"""Products with sparse matrices that are made of a few dense blocks.
+
+The output channels are consecutive runs; each run is the product of one weight with a run of input
+columns. ``plain`` says just that. ``fast`` writes every product straight into its run of the
+output, forward and backward, where autograd would copy: cat in the forward pass, padding to full
+width and a sum per block in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
+from torch.autograd.function import once_differentiable
+
+
+class Block(NamedTuple):
+    """One run of output channels: a weight, by its number, times input columns from ``start`` on.
+
+    Several blocks may share a weight.
+    """
+
+    weight: int
+    start: int
+
+
+def block_products(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]
+) -> Tensor:
+    """Apply all blocks, (..., C) -> (..., h).
+
+    Args:
+        x: (..., C).
+        weights: Each (rows, columns).
+        bias: (h,).
+        blocks: In the order of the output channels.
+    """
+    form = plain if in_graph() else fast
+    return form(x, weights, bias, blocks)
+
+
+def in_graph() -> bool:
+    """Whether a compiler or tracer looks on; these make their own plan out of the plain form."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def plain(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """``block_products`` in operations that autograd knows."""
+    pieces = []
+    for index, start in blocks:
+        weight = weights[index]
+        pieces.append(F.linear(x[..., start : start + weight.shape[1]], weight))
+    return torch.cat(pieces, dim=-1) + bias
+
+
+def fast(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """``block_products`` without intermediate copies; once differentiable."""
+    device = x.device.type
+    if is_autocast_available(device) and torch.is_autocast_enabled(device):
+        # In-place products are not on autocast's list, so they are served as F.linear would be.
+        dtype = torch.get_autocast_dtype(device)
+        x, bias, weights = x.to(dtype), bias.to(dtype), [weight.to(dtype) for weight in weights]
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled():
+        out = cast("Tensor", _BlockProducts.apply(rows, bias, blocks, *weights))  # type: ignore[no-untyped-call]
+    else:
+        out = _forward(rows, weights, bias, blocks)
+    return out.view(*x.shape[:-1], len(bias))
+
+
+def _forward(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+    out = x.new_empty(len(x), len(bias)).copy_(bias)
+    runs = out.split([len(weights[index]) for index, _ in blocks], dim=1)
+    for (index, start), run in zip(blocks, runs, strict=True):
+        weight = weights[index]
+        run.addmm_(x.narrow(1, start, weight.shape[1]), weight.t())
+    return out
+
+
+class _BlockProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor, blocks: Sequence[Block], *weights: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, *weights)
+        ctx.blocks = blocks
+        return _forward(x, weights, bias, blocks)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        x_wanted, bias_wanted, _, *weight_wanted = ctx.needs_input_grad
+        grad_x = torch.zeros_like(x) if x_wanted else None
+        grad_weights: list[Tensor | None] = [None] * len(weights)
+        runs = grad.split([len(weights[index]) for index, _ in ctx.blocks], dim=1)
+        for (index, start), run in zip(ctx.blocks, runs, strict=True):
+            width = weights[index].shape[1]
+            if grad_x is not None:
+                grad_x.narrow(1, start, width).addmm_(run, weights[index])
+            if weight_wanted[index]:
+                columns, so_far = x.narrow(1, start, width), grad_weights[index]
+                grad_weights[index] = (
+                    run.t() @ columns if so_far is None else so_far.addmm_(run.t(), columns)
+                )
+        return grad_x, grad.sum(0) if bias_wanted else None, None, *grad_weights

@@ -1,0 +1,195 @@
+"""Channel mappings, each token by itself: (..., C) -> (..., h).
+
+Figure 2 of AFBO (Wu et al., ICLR 2025) shows them as matrices: (a) dense, (b) block-diagonal, (c)
+grouped cross (GCCM), (d) overlapped cycle (OCCM). ``dense_weight`` gives that matrix.
+
+Axes: C = d input channels, h hidden channels, G groups, which are runs of neighbouring channels.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.mixers.afbo.block_products import Block, block_products
+from backbones.options import check_value
+
+Pairing = Literal["anti", "cyclic"]
+
+
+class ChannelMapping(nn.Module):
+    """What all mappings have: widths, a bias of h, and one matrix that says the same."""
+
+    dim: int
+    bias: nn.Parameter
+
+    def dense_weight(self) -> Tensor:
+        """The mapping as one (h, C) matrix."""
+        raise NotImplementedError
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Truncated normal of ``std``, or of 1 / sqrt(columns that a row reads); zero bias."""
+        for name, parameter in self.named_parameters():
+            if name != "bias":
+                nn.init.trunc_normal_(parameter, std=std or parameter.shape[-1] ** -0.5)
+        nn.init.zeros_(self.bias)
+
+
+class DenseMapping(ChannelMapping):
+    """Every output reads every input. Parameters: C h + h. Source: AFBO, Eq. 4, Fig. 2a."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.weight = nn.Parameter(torch.empty(hidden, dim))
+        self.bias = nn.Parameter(torch.empty(hidden))
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., h)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def dense_weight(self) -> Tensor:
+        """The (h, C) matrix."""
+        return self.weight
+
+
+class GroupedCrossMapping(ChannelMapping):
+    """GCCM: block s * G + w of the outputs is W[w] applied to input group i(s, w).
+
+    Parameters: C h / (rounds G) + h. With two rounds that is the 1 / 2G of the text, with G rounds
+    the 1 / G^2 of Sec. 3.3. For odd G "anti" gives the middle weight the same group twice, so that
+    two output blocks differ by their biases only; "cyclic" does not.
+
+    Args:
+        dim: Input channels C, a multiple of G.
+        hidden: Output channels h, a multiple of G * rounds.
+        groups: G.
+        rounds: Blocks that share one weight.
+        pairing: "anti": i(0, w) = w, i(1, w) = G - 1 - w. "cyclic": i(s, w) = (w + s) mod G.
+
+    Shape: (..., C) -> (..., h).
+
+    Raises:
+        ValueError: Widths that G does not divide, an unknown pairing, more rounds than it has.
+
+    Source: AFBO, Eq. 6, Fig. 2c.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: Pairing = "anti"
+    ) -> None:
+        super().__init__()
+        check_value("pairing", pairing, Pairing)
+        if not 1 <= rounds <= (2 if pairing == "anti" else groups):
+            raise ValueError(
+                f"rounds must be 1 or 2 with pairing anti and from 1 to g1 = {groups} with "
+                f"pairing cyclic; got {rounds} with {pairing}"
+            )
+        valid = [g for g in range(1, dim + 1) if dim % g == 0 and hidden % (g * rounds) == 0]
+        if groups not in valid:
+            raise ValueError(
+                f"g1 must divide the input width {dim}, and g1 * rounds the hidden width {hidden}: "
+                f"g1 must be one of {valid} with {rounds} rounds, got {groups}"
+            )
+        self.dim = dim
+        self.blocks = tuple(
+            Block(w, _source(s, w, groups, pairing) * (dim // groups))
+            for s in range(rounds)
+            for w in range(groups)
+        )
+        self.weight = nn.Parameter(torch.empty(groups, hidden // (groups * rounds), dim // groups))
+        self.bias = nn.Parameter(torch.empty(hidden))
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., h)."""
+        return block_products(x, self.weight.unbind(), self.bias, self.blocks)
+
+    def dense_weight(self) -> Tensor:
+        """The same mapping as one (h, C) matrix."""
+        _, rows, width = self.weight.shape
+        dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
+        for matrix, (index, start) in zip(dense, self.blocks, strict=True):
+            matrix[:, start : start + width] = self.weight[index]
+        return dense.flatten(0, 1)
+
+
+class BlockDiagonalMapping(GroupedCrossMapping):
+    """Group g of the outputs reads group g of the inputs: GCCM's first round alone.
+
+    Parameters: C h / G + h. Source: AFBO, Eq. 5, Fig. 2b.
+    """
+
+    def __init__(self, dim: int, hidden: int, groups: int) -> None:
+        super().__init__(dim, hidden, groups, rounds=1)
+
+
+class OverlappedCycleMapping(ChannelMapping):
+    """OCCM: output run g is W[g] applied to input runs g, g + 1, ..., g + K - 1, cyclically.
+
+    Widths that G does not divide are cut into runs that differ by at most one channel, longer ones
+    first (the paper uses G = 3 on widths of 64, 128, 320 and 512). Parameters: about C h K / G + h.
+
+    Args:
+        dim: Input channels C.
+        hidden: Output channels h.
+        groups: G.
+        window: K, groups read by each output run; G - 1 (at least 1) by default.
+
+    Shape: (..., C) -> (..., h).
+
+    Raises:
+        ValueError: More groups than channels, or a window larger than G.
+
+    Source: AFBO, Eq. 7, Fig. 2d, with K = G - 1 from Sec. 3.3.
+    """
+
+    def __init__(self, dim: int, hidden: int, groups: int, window: int | None = None) -> None:
+        super().__init__()
+        if not 1 <= groups <= min(dim, hidden):
+            raise ValueError(f"g2 must be from 1 to {min(dim, hidden)}, got {groups}")
+        window = max(1, groups - 1) if window is None else window
+        if not 1 <= window <= groups:
+            raise ValueError(f"window must be from 1 to g2 = {groups}, got {window}")
+        runs_in, runs_out = balanced_runs(dim, groups), balanced_runs(hidden, groups)
+        self.dim = dim
+        self.wrapped = sum(runs_in[: window - 1])  # channels read again after the last one
+        starts = [0, *accumulate(runs_in)][:-1]
+        self.blocks = tuple(Block(g, start) for g, start in enumerate(starts))
+        widths = [sum((runs_in * 2)[g : g + window]) for g in range(groups)]
+        self.weights = nn.ParameterList(
+            torch.empty(rows, width) for rows, width in zip(runs_out, widths, strict=True)
+        )
+        self.bias = nn.Parameter(torch.empty(hidden))
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., h)."""
+        if self.wrapped:
+            x = torch.cat([x, x[..., : self.wrapped]], dim=-1)
+        return block_products(x, list(self.weights), self.bias, self.blocks)
+
+    def dense_weight(self) -> Tensor:
+        """The same mapping as one (h, C) matrix."""
+        rows = []
+        for block, weight in zip(self.blocks, self.weights, strict=True):
+            padded = F.pad(weight, (0, self.dim - weight.shape[1]))
+            rows.append(padded.roll(block.start, dims=1))
+        return torch.cat(rows)
+
+
+def balanced_runs(width: int, groups: int) -> list[int]:
+    """Cut ``width`` channels into ``groups`` runs that differ by at most one, longer ones first."""
+    short, longer = divmod(width, groups)
+    return [short + 1] * longer + [short] * (groups - longer)
+
+
+def _source(round_: int, weight: int, groups: int, pairing: Pairing) -> int:
+    if pairing == "cyclic":
+        return (weight + round_) % groups
+    return weight if round_ == 0 else groups - 1 - weight

@@ -1,0 +1,119 @@
+"""Spatial models, all of stride 1: (B, H, W, C) -> (B, H, W, C) at any H and W.
+
+AFBO (Wu et al., ICLR 2025) compares them in Tables 8 (kinds), 9 (kernel sizes) and 10 (depthwise
+against full convolution). Maps are viewed as channels_last memory, which spares both copies.
+
+Axes: B images, H W map, C channels, k side of the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.options import check_value
+
+SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]
+
+
+def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> nn.Module:
+    """Build one spatial model.
+
+    Args:
+        name: "dw" depthwise convolution, "max" or "avg" pooling, "sa" spatial attention, "conv"
+            full convolution, "none".
+        channels: C.
+        kernel_size: k, odd; spatial attention has its own.
+
+    Raises:
+        ValueError: Unknown name or an even kernel.
+    """
+    check_value("sm", name, SpatialName)
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+    if name == "dw":
+        return SameConv(channels, kernel_size, groups=channels)
+    if name == "conv":
+        return SameConv(channels, kernel_size)
+    if name == "sa":
+        return SpatialAttention()
+    return {"max": MaxPool, "avg": AveragePool}[name](kernel_size) if name != "none" else Nothing()
+
+
+class SameConv(nn.Conv2d):
+    """Convolution with k // 2 zeros around the map; depthwise if there are as many groups."""
+
+    def __init__(self, channels: int, kernel_size: int, groups: int = 1) -> None:
+        super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return to_nhwc(super().forward(to_nchw(x)))
+
+    @torch.no_grad()
+    def start_as_identity(self) -> None:
+        """Centre tap 1 on the diagonal plus a truncated normal of 0.02, zero biases."""
+        nn.init.trunc_normal_(self.weight, std=0.02)
+        centre = self.kernel_size[0] // 2
+        if self.groups == self.in_channels:
+            self.weight[:, :, centre, centre] += 1
+        else:
+            self.weight[:, :, centre, centre].diagonal().add_(1)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class MaxPool(nn.Module):
+    """Largest of the k x k neighbours inside the map, per channel."""
+
+    def __init__(self, kernel_size: int) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        size = self.kernel_size
+        return to_nhwc(F.max_pool2d(to_nchw(x), size, stride=1, padding=size // 2))
+
+
+class AveragePool(nn.Module):
+    """Mean of the k x k neighbours inside the map, per channel; padding does not count.
+
+    The paper does not say whether it counts.
+    """
+
+    def __init__(self, kernel_size: int) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        size = self.kernel_size
+        pooled = F.avg_pool2d(
+            to_nchw(x), size, stride=1, padding=size // 2, count_include_pad=False
+        )
+        return to_nhwc(pooled)
+
+
+class SpatialAttention(nn.Module):
+    """x * sigmoid(conv7x7([max over channels; mean over channels])), without bias and norm.
+
+    Source: Woo et al., "CBAM", ECCV 2018, Sec. 3.2, as AFBO's App. A.2 suggests.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        statistics = torch.stack([x.amax(-1), x.mean(-1)], dim=1)
+        return x * to_nhwc(self.conv(statistics)).sigmoid()
+
+
+class Nothing(nn.Identity):
+    """No spatial model: tokens do not meet."""

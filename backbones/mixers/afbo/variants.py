@@ -1,0 +1,332 @@
+"""The mixers that AFBO's tables name, each as the parts it is made of.
+
+| name                | branch a (activated) | branch b      | spatial models | table  |
+|---------------------|----------------------|---------------|----------------|--------|
+| ``afbo``/``afbo_cs``| OCCM                 | GCCM          | after          | 1 to 9 |
+| ``afbo_c``          | OCCM                 | GCCM          | none           | 5, 13  |
+| ``afbo_s``          | dense                | the same      | after          | 5      |
+| ``afbo_sc``         | OCCM                 | GCCM          | before         | 5, 10  |
+| ``scfbo_gc``        | GCCM                 | GCCM          | after          | 1      |
+| ``scfbo_oc``        | OCCM                 | OCCM          | after          | 1      |
+| ``full``            | dense                | dense         | after          | 14     |
+
+Options that all share: ``hidden_ratio`` M, hidden width over C; ``g1`` groups of GCCM; ``g2``
+groups and ``window`` of OCCM; ``rounds`` and ``pairing`` of GCCM (see ``channel_mappings``);
+``sm``, ``kernel_size``, ``order``, ``act``, ``act_on``, ``init``, ``drop`` (see ``scfbo``).
+
+Source: Wu et al., ICLR 2025, Sec. 3.3 (variants), Sec. 4.1 and App. A.1 (group numbers).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backbones.base import hidden_width
+from backbones.mixers.afbo.channel_mappings import (
+    BlockDiagonalMapping,
+    ChannelMapping,
+    DenseMapping,
+    GroupedCrossMapping,
+    OverlappedCycleMapping,
+    Pairing,
+)
+from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
+from backbones.mixers.afbo.spatial_models import SpatialName
+from backbones.options import check_value
+from backbones.registry import register_mixer
+
+MappingName = Literal["dense", "block", "gccm", "occm"]
+
+# (G1, G2) is (2, 4) but on these; the package says why.
+HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
+
+
+@register_mixer(
+    "afbo_cs",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-CS, another name of AFBO",
+    host_options=HOST_GROUPS,
+    published_on=("deit_t",),
+)
+@register_mixer(
+    "afbo",
+    kind="channel",
+    source="AFBO (ICLR 2025), Eq. 4 with Eq. 7 on the activated branch and Eq. 6 on the other",
+    host_options=HOST_GROUPS,
+    published_on=("deit_*", "swin_*", "poolformer_*"),
+)
+def afbo(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    cm_a: MappingName = "occm",
+    cm_b: MappingName = "gccm",
+    g1: int = 2,
+    g2: int = 4,
+    window: int | None = None,
+    rounds: int = 2,
+    pairing: Pairing = "anti",
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    order: Order = "cs",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, and whatever the ablations make of it.
+
+    Parameters: C h (1 / (rounds g1) + window / g2 + 1) + 2 h k^2 + 4 h + C, for widths that divide
+    evenly.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width over C.
+        cm_a: Mapping of the activated branch: "dense", "block", "gccm" or "occm".
+        cm_b: Mapping of the other branch.
+        g1: Groups of GCCM and of a block-diagonal mapping.
+        g2: Groups of OCCM.
+        window: Groups that each output group of OCCM reads; g2 - 1 (at least 1) by default.
+        rounds: How often GCCM applies each of its weights, to another group each time.
+        pairing: Which group GCCM reads in round s with weight w: "anti" (Eq. 6) reads G - 1 - w in
+            the second round, "cyclic" reads (w + s) mod G.
+        sm: Spatial model: "dw", "max", "avg", "sa", "conv" (order "sc" only) or "none".
+        kernel_size: Side of the spatial models, odd.
+        order: "cs" or "sc": channel mappings before or after the spatial models.
+        act: "silu", "gelu" or "relu".
+        act_on: "a", "b", "ab" or "post".
+        init: "ours" or "timm".
+        drop: Dropout after the product and after W3.
+    """
+    hidden = hidden_width(dim, hidden_ratio)
+
+    def mapping(name: MappingName) -> ChannelMapping:
+        check_value("mapping", name, MappingName)
+        if name == "occm":
+            return OverlappedCycleMapping(dim, hidden, g2, window)
+        if name == "gccm":
+            return GroupedCrossMapping(dim, hidden, g1, rounds, pairing)
+        if name == "block":
+            return BlockDiagonalMapping(dim, hidden, g1)
+        return DenseMapping(dim, hidden)
+
+    return SCFBO(
+        mapping(cm_a),
+        mapping(cm_b),
+        sm=sm,
+        kernel_size=kernel_size,
+        order=order,
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "afbo_c",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-C; Table 13",
+    host_options=HOST_GROUPS,
+    published_on=("deit_t", "deit_s"),
+)
+def afbo_c(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    g1: int = 2,
+    g2: int = 4,
+    window: int | None = None,
+    rounds: int = 2,
+    pairing: Pairing = "anti",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """AFBO with its channel mappings only: W3 (SiLU(OCCM(x)) * GCCM(x)) + b3."""
+    hidden = hidden_width(dim, hidden_ratio)
+    return SCFBO(
+        OverlappedCycleMapping(dim, hidden, g2, window),
+        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
+        sm="none",
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "afbo_s",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-S",
+    published_on=("deit_t",),
+)
+def afbo_s(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    order: Order = "cs",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """AFBO with its spatial models only: z = W1 x + b1, then W3 (SiLU(DW_a(z)) * DW_b(z)) + b3."""
+    return SCFBO(
+        DenseMapping(dim, hidden_width(dim, hidden_ratio)),
+        None,
+        sm=sm,
+        kernel_size=kernel_size,
+        order=order,
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "afbo_sc",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-SC; Table 10 with sm=conv",
+    host_options=HOST_GROUPS,
+    published_on=("deit_t", "swin_t"),
+)
+def afbo_sc(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    g1: int = 2,
+    g2: int = 4,
+    window: int | None = None,
+    rounds: int = 2,
+    pairing: Pairing = "anti",
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """AFBO in the other order: W3 (SiLU(OCCM(DW_a(x))) * GCCM(DW_b(x))) + b3."""
+    hidden = hidden_width(dim, hidden_ratio)
+    return SCFBO(
+        OverlappedCycleMapping(dim, hidden, g2, window),
+        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
+        sm=sm,
+        kernel_size=kernel_size,
+        order="sc",
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "scfbo_gc",
+    kind="channel",
+    source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-GC",
+    published_on=("deit_t",),
+)
+def scfbo_gc(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    g1: int = 2,
+    rounds: int = 2,
+    pairing: Pairing = "anti",
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    order: Order = "cs",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """GCCM on both branches, each with its own weights."""
+    hidden = hidden_width(dim, hidden_ratio)
+    return SCFBO(
+        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
+        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
+        sm=sm,
+        kernel_size=kernel_size,
+        order=order,
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "scfbo_oc",
+    kind="channel",
+    source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-OC",
+    host_options=HOST_GROUPS,
+    published_on=("deit_t",),
+)
+def scfbo_oc(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    g2: int = 4,
+    window: int | None = None,
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    order: Order = "cs",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """OCCM on both branches, each with its own weights."""
+    hidden = hidden_width(dim, hidden_ratio)
+    return SCFBO(
+        OverlappedCycleMapping(dim, hidden, g2, window),
+        OverlappedCycleMapping(dim, hidden, g2, window),
+        sm=sm,
+        kernel_size=kernel_size,
+        order=order,
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
+
+
+@register_mixer(
+    "full",
+    kind="channel",
+    source="AFBO (ICLR 2025), Eq. 4 with dense mappings, App. A.5, Table 14: FULL",
+    published_on=("deit_t", "swin_t"),
+)
+def full(
+    dim: int,
+    *,
+    hidden_ratio: float = 4.0,
+    sm: SpatialName = "dw",
+    kernel_size: int = 3,
+    order: Order = "cs",
+    act: Act = "silu",
+    act_on: ActOn = "a",
+    init: Init = "ours",
+    drop: float = 0.0,
+) -> SCFBO:
+    """Two dense mappings (Fig. 2a): W3 (SiLU(DW_a(W1 x + b1)) * DW_b(W2 x + b2)) + b3."""
+    hidden = hidden_width(dim, hidden_ratio)
+    return SCFBO(
+        DenseMapping(dim, hidden),
+        DenseMapping(dim, hidden),
+        sm=sm,
+        kernel_size=kernel_size,
+        order=order,
+        act=act,
+        act_on=act_on,
+        init=init,
+        drop=drop,
+    )
