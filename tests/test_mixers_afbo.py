@@ -212,7 +212,7 @@ def test_starts_at_a_scale_that_lets_gradients_through():
         ({"rounds": 0}, r"rounds must be 1 or 2 with pairing anti .* got 0"),
         (
             {"rounds": 3, "pairing": "cyclic"},
-            r"from 1 to g1 = 2 with pairing cyclic; got 3 with cyclic",
+            r"to g1 = 2 with pairing cyclic; got 3 with cyclic",
         ),
     ],
     ids=str,

@@ -114,8 +114,8 @@ class GroupedCrossMapping(ChannelMapping):
         """The same mapping as one (h, C) matrix."""
         _, rows, width = self.weight.shape
         dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
-        for matrix, (index, start) in zip(dense, self.blocks, strict=True):
-            matrix[:, start : start + width] = self.weight[index]
+        for position, (index, start) in enumerate(self.blocks):
+            dense[position, :, start : start + width] = self.weight[index]
         return dense.flatten(0, 1)
 
 
