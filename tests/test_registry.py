@@ -197,12 +197,19 @@ def test_schema_lists_every_option_with_its_default():
     assert schema["name"] == "swin_t_afbo"
     assert schema["mixer"] == {
         "hidden_ratio": None,
+        "cm_a": "occm",
+        "cm_b": "gccm",
         "g1": 2,
         "g2": 3,
         "window": None,
         "rounds": 2,
         "pairing": "anti",
+        "sm": "dw",
         "kernel_size": 3,
+        "order": "cs",
+        "act": "silu",
+        "act_on": "a",
+        "init": "ours",
         "drop": 0.0,
     }
     for name in list_backbones():

@@ -75,11 +75,13 @@ def fast(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Bl
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
-    out = x.new_empty(len(x), len(bias)).copy_(bias)
-    runs = out.split([len(weights[index]) for index, _ in blocks], dim=1)
-    for (index, start), run in zip(blocks, runs, strict=True):
+    out = x.new_empty(len(x), len(bias))
+    sizes = [len(weights[index]) for index, _ in blocks]
+    runs = zip(blocks, out.split(sizes, dim=1), bias.split(sizes), strict=True)
+    for (index, start), run, offset in runs:
         weight = weights[index]
-        run.addmm_(x.narrow(1, start, weight.shape[1]), weight.t())
+        # Not addmm_, which counters of operations overlook.
+        torch.addmm(offset, x.narrow(1, start, weight.shape[1]), weight.t(), out=run)
     return out
 
 
