@@ -48,51 +48,125 @@ def cut(width: int, num_groups: int) -> list[list[int]]:
     return runs
 
 
-def depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """(B, H, W, h) with kernels (h, 1, k, k), zeros around the map."""
+def around(x: Tensor, i: int, j: int, half: int) -> list[tuple[int, int, Tensor]]:
+    """Offsets and values (B, C) of the neighbours of one position that lie inside the map."""
     height, width = x.shape[1:3]
-    half = kernel.shape[-1] // 2
+    return [
+        (u, v, x[:, i + u, j + v])
+        for u in range(-half, half + 1)
+        for v in range(-half, half + 1)
+        if 0 <= i + u < height and 0 <= j + v < width
+    ]
+
+
+def spatial(x: Tensor, name: str, kernel_size: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """One spatial model on (B, H, W, C), position by position."""
+    half = kernel_size // 2
+    statistics = torch.stack([x.max(dim=-1).values, x.mean(dim=-1)], dim=-1)
     rows = []
-    for i in range(height):
+    for i in range(x.shape[1]):
         row = []
-        for j in range(width):
-            total = bias.expand(len(x), -1)
-            for u in range(-half, half + 1):
-                for v in range(-half, half + 1):
-                    if 0 <= i + u < height and 0 <= j + v < width:
-                        total = total + x[:, i + u, j + v] * kernel[:, 0, u + half, v + half]
-            row.append(total)
+        for j in range(x.shape[2]):
+            if name == "none":
+                value = x[:, i, j]
+            elif name == "dw":
+                value = bias + sum(
+                    z * weight[:, 0, u + half, v + half] for u, v, z in around(x, i, j, half)
+                )
+            elif name == "conv":
+                value = bias + sum(
+                    z @ weight[:, :, u + half, v + half].T for u, v, z in around(x, i, j, half)
+                )
+            elif name == "max":
+                value = torch.stack([z for _, _, z in around(x, i, j, half)]).max(dim=0).values
+            elif name == "avg":
+                value = torch.stack([z for _, _, z in around(x, i, j, half)]).mean(dim=0)
+            else:
+                assert name == "sa"
+                logit = sum(
+                    z @ weight[0, :, u + 3, v + 3] for u, v, z in around(statistics, i, j, 3)
+                )
+                value = x[:, i, j] / (1 + torch.exp(-logit))[:, None]
+            row.append(value)
         rows.append(torch.stack(row, dim=1))
     return torch.stack(rows, dim=1)
 
 
-def afbo(
-    x: Tensor, prefix: Tensor, tensors: dict[str, Tensor], *, window: int, rounds: int, pairing: str
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "relu": lambda x: x * (x > 0),
+}
+
+
+def scfbo(
+    x: Tensor,
+    prefix: Tensor,
+    tensors: dict[str, Tensor],
+    *,
+    cm_a: str,
+    cm_b: str,
+    window: int | None = None,
+    rounds: int = 2,
+    pairing: str = "anti",
+    sm: str = "dw",
+    kernel_size: int = 3,
+    order: str = "cs",
+    act: str = "silu",
+    act_on: str = "a",
 ) -> tuple[Tensor, Tensor]:
-    """The mixer with the parameters of ours; prefix tokens skip the convolutions.
+    """The mixer with the parameters of ours; prefix tokens skip the spatial models.
 
     Args:
         x: (B, H, W, d).
         prefix: (B, P, d).
         tensors: Parameters by their names.
-        window: K of OCCM.
+        cm_a: Mapping of branch a: "dense", "block", "gccm" or "occm".
+        cm_b: Mapping of branch b, or "shared" for branch a's.
+        window: K of OCCM, G - 1 by default.
         rounds: Blocks of GCCM that share a weight.
         pairing: Pairing of GCCM.
+        sm: Spatial model.
+        kernel_size: k.
+        order: Mapping ("c") and spatial model ("s") in their order.
+        act: Activation.
+        act_on: Where it acts.
     """
-    weights = [tensors[f"cm_a.weights.{g}"] for g in range(8) if f"cm_a.weights.{g}" in tensors]
-    hidden, dim = len(tensors["cm_a.bias"]), x.shape[-1]
-    matrix_a = occm_matrix(weights, dim, hidden, window)
-    matrix_b = gccm_matrix(tensors["cm_b.weight"], rounds, pairing)
+
+    def affine(branch: str) -> tuple[Tensor, Tensor]:
+        kind = {"a": cm_a, "b": cm_b}[branch]
+        if kind == "shared":
+            return affine("a")
+        name, bias = f"cm_{branch}.weight", tensors[f"cm_{branch}.bias"]
+        if kind == "dense":
+            return tensors[name], bias
+        if kind == "block":
+            return gccm_matrix(tensors[name], 1, "anti"), bias
+        if kind == "gccm":
+            return gccm_matrix(tensors[name], rounds, pairing), bias
+        weights = [tensors[f"{name}s.{g}"] for g in range(9) if f"{name}s.{g}" in tensors]
+        width = max(1, len(weights) - 1) if window is None else window
+        return occm_matrix(weights, x.shape[-1], len(bias), width), bias
+
+    def branch_map(branch: str) -> Tensor:
+        matrix, bias = affine(branch)
+        name = f"sm_{branch}"
+        weight = tensors.get(f"{name}.weight", tensors.get(f"{name}.conv.weight"))
+        model = (sm, kernel_size, weight, tensors.get(f"{name}.bias"))
+        if order == "sc":
+            return spatial(x, *model) @ matrix.T + bias
+        return spatial(x @ matrix.T + bias, *model)
 
     def combine(a: Tensor, b: Tensor) -> Tensor:
-        silu = a / (1 + torch.exp(-a))
-        return (silu * b) @ tensors["proj.weight"].T + tensors["proj.bias"]
+        function = ACTIVATIONS[act]
+        product = {
+            "a": lambda: function(a) * b,
+            "b": lambda: a * function(b),
+            "ab": lambda: function(a) * function(b),
+            "post": lambda: function(a * b),
+        }[act_on]()
+        return product @ tensors["proj.weight"].T + tensors["proj.bias"]
 
-    def maps(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        a = tokens @ matrix_a.T + tensors["cm_a.bias"]
-        return a, tokens @ matrix_b.T + tensors["cm_b.bias"]
-
-    a, b = maps(x)
-    a = depthwise(a, tensors["sm_a.weight"], tensors["sm_a.bias"])
-    b = depthwise(b, tensors["sm_b.weight"], tensors["sm_b.bias"])
-    return combine(a, b), combine(*maps(prefix))
+    (matrix_a, bias_a), (matrix_b, bias_b) = affine("a"), affine("b")
+    prefixes = (prefix @ matrix_a.T + bias_a, prefix @ matrix_b.T + bias_b)
+    return combine(branch_map("a"), branch_map("b")), combine(*prefixes)

@@ -1,0 +1,213 @@
+"""AFBO's channel mappings against Eq. 5 to 7: worked integers, dense matrices, products."""
+
+import pytest
+import torch
+
+from backbones.mixers.afbo import (
+    BlockDiagonalMapping,
+    DenseMapping,
+    GroupedCrossMapping,
+    OverlappedCycleMapping,
+)
+from backbones.mixers.afbo.block_products import Block, block_products, fast, plain
+from tests.references import afbo as reference
+
+
+def fill_by_position(weight, group):
+    """Entry = 100 (group + 1) + 10 (row + 1) + (column + 1)."""
+    rows, columns = weight.shape
+    row = torch.arange(1, rows + 1)[:, None]
+    weight.data.copy_(100.0 * (group + 1) + 10 * row + torch.arange(1, columns + 1))
+
+
+def gccm(dim, hidden, groups, rounds=2, pairing="anti"):
+    return GroupedCrossMapping(dim, hidden, groups, rounds, pairing).double()
+
+
+def occm(dim, hidden, groups, window=None):
+    return OverlappedCycleMapping(dim, hidden, groups, window).double()
+
+
+def integers(mapping):
+    """The mapping of (1, ..., 6) with weights filled by position and no bias."""
+    for group, weight in enumerate(getattr(mapping, "weights", None) or mapping.weight):
+        fill_by_position(weight, group)
+    torch.nn.init.zeros_(mapping.bias)
+    return mapping(torch.arange(1.0, 7.0, dtype=torch.float64)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        (gccm(6, 12, 2), "674 734 794 3182 3332 3482 1682 1832 1982 1274 1334 1394"),
+        # Odd G: the middle weight meets the same group twice, so blocks 1 and 4 coincide.
+        (gccm(6, 12, 3), "335 365 1481 1551 3427 3537 1227 1337 1481 1551 935 965"),
+        (occm(6, 12, 3, 2), "1130 1230 1330 1430 3830 4010 4190 4370 4368 4508 4648 4788"),
+        (occm(6, 10, 4, 3), "1705 1855 2005 3830 4010 4190 4368 4508 6606 6766"),
+    ],
+    ids=["gccm_2", "gccm_3", "occm_3_2", "occm_4_3_uneven"],
+)
+def test_worked_examples(mapping, expected):
+    assert integers(mapping) == [float(number) for number in expected.split()]
+
+
+def test_worked_rows_of_the_dense_matrices():
+    mapping = occm(6, 12, 3, 2)
+    integers(mapping)
+    assert mapping.dense_weight()[8].tolist() == [313, 314, 0, 0, 311, 312]
+    mapping = occm(6, 10, 4, 3)
+    integers(mapping)
+    assert mapping.dense_weight()[8].tolist() == [412, 413, 414, 415, 0, 411]
+    mapping = gccm(6, 12, 2)
+    integers(mapping)
+    assert mapping.dense_weight()[3].tolist() == [0, 0, 0, 211, 212, 213]
+    assert mapping.dense_weight()[9].tolist() == [211, 212, 213, 0, 0, 0]
+
+
+def assert_equals_matrix(mapping, matrix):
+    torch.testing.assert_close(mapping.dense_weight(), matrix, rtol=0, atol=0)
+    torch.nn.init.normal_(mapping.bias)
+    x = torch.randn(2, 3, 5, mapping.dim, dtype=torch.float64)
+    expected = x @ matrix.T + mapping.bias
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(mapping(x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rounds", "pairing"),
+    [
+        *[(groups, 2, "anti") for groups in (1, 2, 3, 4, 5, 6)],
+        *[(groups, 1, "anti") for groups in (2, 5)],
+        *[(groups, rounds, "cyclic") for groups in (2, 3, 4) for rounds in range(1, groups + 1)],
+    ],
+)
+def test_gccm_equals_its_matrix(groups, rounds, pairing):
+    mapping = gccm(2 * groups, 3 * groups * rounds, groups, rounds, pairing)
+    assert_equals_matrix(mapping, reference.gccm_matrix(mapping.weight.detach(), rounds, pairing))
+
+
+def test_gccm_with_two_groups_is_the_same_in_both_pairings():
+    anti, cyclic = gccm(8, 16, 2), gccm(8, 16, 2, 2, "cyclic")
+    cyclic.load_state_dict(anti.state_dict())
+    torch.testing.assert_close(anti.dense_weight(), cyclic.dense_weight(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("widths", [(12, 24), (13, 23), (7, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("groups", "window"), [(g, k) for g in (1, 2, 3, 4, 5, 7) for k in range(1, g + 1)]
+)
+def test_occm_equals_its_matrix(widths, groups, window):
+    mapping = occm(*widths, groups, window)
+    weights = [weight.detach() for weight in mapping.weights]
+    assert_equals_matrix(mapping, reference.occm_matrix(weights, *widths, window))
+
+
+@pytest.mark.parametrize(("groups", "window"), [(1, 1), (2, 1), (3, 2), (4, 3), (6, 5)])
+def test_occm_reads_all_groups_but_one_by_default(groups, window):
+    assert torch.equal(
+        occm(12, 24, groups).dense_weight() != 0, occm(12, 24, groups, window).dense_weight() != 0
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+def test_block_diagonal_equals_its_matrix(groups):
+    mapping = BlockDiagonalMapping(2 * groups, 3 * groups, groups).double()
+    assert_equals_matrix(mapping, torch.block_diag(*mapping.weight.detach()))
+
+
+def test_dense_equals_its_matrix():
+    mapping = DenseMapping(5, 7).double()
+    assert_equals_matrix(mapping, mapping.weight.detach())
+
+
+def test_weights_start_at_one_over_the_columns_read():
+    for mapping in (DenseMapping(64, 256), gccm(64, 256, 2), occm(64, 256, 3)):
+        columns = (mapping.dense_weight() != 0).sum(1, keepdim=True)
+        scaled = mapping.dense_weight() * columns**0.5
+        assert scaled[scaled != 0].std().item() == pytest.approx(1, abs=0.05)
+        assert not mapping.bias.any()
+
+
+# Products
+
+
+def blocks_and_tensors(dtype=torch.float64):
+    """Six blocks of unlike widths; two weights are used twice, column 0 by all and 6 by none."""
+    torch.manual_seed(0)
+    shapes = [(2, 3), (1, 6), (4, 2), (3, 1)]
+    weights = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    blocks = tuple(Block(*pair) for pair in [(0, 0), (1, 0), (2, 0), (0, 2), (3, 0), (2, 4)])
+    bias = torch.randn(sum(shapes[i][0] for i, _ in blocks), dtype=dtype, requires_grad=True)
+    x = torch.randn(3, 2, 5, 7, dtype=dtype, requires_grad=True)
+    return x, weights, bias, blocks
+
+
+def by_loops(x, weights, bias, blocks):
+    outputs = [
+        sum(row[c] * x[..., start + c] for c in range(len(row)))
+        for index, start in blocks
+        for row in weights[index]
+    ]
+    return torch.stack(outputs, dim=-1) + bias
+
+
+@pytest.mark.parametrize("form", [plain, fast, block_products])
+def test_products_and_their_gradients_equal_the_loops(form):
+    x, weights, bias, blocks = blocks_and_tensors()
+    found, expected = form(x, weights, bias, blocks), by_loops(x, weights, bias, blocks)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    wanted = [x, bias, *weights]
+    gradients = [torch.autograd.grad(y.sin().sum(), wanted) for y in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(form(x, weights, bias, blocks), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", ["x", "bias", "weights"])
+def test_products_with_something_frozen(frozen):
+    x, weights, bias, blocks = blocks_and_tensors()
+    for tensor in {"x": [x], "bias": [bias], "weights": weights[:3]}[frozen]:
+        tensor.requires_grad_(False)
+    wanted = [t for t in (x, bias, *weights) if t.requires_grad]
+    pairs = [
+        torch.autograd.grad(form(x, weights, bias, blocks).sin().sum(), wanted)
+        for form in (plain, fast)
+    ]
+    for ours, theirs in zip(*pairs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (2, 0, 7), (1, 7)], ids=str)
+def test_products_of_few_tokens(shape):
+    _, weights, bias, blocks = blocks_and_tensors()
+    x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    found, expected = (form(x, weights, bias, blocks) for form in (fast, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    found.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_products_under_autocast():
+    x, weights, bias, blocks = blocks_and_tensors(torch.float32)
+    results = []
+    for form in (plain, fast):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = form(x, weights, bias, blocks)
+        gradients = torch.autograd.grad(y.float().sum(), [x, bias, *weights])
+        assert all(g.dtype == torch.float32 for g in gradients)
+        results.append((y.float(), *gradients))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert fast(x, weights, bias, blocks).dtype == torch.bfloat16
+
+
+def test_second_derivative_of_fast_products_is_refused():
+    x, weights, bias, blocks = blocks_and_tensors()
+    (first,) = torch.autograd.grad(
+        fast(x, weights, bias, blocks).sin().sum(), [x], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="twice"):
+        first.sum().backward()
