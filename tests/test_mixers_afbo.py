@@ -73,9 +73,8 @@ def test_mixer_equals_the_loops(name, options, size, num_prefix):
     with torch.no_grad():
         quick = mixer(x, prefix)
         alone = mixer(x)
-    for ours, theirs in zip(
-        (*found, *quick, alone), (*expected, *expected, expected[0]), strict=True
-    ):
+    pairs = zip((*found, *quick, alone), (*expected, *expected, expected[0]), strict=True)
+    for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
     def gradients(mixed, mixed_prefix):

@@ -4,8 +4,18 @@
 
 A channel mapping CM takes each token from C to h channels, a spatial model SM mixes neighbouring
 tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5 to 7),
-``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Tables 5 and 6), ``variants`` (the names of
-the tables) and ``block_products`` (how the sparse mappings are computed).
+``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6), ``variants`` (Tables 1 and 14) and
+``ablations`` (Table 5); ``block_products`` computes the sparse mappings.
+
+| name                    | CM of a (activated) | CM of b  | SM       | table         |
+|-------------------------|---------------------|----------|----------|---------------|
+| ``afbo`` or ``afbo_cs`` | OCCM                | GCCM     | after    | 1 to 7, 9     |
+| ``afbo_c``              | OCCM                | GCCM     | none     | 5, 9, 13      |
+| ``afbo_s``              | dense               | the same | after    | 5             |
+| ``afbo_sc``             | OCCM                | GCCM     | before   | 5, 10         |
+| ``scfbo_gc``            | GCCM                | GCCM     | after    | 1             |
+| ``scfbo_oc``            | OCCM                | OCCM     | after    | 1             |
+| ``full``                | dense               | dense    | after    | 14            |
 
 Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transformer", ICLR 2025. The
 authors published no code. Where the paper leaves a choice or contradicts itself:
@@ -38,7 +48,7 @@ authors published no code. Where the paper leaves a choice or contradicts itself
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.mixers.afbo import variants
+from backbones.mixers.afbo import ablations, variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -53,5 +63,6 @@ __all__ = [
     "DenseMapping",
     "GroupedCrossMapping",
     "OverlappedCycleMapping",
+    "ablations",
     "variants",
 ]
