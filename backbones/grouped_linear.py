@@ -68,7 +68,7 @@ class GroupedLinear(nn.Module):
         out = x.new_empty(blocks.shape[1], self.groups, self.weight.shape[1])
         bias = self.bias.view(self.groups, 1, -1)
         torch.baddbmm(bias, blocks, self.weight.transpose(1, 2), out=out.transpose(0, 1))
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], len(self.bias))
 
 
 def _needs_plain_operators(x: Tensor) -> bool:
