@@ -165,7 +165,7 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
         (["backbones", "backbone=deit_t", "host=deit_t"], "with the keys backbone, baseline, "),
         (["mixers", "host=deit_x"], "no host called 'deit_x'; did you mean deit_"),
         (["mixers", "host=deit_t_afbo"], "no host called 'deit_t_afbo'"),
-        (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo?"),
+        (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo"),
         (["mixers", "host=deit_t", "mixer=scheme_12"], "scheme_12 does not serve deit_t, because"),
         (["backbones"], "say which: backbone=NAME,NAME"),
         (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
