@@ -1,6 +1,7 @@
 """The benchmark's command line and its output; no test looks at how long anything took."""
 
 import csv
+import functools
 import io
 import json
 import re
@@ -61,6 +62,7 @@ def test_mixers_of_a_host_against_its_ffn(capsys):
     # AFBO's Table 2: 13.2 ms against 11.4; its Table 1: GLU 12.9.
     papers = [record["paper_ratio"] for record in records[:3]]
     assert papers == [None, pytest.approx(12.9 / 11.4), pytest.approx(13.2 / 11.4)]
+    assert {record["paper_ratio"] for record in records[3:]} == {None}
 
 
 def test_a_network_has_a_ratio_with_itself(capsys):
@@ -68,6 +70,39 @@ def test_a_network_has_a_ratio_with_itself(capsys):
     rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
     assert [row["backbone"] for row in rows] == ["deit_t_glu mixer.act=gelu", "deit_t_glu"]
     assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
+
+
+class Widths(torch.nn.Module):
+    """Stands for networks of one class that differ."""
+
+    def __init__(self, backbone, num_classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(backbone, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):  # restored after the test
+        monkeypatch.setattr(torch._dynamo.config, limit, 2)
+    compiled = functools.partial(torch.compile, backend=backend)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("backbones.create_backbone", lambda width: width)
+    monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
+    models = [
+        benchmark.build((width, {}), {"compile": "true", "device": "cpu"}) for width in (1, 2, 3, 4)
+    ]
+    for model in (*models, *models):
+        model(torch.ones(3, model.linear.in_features))
+    assert len(graphs) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -105,8 +140,11 @@ def test_every_round_times_every_step_once_in_its_own_order():
 
 def test_ratio_is_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
-    found = benchmark.record([("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds)
+    found = benchmark.record(
+        [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", 4
+    )
     assert found["backbone"] == "deit_t mixer.drop=0.5"
+    assert (found["step"], found["batch"], found["paper_ratio"]) == ("training", 4, None)
     assert (found["ms"], found["ratio"]) == (5000, 2)
     assert (found["ratio_p10"], found["ratio_p90"]) == (2, pytest.approx(2.4))
 
