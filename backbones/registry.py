@@ -35,6 +35,7 @@ class MixerEntry:
     host_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     published_on: Collection[str] = ()
     host_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unfit_for: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def register_mixer(
     host_options: Mapping[str, Mapping[str, Any]] | None = None,
     published_on: Collection[str] = (),
     host_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    unfit_for: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
@@ -100,6 +102,8 @@ def register_mixer(
         published_on: Hosts (or patterns) for which a paper reports this pair.
         host_defaults: Defaults of the hosts' own options beside this mixer, such as
             ``{"deit_*": {"class_token": False}}``; keys may be patterns. Channel mixers only.
+        unfit_for: Hosts (or patterns) that it cannot serve, with the reason; these pairs do not
+            exist.
 
     Raises:
         ValueError: The name is taken.
@@ -116,6 +120,7 @@ def register_mixer(
             dict(host_options or {}),
             tuple(published_on),
             dict(host_defaults or {}),
+            dict(unfit_for or {}),
         )
         return build
 
@@ -133,7 +138,7 @@ def list_hosts() -> list[str]:
 
 
 def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
-    """Names that ``create_backbone`` takes: every host, and every host with every channel mixer.
+    """Names that ``create_backbone`` takes: every host, and every host with every fitting mixer.
 
     Args:
         pattern: Shell pattern, for example ``"swin_*"``.
@@ -253,7 +258,7 @@ def _table() -> dict[str, tuple[str, str | None]]:
             continue
         for mixer in list_mixers("channel"):
             name = f"{host}_{mixer}"
-            if mixer == OWN_FFN:
+            if mixer == OWN_FFN or _why_unfit(host, mixer):
                 continue
             if name in table:
                 raise ValueError(
@@ -270,9 +275,29 @@ def _look_up(name: str) -> tuple[HostEntry, str | None]:
     if name not in table and plain in _HOSTS:
         name = plain
     if name not in table:
+        _refuse_unfit(name)
         raise ValueError(unknown("backbone", name, table) + " list_backbones() has them all.")
     host, mixer = table[name]
     return _HOSTS[host], mixer
+
+
+def _why_unfit(host: str, mixer: str) -> str:
+    """Why a mixer cannot serve a host; empty if it can."""
+    reasons = _MIXERS[mixer].unfit_for.items()
+    return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host, pattern)), "")
+
+
+def _refuse_unfit(name: str) -> None:
+    """Refuse a pair that does not exist because its mixer cannot serve its host."""
+    hosts = [host for host, entry in _HOSTS.items() if "channel" in entry.slots]
+    for host in hosts:
+        mixer = name.removeprefix(f"{host}_")
+        if mixer in list_mixers("channel") and _why_unfit(host, mixer):
+            fitting = [other for other in hosts if not _why_unfit(other, mixer)]
+            raise ValueError(
+                f"there is no {name}: {mixer} does not serve {host}, because "
+                f"{_why_unfit(host, mixer)}; it serves {', '.join(fitting)}"
+            )
 
 
 def _find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:

@@ -260,7 +260,7 @@ def test_paper_as_csv(capsys):
 
 
 def test_paper_as_table(capsys):
-    header, *lines = printed(capsys, "paper=afbo", "backbone=deit_t_glu").splitlines()
+    header, *lines = printed(capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu").splitlines()
     assert header.split("  ")[0] == "backbone"
     assert len(lines) == 2
     assert all("agrees" in line and "5,720,488" in line for line in lines)
@@ -313,8 +313,8 @@ def test_wrong_argument_of_the_script_has_no_traceback():
 
 
 def test_backbone_without_rows(capsys):
-    assert complexity.main(["paper=afbo", "backbone=swin_t_glu"]) == 2
-    assert "paper=afbo has no row for backbone=swin_t_glu" in capsys.readouterr().err
+    assert complexity.main(["paper=afbo", "backbone=swin_s_glu"]) == 2
+    assert "paper=afbo has no row for backbone=swin_s_glu" in capsys.readouterr().err
 
 
 def test_choices_are_those_of_the_package():

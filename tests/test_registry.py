@@ -47,7 +47,9 @@ def test_every_host_has_every_channel_mixer():
     assert set(SHAPES) <= set(hosts)
     mixers = [mixer for mixer in list_mixers("channel") if mixer != "ffn"]
     open_hosts = [host for host in hosts if "channel" in registry._HOSTS[host].slots]
-    expected = {*hosts, *(f"{host}_{mixer}" for host in open_hosts for mixer in mixers)}
+    pairs = {(host, mixer) for host in open_hosts for mixer in mixers}
+    pairs -= {(host, mixer) for host, mixer in pairs if registry._why_unfit(host, mixer)}
+    expected = {*hosts, *(f"{host}_{mixer}" for host, mixer in pairs)}
     assert set(list_backbones()) == expected
     assert len(list_backbones()) == len(expected)
 
@@ -111,6 +113,24 @@ def test_two_pairs_of_one_name_are_refused(registry_copy):
     register_mixer("t_afbo", kind="channel", source="this test")(FFN)
     with pytest.raises(ValueError, match="two pairs are called 'swin_t_afbo'"):
         list_backbones()
+
+
+def test_pair_that_does_not_fit_is_refused_with_the_reason(registry_copy):
+    register_mixer(
+        "picky", kind="channel", source="this test", unfit_for={"deit_*": "it has a class token"}
+    )(FFN)
+    assert not list_backbones("deit_*_picky")
+    assert len(list_backbones("*_picky")) == len(list_hosts()) - len(list_backbones("deit_?"))
+    message = (
+        "no deit_t_picky: picky does not serve deit_t, because it has a class token; it serves "
+    )
+    with pytest.raises(ValueError, match=f"{message}.*swin_t"):
+        create_backbone("deit_t_picky")
+    with pytest.raises(ValueError, match=r"scheme_12 does not serve deit_s, because .*class token"):
+        backbone_schema("deit_s_scheme_12")
+    # Near misses are still answered with what exists.
+    with pytest.raises(ValueError, match="no backbone called 'swin_t_pickyy'; did you mean swin_t"):
+        create_backbone("swin_t_pickyy")
 
 
 def test_error_inside_a_builder_reaches_the_user(registry_copy):

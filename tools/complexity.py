@@ -25,7 +25,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> dict[str, str]:
+def parse(
+    arguments: Sequence[str],
+    defaults: Mapping[str, str] = DEFAULTS,
+    choices: Mapping[str, Sequence[str]] = CHOICES,
+) -> dict[str, str]:
     """Options out of ``key=value`` arguments, with defaults."""
-    options = dict(DEFAULTS)
+    options = dict(defaults)
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in options or not equals or not value:
@@ -71,9 +75,9 @@ def parse(arguments: Sequence[str]) -> dict[str, str]:
                 f"{', '.join(options)}; see --help"
             )
         options[key] = value
-    for key, choices in CHOICES.items():
-        if options[key] and options[key] not in choices:
-            raise ValueError(f"{key} must be one of {', '.join(choices)}; got {options[key]!r}")
+    for key, valid in choices.items():
+        if options[key] and options[key] not in valid:
+            raise ValueError(f"{key} must be one of {', '.join(valid)}; got {options[key]!r}")
     image_size(options["image_size"])
     return options
 
@@ -172,8 +176,16 @@ COLUMNS = {
     "residual_flops_g": ("diff", "{:+.2f}"),
     "verdict": ("verdict", "{}"),
     "note": ("note", "{}"),
+    # of benchmark.py
+    "step": ("step", "{}"),
+    "batch": ("batch", "{}"),
+    "ms": ("ms", "{:.1f}"),
+    "ratio": ("ratio", "{:.3f}"),
+    "ratio_p10": ("10 %", "{:.3f}"),
+    "ratio_p90": ("90 %", "{:.3f}"),
+    "paper_ratio": ("paper", "{:.3f}"),
 }
-WORDS = ("backbone", "verdict", "note")  # set flush left
+WORDS = ("backbone", "verdict", "note", "step")  # set flush left
 
 
 def write_table(records: Sequence[Record]) -> None:

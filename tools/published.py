@@ -40,7 +40,7 @@ class Row:
 
     def __str__(self) -> str:
         """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
-        return " ".join([self.backbone, *_dotted(self.options)])
+        return " ".join([self.backbone, *dotted(self.options)])
 
     def residuals(
         self, params: float, macs: float, base: tuple[float, float] | None = None
@@ -98,9 +98,10 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     return [row for row in rows if task in (None, row.task)]
 
 
-def _dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+def dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Options as they are typed, for example ``mixer.g2=6``."""
     flat = []
     for key, value in options.items():
         nested = isinstance(value, Mapping)
-        flat += _dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
+        flat += dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
     return flat

@@ -1,0 +1,73 @@
+"""Convolutional GLU: a gated linear unit whose gate sees the neighbours.
+
+Source: Shi, "TransNeXt: Robust Foveal Visual Perception for Vision Transformers", CVPR 2024,
+Sec. 3.4, Fig. 4, with the authors' hidden width, 2/3 of the FFN's. No one width fits the five rows
+of AFBO's Table 3: solved for it, they give 2.55 to 2.79 C.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.glu import gate
+from backbones.registry import register_mixer
+
+
+@register_mixer(
+    "convglu",
+    kind="channel",
+    source="TransNeXt (CVPR 2024), Sec. 3.4; AFBO (ICLR 2025), Table 3",
+    hidden_scale=2 / 3,
+    published_on=("deit_t", "deit_s", "poolformer_s12", "poolformer_s24", "swin_t"),
+)
+class ConvGLU(Mixer):
+    """W2 (GELU(DW(a)) * v) + b2 with (a, v) = W1 x + b1 and DW a depthwise 3x3 convolution.
+
+    Class tokens skip the convolution.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: h / C; 8/3 matches the size of an FFN of ratio 4.
+        drop: Dropout after the product and after W2.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 3 C h + 12 h + C.
+    """
+
+    def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, drop: float = 0.0) -> None:
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        self.fc1 = nn.Linear(dim, 2 * hidden)
+        self.dwconv = nn.Conv2d(hidden, hidden, kernel_size=3, padding=1, groups=hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the authors: truncated normal of 0.02, the convolution by its fan-out, biases 0."""
+        for linear in (self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.dwconv.weight, std=(2 / 9) ** 0.5)
+        if self.dwconv.bias is not None:
+            nn.init.zeros_(self.dwconv.bias)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        a, value = self._branches(x)
+        return self._combine(to_nhwc(self.dwconv(to_nchw(a))), value)
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """(B, P, C) -> (B, P, C): everything but the convolution."""
+        return self._combine(*self._branches(prefix))
+
+    def _branches(self, x: Tensor) -> list[Tensor]:
+        # Two products instead of one that is cut: each half is then contiguous, as the convolution
+        # in channels_last memory wants it.
+        halves = zip(self.fc1.weight.chunk(2), self.fc1.bias.chunk(2), strict=True)
+        return [F.linear(x, weight, bias) for weight, bias in halves]
+
+    def _combine(self, a: Tensor, value: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(gate(F.gelu, a, value))))

@@ -1,0 +1,134 @@
+"""The ConvNeXt blocks, version 1 and 2, as channel mixers: a depthwise 7x7 before the FFN.
+
+The residual around the block is the host's.
+
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Fig. 4; Woo et al., "ConvNeXt V2",
+CVPR 2023, Sec. 3.2 (global response normalisation) and Fig. 5.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.registry import register_mixer
+
+
+class ConvNeXtFFN(Mixer):
+    """What both versions share: depthwise convolution, LayerNorm and an FFN.
+
+    Class tokens skip the convolution.
+    """
+
+    def __init__(self, dim: int, hidden_ratio: float, kernel_size: int) -> None:
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        self.dwconv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the authors: truncated normal of 0.02 and zero biases, the convolution included."""
+        for layer in (self.dwconv, self.fc1, self.fc2):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(cast("Tensor", layer.bias))
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return self._pointwise(to_nhwc(self.dwconv(to_nchw(x))))
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """(B, P, C) -> (B, P, C): each token a map of its own, without the convolution."""
+        maps = prefix.flatten(0, 1)[:, None, None]
+        return self._pointwise(maps).view_as(prefix)
+
+    def _pointwise(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@register_mixer(
+    "convnext",
+    kind="channel",
+    source="ConvNeXt (CVPR 2022), Fig. 4; AFBO (ICLR 2025), Table 3",
+    published_on=("deit_t",),
+)
+class ConvNeXt(ConvNeXtFFN):
+    """gamma * (W2 GELU(W1 LN(DW(x)) + b1) + b2).
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width over C.
+        kernel_size: k, side of the depthwise convolution, odd.
+        layer_scale: Value that gamma, one factor per channel, starts from.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (M + k^2 + 5) C.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        kernel_size: int = 7,
+        layer_scale: float = 1e-6,
+    ) -> None:
+        super().__init__(dim, hidden_ratio, kernel_size)
+        self.gamma = nn.Parameter(torch.full((dim,), float(layer_scale)))
+
+    def _pointwise(self, x: Tensor) -> Tensor:
+        y = self.fc2(F.gelu(self.fc1(self.norm(x))))
+        return y * self.gamma if torch.is_grad_enabled() else y.mul_(self.gamma)
+
+
+@register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
+class ConvNeXtV2(ConvNeXtFFN):
+    """W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width over C.
+        kernel_size: k, side of the depthwise convolution, odd.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (3 M + k^2 + 4) C.
+    """
+
+    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 7) -> None:
+        super().__init__(dim, hidden_ratio, kernel_size)
+        self.grn = GlobalResponseNorm(self.fc1.out_features)
+
+    def _pointwise(self, x: Tensor) -> Tensor:
+        return self.fc2(self.grn(F.gelu(self.fc1(self.norm(x)))))
+
+
+class GlobalResponseNorm(nn.Module):
+    """gamma * (x * n) + beta + x, where n_c is channel c's norm over the map by the channels' mean.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+
+    Source: ConvNeXt V2, Sec. 3.2, Eq. 1 to 3; beta and the identity as in its Algorithm 1.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        # A norm over the outer axes takes torch five times as long as this. Squares of halves would
+        # overflow; the root of 0, of a channel that is off, has no gradient.
+        wide = x.float() if x.dtype is torch.float16 else x
+        squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
+        norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
+        response = norms / (norms.mean(dim=-1, keepdim=True) + 1e-6)
+        # The factor is small, so this reads and writes the map once.
+        return torch.addcmul(self.bias, x, 1 + self.weight * response)

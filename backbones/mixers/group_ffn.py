@@ -1,0 +1,67 @@
+"""Group FFN: a gated linear unit whose two input mappings are block-diagonal.
+
+Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transformer", ICLR 2025,
+Eq. 5, Tables 1 and 13. Its size, 2 M d^2 / G + M d^2, tells that there are two branches and that
+the last mapping is dense. The table's 5.0 M and 6.1 M for four groups lie 0.16 M above and 0.08 M
+below that.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from backbones.base import PointwiseMixer, hidden_width
+from backbones.grouped_linear import GroupedLinear
+from backbones.mixers.glu import activation, gate
+from backbones.registry import register_mixer
+
+
+@register_mixer(
+    "group_ffn",
+    kind="channel",
+    source="AFBO (ICLR 2025), Eq. 5, Tables 1 and 13",
+    published_on=("deit_t", "deit_s"),
+)
+class GroupFFN(PointwiseMixer):
+    """W3 (act(W1 x + b1) * (W2 x + b2)) + b3 with block-diagonal W1, W2, each token by itself.
+
+    Args:
+        dim: Channels C, a multiple of ``groups``.
+        hidden_ratio: M, hidden width over C.
+        groups: G, blocks of W1 and of W2.
+        act: "silu", "gelu", "relu" or "sigmoid".
+        drop: Dropout after the product and after W3.
+
+    Shape: (..., C) -> (..., C). Parameters: (2 / G + 1) M C^2 + (2 M + 1) C.
+
+    Raises:
+        ValueError: Groups that do not divide C and the hidden width, or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        groups: int = 2,
+        act: str = "silu",
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        self.act = activation(act)
+        self.w1 = GroupedLinear(dim, hidden, groups)
+        self.w2 = GroupedLinear(dim, hidden, groups)
+        self.w3 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Truncated normal of 0.02 and zero biases, as all hosts do."""
+        nn.init.trunc_normal_(self.w3.weight, std=0.02)
+        nn.init.zeros_(self.w3.bias)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        hidden = gate(self.act, self.w1(x), self.w2(x))
+        return self.drop(self.w3(self.drop(hidden)))

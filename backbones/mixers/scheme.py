@@ -1,0 +1,123 @@
+"""SCHEME: a wide FFN of block-diagonal mappings, in training beside a channel covariance attention.
+
+    y = a1 W2 GELU(W1 x) + a2 CCA(x) in training,  y = W2 GELU(W1 x) in evaluation
+    CCA(Z) = Z softmax(Z^T Z / sqrt(h))^T,  (a1, a2) = softmax(w) learned
+
+Source: Sridhar et al., "SCHEME: Scalable Channel Mixer for Vision Transformers", 2023, with the
+authors' code for the scale, for w and for dropping CCA in evaluation. That code forms Z^T by a
+reshape, which mixes tokens with channels; here it is the transpose. Its class for scheme_12 keeps
+CCA in evaluation, which ``cca="always"`` does.
+
+Axes: Z is a map as (H W, C); h hidden channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.grouped_linear import GroupedLinear
+from backbones.registry import register_mixer
+
+CCA = ("train", "always", "off")
+UNFIT = {
+    "deit_*": "its attention correlates the channels of a map, to which no class token belongs"
+}
+
+
+class Scheme(Mixer):
+    """A block-diagonal FFN, mixed with a covariance attention over channels.
+
+    Args:
+        dim: Channels C, a multiple of g1 and g2.
+        hidden_ratio: h / C.
+        g1: Blocks of W1.
+        g2: Blocks of W2.
+        cca: When the attention takes part: "train", "always" or "off" (then w is not there).
+        drop: Dropout after the activation and after W2.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: C h (1 / g1 + 1 / g2) + h + C, and 2 for w.
+
+    Raises:
+        ValueError: Groups that do not divide C and h, or an unknown value of ``cca``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 8.0,
+        g1: int,
+        g2: int,
+        cca: str = "train",
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if cca not in CCA:
+            raise ValueError(f"cca must be one of {', '.join(CCA)}; got {cca!r}")
+        hidden = hidden_width(dim, hidden_ratio)
+        self.fc1 = GroupedLinear(dim, hidden, g1, option="g1")
+        self.fc2 = GroupedLinear(hidden, dim, g2, option="g2")
+        self.drop = nn.Dropout(drop)
+        self.cca = cca
+        if cca != "off":
+            self.balance = nn.Parameter(torch.randn(2))
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        y = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        if self.cca == "off" or (self.cca == "train" and not self.training):
+            return y
+        share = self.balance.softmax(dim=0)
+        return share[0] * y + share[1] * self._covariance_attention(x)
+
+    def _covariance_attention(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(1, 2)
+        # Scaled before the product: sums over a large map do not fit into half precision.
+        scaled = tokens * self.fc1.bias.numel() ** -0.5
+        attention = (scaled.transpose(1, 2) @ tokens).softmax(dim=-1)  # (B, C, C)
+        return (tokens @ attention.transpose(1, 2)).view(x.shape)
+
+
+@register_mixer(
+    "scheme_12",
+    kind="channel",
+    source="SCHEME (2023); AFBO (ICLR 2025), Table 3",
+    hidden_scale=2.0,
+    published_on=("poolformer_s12", "poolformer_s24", "swin_t"),
+    unfit_for=UNFIT,
+)
+def scheme_12(
+    dim: int,
+    *,
+    hidden_ratio: float = 8.0,
+    g1: int = 1,
+    g2: int = 2,
+    cca: str = "train",
+    drop: float = 0.0,
+) -> Scheme:
+    """Dense W1, two blocks in W2, eight times the width."""
+    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)
+
+
+@register_mixer(
+    "scheme_44",
+    kind="channel",
+    source="SCHEME (2023); AFBO (ICLR 2025), Table 3",
+    hidden_scale=2.0,
+    published_on=("poolformer_s12", "swin_t"),
+    unfit_for=UNFIT,
+)
+def scheme_44(
+    dim: int,
+    *,
+    hidden_ratio: float = 8.0,
+    g1: int = 4,
+    g2: int = 4,
+    cca: str = "train",
+    drop: float = 0.0,
+) -> Scheme:
+    """Four blocks in W1 and in W2, eight times the width."""
+    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)
