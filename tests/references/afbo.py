@@ -92,6 +92,11 @@ def spatial(x: Tensor, name: str, kernel_size: int, weight: Tensor, bias: Tensor
     return torch.stack(rows, dim=1)
 
 
+def depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """(B, H, W, h) with kernels (h, 1, k, k), zeros around the map."""
+    return spatial(x, "dw", kernel.shape[-1], kernel, bias)
+
+
 ACTIVATIONS = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
