@@ -1,24 +1,14 @@
-"""PosMLP's and gMLP's gating units and networks against plain references, and their checkpoints."""
-
-import copy
-import pickle
-from pathlib import Path
+"""PosMLP's gating units against plain references: forward, gradient, windows, cache."""
 
 import pytest
-import timm
 import torch
 from torch import nn
 
-from backbones import Slot, create_backbone, create_mixer, list_backbones
-from backbones.complexity import count_macs, count_parameters
+from backbones import Slot, create_backbone, create_mixer
 from backbones.gated_mlp import GatedMLP
-from backbones.hosts.posmlp_names import from_authors, to_authors
 from backbones.token_relations import LookupRelation, QuadraticRelation, TokenFC
-from backbones.weights import load_state_dict
 from backbones.windows import cut, mix_windows
-from heads.linear import LinearClassifier
 from tests.references import posmlp as reference
-from tools.published import load_rows
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 UNITS = ("sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe")

@@ -20,7 +20,7 @@ def place(index, length, window, shifted):
 def mix(u, window, weights, groups, bias=None, *, shifted=False, softmax=False):
     """(H, W, C) -> (H, W, C).
 
-    ``weights(row_m, col_m, row_n, col_n)`` gives (groups,) for places of tokens m and n of a window.
+    ``weights(row_m, col_m, row_n, col_n)`` gives (groups,) for the places of tokens m and n.
     """
     height, width, channels = u.shape
     rows = [place(i, height, window, shifted) for i in range(height)]
