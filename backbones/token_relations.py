@@ -41,7 +41,8 @@ class TokenRelation(nn.Module):
         window: Side w.
         groups: s.
         bias: Whether there is a b.
-        cache: Whether evaluation remembers the matrix; it takes 4 s N^2 bytes.
+        cache: Whether evaluation remembers the matrix; it takes 4 s N^2 bytes, and as much again
+            for up to eight matrices at the edges of maps that the window does not divide.
     """
 
     def __init__(self, window: int, groups: int, *, bias: bool, cache: bool = True) -> None:
@@ -51,7 +52,8 @@ class TokenRelation(nn.Module):
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
-        self.cache = EvalCache() if cache else None
+        # A map has one matrix of full windows and at most eight of edges: none pushes out another.
+        self.cache = (EvalCache(), EvalCache()) if cache else None
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
         """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
@@ -68,7 +70,8 @@ class TokenRelation(nn.Module):
             if self.cache is None:
                 return compute()
             sources = [p for name, p in self.named_parameters() if name != "bias"]
-            return self.cache.get(sources, (rows, columns, u.dtype), compute)
+            full = rows.tail == rows.size and columns.tail == columns.size
+            return self.cache[0 if full else 1].get(sources, (rows, columns, u.dtype), compute)
 
         return mix_windows(u, self.window, shifted, self.groups, matrix, self.bias)
 

@@ -106,7 +106,7 @@ def test_an_axis_is_cut_into_all_its_tokens(window, shifted):
         assert shift == (window // 2 if shifted and length > window else 0)
 
 
-def test_windows_that_fit_take_one_product():
+def test_windows_that_fit_take_one_product(monkeypatch):
     products = []
 
     def matrix(rows, columns):
@@ -120,8 +120,11 @@ def test_windows_that_fit_take_one_product():
     assert len(products) == 1 + 4
     large = torch.randn(1, 50, 84, 3)
     products.clear()
-    eye = lambda rows, columns: matrix(rows, columns).new_ones(1, 196, 196)  # noqa: E731
-    mix_windows(large, 14, True, 1, eye, None)
+    relation = TokenFC(14)
+    monkeypatch.setattr(
+        relation, "matrix", lambda *a: products.append(a) or torch.ones(1, 196, 196)
+    )
+    relation.mix(large, shifted=True)
     assert len(products) <= 9
 
 
@@ -336,6 +339,20 @@ def test_evaluation_computes_the_matrix_once(name, monkeypatch):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     relation.mix(u).sum().backward()
     assert len(computed) == 3
+
+
+@torch.no_grad()
+def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
+    relation = randomise(QuadraticRelation(4, 3))
+    computed = []
+    original = relation.matrix
+    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
+    u = tokens(1, 9, 13, 6)
+    first = relation.mix(u, shifted=True)
+    assert len(set(computed)) == len(computed) == 9
+    for _ in range(3):
+        torch.testing.assert_close(relation.mix(u, shifted=True), first, rtol=0, atol=0)
+    assert len(computed) == 9
 
 
 def test_cache_can_be_left_out():

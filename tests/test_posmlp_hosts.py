@@ -158,7 +158,8 @@ def test_positions_are_resampled_from_the_grid_it_was_built_for():
 
 @pytest.mark.parametrize(("dense", "norm_eval"), [(True, None), (False, None), (True, False)])
 def test_batch_norm_keeps_its_statistics_in_dense_prediction(dense, norm_eval):
-    model = create_backbone("posmlp_t", dense=dense, norm_eval=norm_eval).train()
+    model = create_backbone("posmlp_t", dense=dense, norm_eval=norm_eval)
+    assert model.training
     before = model.patch_embed.norms[0].running_mean.clone()
     model(torch.randn(2, 3, 64, 64))
     kept = dense and norm_eval is None

@@ -144,6 +144,11 @@ def test_absolute_positions_are_reshaped():
     theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
     converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
     torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)
+    larger = torch.rand(1, 576, 16)
+    converted = model.convert_state_dict({"absolute_pos_embed": larger})["pos_embed"]
+    picture = larger.reshape(1, 16, 24, 24)
+    expected = F.interpolate(picture, (16, 16), mode="bicubic", antialias=True)
+    torch.testing.assert_close(converted, expected)
 
 
 def test_truncated_checkpoint_is_refused():

@@ -10,6 +10,7 @@ stem's BatchNorm keeps its statistics.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Literal, Self, cast
 
@@ -86,6 +87,7 @@ class PosMLP(Backbone):
                 self.add_module(f"norm{stage}", nn.LayerNorm(dim, eps=EPS))
         else:
             self.norm = nn.LayerNorm(widths[-1], eps=EPS)
+        self.train()  # a module begins in training mode, where BatchNorm may have to stay out
 
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; PosMLP's own are none."""
@@ -133,7 +135,7 @@ class PosMLP(Backbone):
         table = state_dict.get("pos_embed")
         if table is not None and self.pos_embed is not None:
             if table.ndim == 3:  # the authors add it reshaped, not transposed
-                table = table.reshape(self.pos_embed.shape)
+                table = table.reshape(1, self.pos_embed.shape[1], math.isqrt(table.shape[1]), -1)
             state_dict["pos_embed"] = _resized(table, tuple(self.pos_embed.shape[2:]))
         for name, mixer in self.named_modules():
             if isinstance(mixer, GatedMLP):
