@@ -118,6 +118,7 @@ class Slot:
         grid: Map size (H, W) there at the build resolution.
         stage: Stage index, from 0.
         block: Block index within the stage, from 0.
+        dense: Whether the host is built for dense prediction.
     """
 
     dim: int
@@ -125,6 +126,7 @@ class Slot:
     grid: tuple[int, int]
     stage: int
     block: int
+    dense: bool = False
 
 
 MixerFactory = Callable[[Slot], Mixer]

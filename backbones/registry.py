@@ -20,6 +20,7 @@ from backbones.weights import load_backbone_weights
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
 
+FROM_SLOT = ("grid", "slot")  # besides hidden_ratio, which is an option as well
 OWN_FFN = "ffn"  # as a suffix it names the host's own FFN, so swin_t_ffn is swin_t
 
 
@@ -36,6 +37,7 @@ class MixerEntry:
     published_on: Collection[str] = ()
     host_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfit_for: Mapping[str, str] = field(default_factory=dict)
+    named_on: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,14 @@ def register_mixer(
     published_on: Collection[str] = (),
     host_defaults: Mapping[str, Mapping[str, Any]] | None = None,
     unfit_for: Mapping[str, str] | None = None,
+    named_on: Collection[str] = (),
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
     The module maps (B, H, W, C) to the same shape; subclass ``backbones.Mixer`` (or
-    ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio`` and ``grid`` are
-    filled in from the slot when the signature has them; every other keyword is an option of the
-    user's.
+    ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio``, ``grid`` and
+    ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every other keyword is
+    an option of the user's.
 
     Args:
         name: Short lower-case name, written out; it becomes the suffix of backbone names.
@@ -104,6 +107,8 @@ def register_mixer(
             ``{"deit_*": {"class_token": False}}``; keys may be patterns. Channel mixers only.
         unfit_for: Hosts (or patterns) that it cannot serve, with the reason; these pairs do not
             exist.
+        named_on: Hosts (or patterns) whose names take a token mixer as a suffix, as all do with a
+            channel mixer.
 
     Raises:
         ValueError: The name is taken.
@@ -121,6 +126,7 @@ def register_mixer(
             tuple(published_on),
             dict(host_defaults or {}),
             dict(unfit_for or {}),
+            tuple(named_on),
         )
         return build
 
@@ -140,6 +146,8 @@ def list_hosts() -> list[str]:
 def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
     """Names that ``create_backbone`` takes: every host, and every host with every fitting mixer.
 
+    Whole models have names with some token mixers as well (``named_on`` of these).
+
     Args:
         pattern: Shell pattern, for example ``"swin_*"``.
         published: True keeps only what a paper reports, False only what none does.
@@ -155,14 +163,15 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
 def backbone_schema(name: str) -> dict[str, Any]:
     """Every option of a backbone with its default: what ``backbone.<option>=<value>`` may set."""
     host, mixer = _look_up(name)
+    channel, token = _of_kind("channel", mixer), _of_kind("token", mixer)
     options = {
         "name": name,
         "pretrained": None,
         "img_size": None,
         "drop_path_rate": 0.0,
         "dense": False,
-        "mixer": mixer_options(mixer or OWN_FFN, host=host.name),
-        "token_mixer": None,
+        "mixer": mixer_options(channel or OWN_FFN, host=host.name),
+        "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
     return {**options, **keywords(host.build), **_host_defaults(host, mixer)}
 
@@ -174,7 +183,8 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     """
     entry = _find_mixer(name)
     options = keywords(entry.build)
-    options.pop("grid", None)
+    for name_of_slot in FROM_SLOT:
+        options.pop(name_of_slot, None)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
     return {**options, **_first_match(entry.host_options, host)}
@@ -240,8 +250,8 @@ def create_backbone(
         drop_path_rate=drop_path_rate,
         pretrained=pretrained is True,
         dense=dense,
-        channel_mixer=_factory(host, "channel", mixer_name, mixer),
-        token_mixer=_token_factory(host, token_mixer),
+        channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
+        token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
     )
     backbone = host.build(config, **{**_host_defaults(host, mixer_name), **host_kwargs})
     backbone.name = name
@@ -251,14 +261,12 @@ def create_backbone(
 
 
 def _table() -> dict[str, tuple[str, str | None]]:
-    """Backbone name -> (host, channel mixer or None for the host's own FFN)."""
+    """Backbone name -> (host, the mixer in its name or None for a plain host)."""
     table: dict[str, tuple[str, str | None]] = {host: (host, None) for host in _HOSTS}
     for host, entry in _HOSTS.items():
-        if "channel" not in entry.slots:
-            continue
-        for mixer in list_mixers("channel"):
+        for mixer in list_mixers():
             name = f"{host}_{mixer}"
-            if mixer == OWN_FFN or _why_unfit(host, mixer):
+            if mixer == OWN_FFN or not _is_named(entry, _MIXERS[mixer]) or _why_unfit(host, mixer):
                 continue
             if name in table:
                 raise ValueError(
@@ -267,6 +275,19 @@ def _table() -> dict[str, tuple[str, str | None]]:
             table[name] = (host, mixer)
     order = {host: position for position, host in enumerate(_HOSTS)}
     return dict(sorted(table.items(), key=lambda item: order[item[1][0]]))
+
+
+def _is_named(host: HostEntry, mixer: MixerEntry) -> bool:
+    """Whether the pair has a name: every channel mixer has one, a token mixer where it says so."""
+    if mixer.kind not in host.slots:
+        return False
+    patterns = ["*"] if mixer.kind == "channel" else mixer.named_on
+    return any(fnmatch.fnmatchcase(host.name, pattern) for pattern in patterns)
+
+
+def _of_kind(kind: Kind, mixer: str | None) -> str | None:
+    """The mixer in a backbone's name, if it is of this kind."""
+    return mixer if mixer and _MIXERS[mixer].kind == kind else None
 
 
 def _look_up(name: str) -> tuple[HostEntry, str | None]:
@@ -323,11 +344,16 @@ def _factory(
 
 
 def _token_factory(
-    host: HostEntry, token_mixer: Mapping[str, Any] | str | None
+    host: HostEntry, named: str | None, token_mixer: Mapping[str, Any] | str | None
 ) -> MixerFactory | None:
-    if token_mixer is None:
+    if token_mixer is None and named is None:
         return None
-    options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer)
+    options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
+    if named is not None and options.setdefault("name", named) != named:
+        raise ValueError(
+            f"{host.name}_{named} has {named} in its token slot; name {host.name} to put "
+            f"{options['name']} there"
+        )
     if "name" not in options:
         raise ValueError(f"token_mixer needs a name, one of {list_mixers('token')}; got {options}")
     return _factory(host, "token", options.pop("name"), options)
@@ -345,8 +371,8 @@ def _build_mixer(
     options = dict(_first_match(entry.host_options, host))
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
-    if "grid" in known:
-        options["grid"] = slot.grid
+    options |= {"grid": slot.grid} if "grid" in known else {}
+    options |= {"slot": slot} if "slot" in known else {}
     options.update(chosen)
     mixer = entry.build(slot.dim, **options)
     if not isinstance(mixer, Mixer):

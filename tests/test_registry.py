@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from backbones import (
+    Slot,
     backbone_schema,
     create_backbone,
     create_mixer,
@@ -50,8 +51,38 @@ def test_every_host_has_every_channel_mixer():
     pairs = {(host, mixer) for host in open_hosts for mixer in mixers}
     pairs -= {(host, mixer) for host, mixer in pairs if registry._why_unfit(host, mixer)}
     expected = {*hosts, *(f"{host}_{mixer}" for host, mixer in pairs)}
-    assert set(list_backbones()) == expected
-    assert len(list_backbones()) == len(expected)
+    named = set(list_backbones()) - expected
+    assert expected <= set(list_backbones())
+    assert len(list_backbones()) == len(expected) + len(named)
+    assert named <= {f"{host}_{mixer}" for host in hosts for mixer in list_mixers("token")}
+
+
+def identity(dim, *, size=3, slot=None):
+    """A token mixer that keeps the slot it was given."""
+    mixer = create_mixer("ffn", dim)
+    mixer.slot, mixer.size = slot, size
+    return mixer
+
+
+def test_token_mixers_are_named_where_they_say_so(registry_copy):
+    options = {"swin_s": {"size": 5}}
+    register_mixer(
+        "still", kind="token", source="this test", named_on=("swin_[st]",), host_options=options
+    )(identity)
+    assert {n for n in list_backbones() if n.endswith("_still")} == {"swin_s_still", "swin_t_still"}
+    assert backbone_schema("swin_t_still")["token_mixer"] == {"size": 3}
+    assert backbone_schema("swin_s_still")["token_mixer"] == {"size": 5}
+    assert backbone_schema("swin_s_still")["mixer"] == backbone_schema("swin_s")["mixer"]
+    with torch.device("meta"):
+        backbone = create_backbone("swin_t_still", dense=True, img_size=(96, 128))
+        given = create_backbone("swin_t_still", token_mixer={"size": 7, "name": "still"})
+    block = backbone.layers[2].blocks[5].attn
+    assert block.size == 3
+    assert block.slot == Slot(384, 4.0, (6, 8), stage=2, block=5, dense=True)
+    assert given.layers[0].blocks[0].attn.size == 7
+    assert not given.layers[0].blocks[0].attn.slot.dense
+    with pytest.raises(ValueError, match="swin_t_still has still in its token slot; name swin_t"):
+        create_backbone("swin_t_still", token_mixer="other")
 
 
 def test_the_first_33_names():

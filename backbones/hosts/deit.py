@@ -90,11 +90,8 @@ class DeiT(Backbone):
         tokens, grid = self._tokens(images)
         if not self.dense:
             return (self._to_map(self.norm(tokens), grid).contiguous(),)
-        height, width = images.shape[-2:]
-        # The padding of the last patches goes, so that every map has ceil(H / stride) rows.
-        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
-        maps = self.pyramid(self._to_map(tokens, grid).contiguous())
-        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
+        size = (images.shape[-2], images.shape[-1])
+        return self.pyramid.crop(self._to_map(tokens, grid).contiguous(), size)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): the class token, or the mean, after the final norm."""
@@ -189,6 +186,16 @@ class SimpleFeaturePyramid(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         """(B, C, h, w) -> four maps, fine to coarse."""
         return [scale(x) for scale in self.scales]
+
+    def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The maps of ``forward`` without the padding of the last patches.
+
+        Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
+        """
+        height, width = image_size
+        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
+        maps = self(x)
+        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
 
 
 def _up(in_channels: int, out_channels: int) -> nn.Module:

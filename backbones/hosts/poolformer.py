@@ -54,7 +54,7 @@ class PoolFormer(Backbone):
             grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
             for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
                 block.__class__ = PoolFormerBlock
-                slot = Slot(width, 4.0, grid, stage, index)
+                slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "token_mixer", config.token_mixer, slot)
         # Mixers work on (B, H, W, C), which is a channels_last map seen otherwise.

@@ -71,7 +71,7 @@ class Swin(Backbone):
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
                 block.__class__ = SwinBlock
                 block.shift_single_window = config.dense
-                slot = Slot(block.dim, block.mlp_ratio, grid, stage, index)
+                slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
                 block.attn.__class__ = AnyWindowAttention
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)

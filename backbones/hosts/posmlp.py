@@ -1,0 +1,209 @@
+"""PosMLP T/S/B: a convolutional stem, four stages of windowed gating units, no second MLP.
+
+Source: Wang et al., "Parameterization of Cross-Token Relations with Relative Positional Encoding
+for Vision MLP", MM 2022, Sec. 4.2, Fig. 2, Table 11; the authors' released code for what these
+leave open (norms, activations, initialisation). The paper's detector is not published; for dense
+prediction windows are shifted in every second block (Sec. 5.5), every map gets a LayerNorm, and the
+stem's BatchNorm keeps its statistics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, trunc_normal_
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
+from backbones.gated_mlp import GatedMLP
+from backbones.hosts.posmlp_layers import EPS, ConvEmbed, LinearEmbed, Merge, Norm, downsample
+from backbones.hosts.posmlp_names import from_authors
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.posgu import ggqpe
+from backbones.registry import register_host
+
+DEPTHS = (2, 2, 18, 2)
+HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
+STRIDES = (4, 8, 16, 32)
+
+Embed = Literal["conv", "linear"]
+
+
+class PosMLP(Backbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
+
+    Args:
+        width: Channels C of the first stage; each stage has twice as many.
+        config: Of the host.
+        embed: "conv" (ConvPE) or "linear" patch embedding, 4x4 pixels each (Table 10).
+        merge: Between stages: "conv" (ConvPM, depthwise), "linear" (Swin's), or "full_conv", which
+            the released code has besides.
+        embed_norm: Norm of ConvPE.
+        merge_norm: Norm of ConvPM.
+        position: Whether a learned table is added to the first map (APE, Tables 7 and 9).
+        drop: Dropout after every block's branch.
+        norm_eval: Whether BatchNorm keeps its statistics in training; None: if dense.
+    """
+
+    classification_keys = ("norm.",)
+    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+
+    def __init__(
+        self, width: int, config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
+        embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
+        norm_eval: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        widths = [width * 2**stage for stage in range(4)]
+        self.feature_info = tuple(map(FeatureInfo, widths, STRIDES))
+        self.num_features = widths[-1]
+        self.dense = config.dense
+        self.norm_eval = config.dense if norm_eval is None else norm_eval
+        self.own_mixers = config.token_mixer is None
+        self.patch_embed: nn.Module = (
+            ConvEmbed(width, embed_norm) if embed == "conv" else LinearEmbed(width)
+        )
+        grids = [tuple(-(-side // stride) for side in config.img_size) for stride in STRIDES]
+        self.pos_embed = nn.Parameter(torch.empty(1, width, *grids[0])) if position else None
+        if self.pos_embed is not None:
+            trunc_normal_(self.pos_embed, std=0.02)
+        rates = torch.linspace(0, config.drop_path_rate, sum(DEPTHS), device="cpu").tolist()
+        self.stages = nn.ModuleList()
+        for stage, (dim, depth) in enumerate(zip(widths, DEPTHS, strict=True)):
+            merging = downsample(dim // 2, merge, merge_norm) if stage else nn.Identity()
+            blocks = []
+            for index in range(depth):
+                ratio, grid = HIDDEN_RATIOS[stage], cast("tuple[int, int]", grids[stage])
+                slot = Slot(dim, ratio, grid, stage, index, dense=config.dense)
+                blocks.append(Block(slot, config.token_mixer, rates.pop(0), drop))
+            self.stages.append(Stage(merging, blocks))
+        if config.dense:
+            for stage, dim in enumerate(widths):
+                self.add_module(f"norm{stage}", nn.LayerNorm(dim, eps=EPS))
+        else:
+            self.norm = nn.LayerNorm(widths[-1], eps=EPS)
+        self.train()  # a module begins in training mode, where BatchNorm may have to stay out
+
+    def mixers(self) -> dict[str, Mixer]:
+        """Swapped-in mixers by the prefix of their state-dict keys; PosMLP's own are none."""
+        return {} if self.own_mixers else super().mixers()
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode; BatchNorm stays in evaluation mode if its statistics are kept."""
+        super().train(mode)
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
+        if self.pos_embed is not None:
+            x = x + _resized(self.pos_embed, (x.shape[2], x.shape[3]))
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+            x = to_nchw(x)
+        return maps
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
+        maps = self._maps(images)
+        if self.dense:
+            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
+        return tuple(to_nchw(x).contiguous() for x in maps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
+        if self.dense:
+            raise ValueError(
+                "a PosMLP built with dense=True has no pooled embedding; use dense=False"
+            )
+        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names, and tables made for other windows or image sizes."""
+        state_dict = from_authors(state_dict)
+        table = state_dict.get("pos_embed")
+        if table is not None and self.pos_embed is not None:
+            if table.ndim == 3:  # the authors add it reshaped, not transposed
+                table = table.reshape(1, self.pos_embed.shape[1], math.isqrt(table.shape[1]), -1)
+            state_dict["pos_embed"] = _resized(table, tuple(self.pos_embed.shape[2:]))
+        for name, mixer in self.named_modules():
+            if isinstance(mixer, GatedMLP):
+                own = {k: v for k, v in state_dict.items() if k.startswith(f"{name}.")}
+                fitted = mixer.convert_state_dict({k[len(name) + 1 :]: v for k, v in own.items()})
+                state_dict |= {f"{name}.{key}": value for key, value in fitted.items()}
+        return state_dict
+
+
+class Stage(nn.Module):
+    """Downsampling, then blocks: (B, C', h, w) -> (B, ceil(h / 2), ceil(w / 2), C)."""
+
+    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C', h, w) -> (B, H, W, C)."""
+        return cast("Tensor", self.blocks(to_nhwc(self.downsample(x)).contiguous()))
+
+
+class Block(nn.Module):
+    """x + DropPath(Dropout(mixer(LN(x)))), where the mixer is GGQPE unless it is replaced.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+
+    Source: PosMLP, Fig. 2d.
+    """
+
+    def __init__(
+        self, slot: Slot, factory: Callable[[Slot], Mixer] | None, drop_path: float, drop: float
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(slot.dim, eps=EPS)
+        # What is replaced at once needs no memory.
+        with torch.device("meta") if factory else contextlib.nullcontext():
+            self.mixer: Mixer = ggqpe(slot.dim, hidden_ratio=slot.hidden_ratio, slot=slot)
+        fill(self, "mixer", factory, slot)
+        self.drop = nn.Dropout(drop)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return cast("Tensor", x + self.drop_path(self.drop(self.mixer(self.norm(x)))))
+
+
+def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(1, C, h, w) -> (1, C, *size)."""
+    if tuple(table.shape[2:]) == tuple(size):
+        return table
+    return F.interpolate(table, size, mode="bicubic", antialias=True)
+
+
+def _register(name: str, width: int) -> None:
+    def build(
+        config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
+        embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
+        norm_eval: bool | None = None,
+    ) -> PosMLP:  # fmt: skip
+        return PosMLP(
+            width, config, embed=embed, merge=merge, embed_norm=embed_norm, merge_norm=merge_norm,
+            position=position, drop=drop, norm_eval=norm_eval,
+        )  # fmt: skip
+
+    build.__doc__ = f"Widths {width} to {8 * width}, depths 2, 2, 18, 2."
+    register_host(name, slots=["token"], source="PosMLP (MM 2022), Table 11")(build)
+
+
+for _name, _width in (("posmlp_t", 96), ("posmlp_s", 128), ("posmlp_b", 192)):
+    _register(_name, _width)

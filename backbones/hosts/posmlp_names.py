@@ -1,0 +1,90 @@
+"""Names of tensors in PosMLP's released checkpoints: whole models, blocks and single units.
+
+Their ``gate_unit`` is our ``mixer.gate``. Tables of displacements, which they save, are computed
+here; axes of length 1 in front of and behind their biases and matrices are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torch import Tensor
+
+# Within a unit: theirs and ours. A free matrix and its bias go by another name beside a table.
+UNIT = {
+    "pos.attention_centers": "relation.centers",
+    "pos.attention_spreads": "relation.spreads",
+    "pos.window_relative_position_bias_table": "relation.table",
+    "pos.token_proj_n_bias": "relation.bias",
+    "token_proj_n_weight": "relation.weight",
+}
+FREE_UNIT = {"proj_list.0.weight": "relation.weight", "proj_list.0.bias": "relation.bias"}
+NORM = {"norm_list.0.weight": "norm.weight", "norm_list.0.bias": "norm.bias"}
+COMPUTED = ("rel_indices", "relative_position_index")
+# Around a unit, as patterns.
+OUTSIDE = (
+    (r"\blevels\.(\d+)\.pool\.", r"stages.\1.downsample."),
+    (r"\blevels\.(\d+)\.encoder\.", r"stages.\1.blocks."),
+    (r"\bproj_c_e\.", "mixer.fc1."),
+    (r"\bproj_c_s\.", "mixer.fc2."),
+    (r"\bgate_unit\.", "mixer.gate."),
+    (r"\babsolute_pos_embed$", "pos_embed"),
+    (r"^head\.", "classifier."),
+)
+OUTSIDE_BACK = (
+    (r"\bstages\.(\d+)\.downsample\.", r"levels.\1.pool."),
+    (r"\bstages\.(\d+)\.blocks\.", r"levels.\1.encoder."),
+    (r"\bmixer\.fc1\.", "proj_c_e."),
+    (r"\bmixer\.fc2\.", "proj_c_s."),
+    (r"\bmixer\.gate\.", "gate_unit."),
+    (r"\bpos_embed$", "absolute_pos_embed"),
+    (r"^classifier\.", "head."),
+)
+
+
+def from_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename theirs to ours; what is ours passes unchanged."""
+    inside = {**UNIT, **FREE_UNIT, **NORM}
+    renamed = {}
+    for key, value in state_dict.items():
+        if key.endswith(COMPUTED):
+            continue
+        theirs = next((name for name in inside if _ends_with(key, name)), None)
+        if theirs is not None:
+            key = key.removesuffix(theirs) + inside[theirs]
+            if value.ndim == 3 and inside[theirs] in ("relation.bias", "relation.weight"):
+                value = value[0]
+        renamed[_substitute(key, OUTSIDE)] = value
+    return renamed
+
+
+def to_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename ours to theirs, without the tables that they compute at construction."""
+    units = {key.partition("relation.")[0] for key in state_dict if "relation." in key}
+    renamed = {}
+    for key, value in state_dict.items():
+        unit = next((unit for unit in units if key.startswith(unit + "relation.")), None)
+        if unit is None:
+            unit = next((u for u in units if key in (f"{u}norm.weight", f"{u}norm.bias")), None)
+        if unit is not None:
+            positional = (f"{unit}relation.spreads", f"{unit}relation.table")
+            free = state_dict.keys().isdisjoint(positional)
+            pairs = (FREE_UNIT if free else UNIT) | NORM
+            names = {ours: theirs for theirs, ours in pairs.items()}
+            ours = key.removeprefix(unit)
+            if not free and ours in ("relation.bias", "relation.weight"):
+                value = value[None]
+            key = unit + names[ours]
+        renamed[_substitute(key, OUTSIDE_BACK)] = value
+    return renamed
+
+
+def _ends_with(key: str, name: str) -> bool:
+    return key == name or key.endswith(f".{name}")
+
+
+def _substitute(key: str, pairs: Iterable[tuple[str, str]]) -> str:
+    for pattern, replacement in pairs:
+        key = re.sub(pattern, replacement, key)
+    return key

@@ -1,0 +1,140 @@
+"""Mix the tokens of a map within square windows, at any map size, shifted or not.
+
+An axis of L tokens is cut into n = ceil(L / w) windows of w tokens, padded at its end and then, if
+shifted, rolled by w // 2, so that its first tokens come last (Swin's order). An axis that is not
+longer than the window is one window of its own length and is never shifted. All windows with the
+same pattern of tokens and padding are one matrix product, so a map of any size takes at most nine,
+most of them for a single row or column of windows.
+
+Source: Swin Transformer (ICCV 2021), Sec. 3.2; PosMLP (MM 2022), Sec. 4.2 and 5.5. PosMLP does not
+say what happens to maps that the window does not divide: here padding is never read.
+
+Axes: B images, s groups of channels, n * m windows of e * f tokens each, C channels; channel c is
+of group c mod s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Pattern(NamedTuple):
+    """What one axis of a window holds: ``tail`` tokens, then padding, then ``head`` tokens.
+
+    The head is the map's beginning, rolled in from the other side; it and the tail do not see each
+    other, and nobody sees padding.
+    """
+
+    size: int
+    tail: int
+    head: int = 0
+
+
+Matrix = Callable[[Pattern, Pattern], Tensor]
+
+
+def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Pattern]], int]:
+    """Windows along an axis: runs (number of windows, their pattern), and by how much it rolls."""
+    length = int(length)
+    if length <= window:
+        return [(1, Pattern(length, length))], 0
+    shift = window // 2 if shifted else 0
+    count = -(-length // window)
+    runs: list[tuple[int, Pattern]] = []
+    for index in range(count):
+        tail = min(window, max(0, length - shift - index * window))
+        pattern = Pattern(window, tail, shift if index == count - 1 else 0)
+        if runs and runs[-1][1] == pattern:
+            runs[-1] = (runs[-1][0] + 1, pattern)
+        else:
+            runs.append((1, pattern))
+    return runs, shift
+
+
+def visible(rows: Pattern, columns: Pattern, device: torch.device) -> Tensor | None:
+    """(e * f, e * f) booleans: may the token of a row see that of a column? None if all may.
+
+    Padding sees itself, so that no row of a softmax is empty.
+    """
+    if rows.tail == rows.size and columns.tail == columns.size:
+        return None
+    down, across = (_labels(pattern, device) for pattern in (rows, columns))
+    labels = (3 * down[:, None] + across).flatten()
+    return labels[:, None] == labels
+
+
+def mix_windows(
+    x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None
+) -> Tensor:
+    """Apply matrix(...) x + bias to the tokens of every window.
+
+    Args:
+        x: (B, H, W, C).
+        window: Side w.
+        shifted: Whether windows begin half a window later than at the map's corner.
+        groups: s, a divisor of C.
+        matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
+        bias: (w * w) or None.
+
+    Returns:
+        (B, H, W, C).
+    """
+    height, width = x.shape[1:3]
+    (rows, down), (columns, right) = (cut(side, window, shifted) for side in (height, width))
+    tall, wide = (sum(count * pattern.size for count, pattern in runs) for runs in (rows, columns))
+    if (tall, wide) != (height, width):
+        x = F.pad(x, (0, 0, 0, wide - width, 0, tall - height))
+    if down or right:
+        x = x.roll((-down, -right), dims=(1, 2))
+    x = x.unflatten(1, (-1, rows[0][1].size)).unflatten(3, (-1, columns[0][1].size))
+    bands = []
+    for band, (_, row) in zip(x.split([count for count, _ in rows], dim=1), rows, strict=True):
+        parts = band.split([count for count, _ in columns], dim=3)
+        mixed = [
+            _mix(part, groups, matrix(row, column), _corner(bias, window, row, column))
+            for part, (_, column) in zip(parts, columns, strict=True)
+        ]
+        bands.append(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3))
+    x = (bands[0] if len(bands) == 1 else torch.cat(bands, dim=1)).flatten(3, 4).flatten(1, 2)
+    if down or right:
+        x = x.roll((down, right), dims=(1, 2))
+    return x[:, :height, :width]
+
+
+def corner_of_matrix(weight: Tensor, window: int, rows: Pattern, columns: Pattern) -> Tensor:
+    """Cut a weight (w * w, w * w) down to smaller windows (e * f, e * f); positions keep theirs."""
+    e, f = rows.size, columns.size
+    if e == f == window:
+        return weight
+    weight = weight.reshape(window, window, window, window)
+    return weight[:e, :f, :e, :f].reshape(e * f, e * f)
+
+
+def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -> Tensor | None:
+    """(w * w) -> (e * f, 1)."""
+    if bias is None:
+        return None
+    return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)
+
+
+def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """(B, n, e, m, f, C) -> the same: one product per group over all windows of all images."""
+    b, n, e, m, f, c = x.shape
+    x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
+    mixed = torch.bmm(matrix, x.reshape(groups, e * f, -1))
+    if bias is not None:
+        mixed = mixed + bias.to(mixed.dtype)
+    mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
+    return mixed.permute(3, 4, 1, 5, 2, 6, 0).reshape(b, n, e, m, f, c)
+
+
+def _labels(pattern: Pattern, device: torch.device) -> Tensor:
+    """(size) integers: 0 tail, 1 head, 2 padding."""
+    position = torch.arange(pattern.size, device=device)
+    head = (position >= pattern.size - pattern.head).long()
+    return torch.where(position < pattern.tail, 0, 2 - head)

@@ -1,0 +1,190 @@
+"""What the cache of evaluation keeps, and every way to change a weight that it must notice."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from backbones.eval_cache import MAX_ENTRIES, EvalCache
+
+
+class Square(nn.Module):
+    """The outer product of a weight with itself; counts how often it is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0))
+        self.cache = EvalCache()
+        self.computed = 0
+
+    def forward(self, question=None):
+        return self.cache.get([self.weight], question, self._compute)
+
+    def _compute(self):
+        self.computed += 1
+        return self.weight[:, None] * self.weight
+
+    def expected(self):
+        return self.weight.detach()[:, None] * self.weight.detach()
+
+
+class Scaled(nn.Module):
+    """Its answer depends on an input."""
+
+    def __init__(self, square):
+        super().__init__()
+        self.square = square
+
+    def forward(self, x):
+        return self.square() * x
+
+
+@pytest.fixture
+def square():
+    """Computed once, without gradient."""
+    module = Square().eval()
+    with torch.no_grad():
+        module()
+    assert module.computed == 1
+    return module
+
+
+@torch.no_grad()
+def test_computes_once(square):
+    first = square()
+    assert square() is first
+    assert square.computed == 1
+    torch.testing.assert_close(first, square.expected())
+
+
+@torch.no_grad()
+def test_every_question_has_its_own_answer(square):
+    for question in ((3, 4), (4, 3), "x"):
+        assert square(question) is square(question)
+    assert square.computed == 4
+
+
+def by_optimizer(module):
+    module.weight.grad = torch.ones(3)
+    torch.optim.SGD(module.parameters(), lr=0.5).step()
+
+
+def by_load_state_dict(module):
+    module.load_state_dict({"weight": torch.full((3,), 7.0)})
+
+
+def by_data(module):
+    module.weight.data[1] = 9.0  # leaves no trace in the version counter
+
+
+def by_new_data(module):
+    module.weight.data = torch.full((3,), 5.0)
+
+
+def by_assignment(module):
+    module.weight = nn.Parameter(torch.full((3,), 6.0))
+
+
+def by_copy(module):
+    module.weight.copy_(torch.full((3,), 8.0))
+
+
+def by_dtype(module):
+    module.to(torch.float64)
+
+
+def by_shape(module):
+    module.weight = nn.Parameter(torch.ones(2))
+
+
+CHANGES = [
+    by_optimizer, by_load_state_dict, by_data, by_new_data, by_assignment, by_copy, by_dtype,
+    by_shape,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_notices_a_changed_weight(square, change):
+    with torch.no_grad():
+        change(square)
+        found = square()
+    assert square.computed == 2
+    assert found.dtype == square.weight.dtype
+    torch.testing.assert_close(found, square.expected(), rtol=0, atol=0)
+
+
+def test_never_answers_where_gradients_are_recorded(square):
+    found = square()
+    assert square.computed == 2
+    found.sum().backward()
+    assert square.weight.grad is not None
+
+
+def test_a_training_step_between_evaluations(square):
+    square().sum().backward()
+    by_optimizer(square)
+    with torch.no_grad():
+        torch.testing.assert_close(square(), square.expected(), rtol=0, atol=0)
+
+
+def test_answer_of_inference_mode_serves_no_grad(square):
+    with torch.inference_mode():
+        square("size")
+    with torch.no_grad():
+        torch.testing.assert_close(square("size"), square.expected())
+
+
+@torch.no_grad()
+def test_autocast_has_its_own_answer():
+    weight, cache = torch.randn(4, 4), EvalCache()
+
+    def answer():
+        return cache.get([weight], "matrix", lambda: weight @ weight)
+
+    exact = answer()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert answer().dtype == torch.bfloat16
+    assert answer() is exact
+
+
+@torch.no_grad()
+def test_copies_and_files_carry_none_of_it(square):
+    for again in (copy.deepcopy(square), pickle.loads(pickle.dumps(square))):
+        again()
+        assert again.computed == 2
+        by_new_data(again)
+        torch.testing.assert_close(again(), again.expected())
+    assert square.state_dict().keys() == {"weight"}
+    assert square.computed == 1
+    torch.testing.assert_close(square(), square.expected())
+
+
+@torch.no_grad()
+def test_oldest_answers_go_first(square):
+    for question in range(MAX_ENTRIES):
+        square(question)
+    computed = square.computed
+    square(MAX_ENTRIES - 1)
+    assert square.computed == computed
+    square(None)
+    assert square.computed == computed + 1
+
+
+@torch.no_grad()
+def test_meta_tensors_have_no_values_to_compare():
+    square = Square().to("meta")
+    assert square().shape == square().shape == (3, 3)
+
+
+@torch.no_grad()
+def test_compilers_and_tracers_see_the_computation(square):
+    torch._dynamo.reset()
+    compiled = torch.compile(square, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(), square.expected())
+    scaled = Scaled(square)
+    traced = torch.jit.trace(scaled, torch.ones(1), check_trace=False)
+    by_new_data(square)
+    torch.testing.assert_close(compiled(), square.expected())
+    torch.testing.assert_close(traced(torch.ones(1)), square.expected())
