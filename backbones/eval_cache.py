@@ -1,0 +1,61 @@
+"""Remember what evaluation computes from a few weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_ENTRIES = 8  # map sizes of one evaluation, in most cases one
+
+
+class EvalCache:
+    """Keeps tensors for as long as the weights that they were made from have the same values.
+
+    The values themselves are compared, so every way to change a weight invalidates: optimiser
+    steps, ``load_state_dict``, ``.to()``, assignment, and edits of ``.data``, which leave no trace
+    in torch's version counters. For weights much smaller than what is made from them this costs
+    next to nothing. It answers only where no gradient is recorded and nothing is traced; copies,
+    pickles and ``state_dict`` carry none of it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, tuple[list[Tensor], Tensor]] = {}
+
+    def get(
+        self, sources: Sequence[Tensor], question: Hashable, compute: Callable[[], Tensor]
+    ) -> Tensor:
+        """What ``compute`` returns, remembered for these sources.
+
+        Args:
+            sources: All tensors that ``compute`` reads; small ones.
+            question: What else the answer depends on, such as a map size.
+            compute: Makes the answer; its result must not be changed in place.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            self._entries.clear()
+            return compute()
+        device = sources[0].device
+        autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+        question = (question, autocast)
+        found = self._entries.get(question)
+        if found is None or not _same(found[0], sources):
+            if len(self._entries) >= MAX_ENTRIES:
+                self._entries.pop(next(iter(self._entries)))
+            found = self._entries[question] = ([s.detach().clone() for s in sources], compute())
+        return found[1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EvalCache:
+        return EvalCache()
+
+    def __reduce__(self) -> tuple[type[EvalCache], tuple[()]]:
+        return EvalCache, ()
+
+
+def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    return all(
+        a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
+        for a, b in zip(kept, now, strict=True)
+    )
