@@ -54,7 +54,7 @@ class DeiT(Backbone):
             self.feature_info = (FeatureInfo(self.num_features, PATCH),)
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
-            slot = Slot(self.num_features, 4.0, self.grid, stage=0, block=index)
+            slot = Slot(self.num_features, 4.0, self.grid, 0, index, num_prefix_tokens=1)
             fill(block, "mlp", config.channel_mixer, slot)
             fill(block, "attn", config.token_mixer, slot)
 
