@@ -110,23 +110,22 @@ class StarBilinearMapping(Mixer):
         projected = self.pre_proj(projected)
         mixed = self.norm(self._star(projected[..., : self.dim], projected[..., -self.dim :]))
         if self.gate_proj is not None:
-            mixed = _silu(self.gate_proj(x)) * mixed
+            mixed = _product(mixed, _silu(self.gate_proj(x)))
         return cast("Tensor", self.out_proj(mixed))
 
     def _star(self, for_bilinear: Tensor, for_linear: Tensor) -> Tensor:
         """SiLU(U) * V, or what is left of it."""
         if self.bilinear is None:
             assert self.lin_proj is not None
-            return cast("Tensor", self.lin_proj(for_linear))
+            return _linear(self.lin_proj, for_linear)
         mapped = self.bilinear(for_bilinear)
         if self.lin_proj is None:
             return _silu(mapped)
-        value = self.lin_proj(for_linear)
+        value = _linear(self.lin_proj, for_linear)
         if value.dtype == torch.float16:
             # At the start the product is about 1e-4, where float16 has few digits left.
             mapped, value = mapped.float(), value.float()
-        activated = _silu(mapped)
-        return activated * value if torch.is_grad_enabled() else activated.mul_(value)
+        return _product(_silu(mapped), value)
 
     def set_grid(self, grid: Size) -> None:
         """Store the factors for another map; see ``BilinearMapping.set_grid``."""
@@ -175,15 +174,14 @@ class BilinearMapping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, h, w, C) -> (B, h, w, C)."""
         size = (x.shape[1], x.shape[2])
-        read, write = (factor.flatten(1) for factor in self.factors(size))  # (m, n)
-        latent = read @ x.flatten(1, 2)
+        # Expanded, no factor is copied; plain matmul would copy the tokens of all images instead.
+        read, write = (f.flatten(1).expand(len(x), -1, -1) for f in self.factors(size))  # (B, m, n)
+        latent = torch.bmm(read, x.flatten(1, 2))
         if size[0] * size[1] <= self.rank or _is_counted(x):
-            return cast("Tensor", self.proj(write.t() @ latent).unflatten(1, size))
+            return cast("Tensor", self.proj(torch.bmm(write.mT, latent)).unflatten(1, size))
         # W_s and W_c act on different axes and may change places: W_c then sees m rows, not n.
-        mapped = write.t() @ F.linear(latent, self.proj.weight)
-        bias = self.proj.bias.to(mapped.dtype)
-        mapped = mapped + bias if torch.is_grad_enabled() else mapped.add_(bias)
-        return mapped.unflatten(1, size)
+        latent = F.linear(latent, self.proj.weight)
+        return torch.baddbmm(self.proj.bias, write.mT, latent).unflatten(1, size)
 
     def factors(self, size: Size) -> tuple[Tensor, Tensor]:
         """Read and write factors (m, h, w) for a map of ``size``."""
@@ -257,6 +255,16 @@ def resample_factors(
 def _silu(x: Tensor) -> Tensor:
     """SiLU of a tensor that nobody else needs."""
     return F.silu(x, inplace=not torch.is_grad_enabled())
+
+
+def _product(fresh: Tensor, other: Tensor) -> Tensor:
+    """Product of two tensors, the first of which nobody else needs."""
+    return fresh * other if torch.is_grad_enabled() else fresh.mul_(other)
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer on some channels of (B, h, w, C), which as one matrix need not be copied."""
+    return cast("Tensor", layer(x.flatten(0, 2)).unflatten(0, x.shape[:3]))
 
 
 def _is_counted(x: Tensor) -> bool:
