@@ -173,9 +173,9 @@ class BilinearMapping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, h, w, C) -> (B, h, w, C)."""
-        size = (x.shape[1], x.shape[2])
-        # Expanded, no factor is copied; plain matmul would copy the tokens of all images instead.
-        read, write = (f.flatten(1).expand(len(x), -1, -1) for f in self.factors(size))  # (B, m, n)
+        batch, size = x.shape[0], (x.shape[1], x.shape[2])
+        # (B, m, n) without copies; plain matmul would copy the tokens of all images instead.
+        read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
         latent = torch.bmm(read, x.flatten(1, 2))
         if size[0] * size[1] <= self.rank or _is_counted(x):
             return cast("Tensor", self.proj(torch.bmm(write.mT, latent)).unflatten(1, size))
@@ -186,7 +186,9 @@ class BilinearMapping(nn.Module):
     def factors(self, size: Size) -> tuple[Tensor, Tensor]:
         """Read and write factors (m, h, w) for a map of ``size``."""
         if size == self.grid:
-            return self.space_read, self.space_write
+            # Cast before they are expanded, or autocast would cast them once per image.
+            dtype = _product_type(self.space_read)
+            return self.space_read.to(dtype), self.space_write.to(dtype)
         sources = (self.space_read, self.space_write)
         if self.space_read.is_meta:  # no values that a cache could compare
             both = self._resampled(size)
@@ -197,10 +199,7 @@ class BilinearMapping(nn.Module):
     def _resampled(self, size: Size) -> Tensor:
         """Both factors (2, m, h, w), in the type that the products are taken in."""
         read, write = resample_factors(self.space_read, self.space_write, size, self.resample)
-        both, device = torch.stack([read, write]), self.space_read.device.type
-        if is_autocast_available(device) and torch.is_autocast_enabled(device):
-            both = both.to(torch.get_autocast_dtype(device))
-        return both
+        return torch.stack([read, write]).to(_product_type(read))
 
     @torch.no_grad()
     def set_grid(self, grid: Size) -> None:
@@ -250,6 +249,14 @@ def resample_factors(
     precise = F.interpolate(precise, size, mode=mode, antialias=True, align_corners=False)
     new_read, new_write = precise.to(both.dtype)
     return new_read, new_write
+
+
+def _product_type(tensor: Tensor) -> torch.dtype:
+    """Type that matrix products take a tensor in."""
+    device = tensor.device.type
+    if tensor.dtype == torch.float64 or not is_autocast_available(device):
+        return tensor.dtype
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def _silu(x: Tensor) -> Tensor:
