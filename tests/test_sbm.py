@@ -326,7 +326,7 @@ def test_counts_follow_the_closed_form(dim, grid):
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that an operation gives."""
+    """Remembers how many numbers the largest tensor holds in memory."""
 
     numel = 0
 
@@ -334,7 +334,8 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
+                held = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.numel = max(self.numel, held)
         return result
 
 
@@ -346,6 +347,15 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(size):
     with Largest() as largest:
         mixer(x).sum().backward()
     assert largest.numel <= 32 * num_tokens < num_tokens**2
+
+
+@torch.no_grad()
+def test_autocast_does_not_cast_the_factors_once_per_image():
+    mixer = create_mixer("sbm", 8, grid=(8, 8), rank=64).eval()
+    for size in ((8, 8), (9, 7)):
+        with Largest() as largest, torch.autocast("cpu", torch.bfloat16):
+            mixer(torch.randn(8, *size, 8))
+        assert largest.numel <= 2 * 64 * 64 < 8 * 64 * size[0] * size[1]
 
 
 # Options and hosts
