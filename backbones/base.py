@@ -92,6 +92,14 @@ class Mixer(nn.Module):
         """(B, H, W, C) -> (B, H, W, C)."""
         raise NotImplementedError
 
+    def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Bring tables of a checkpoint that depend on the map size to the mixer's own.
+
+        Args:
+            tensors: By their names in the mixer; what else there is stays as it is.
+        """
+        return tensors
+
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """(B, P, C) -> (B, P, C): the pointwise parts of the mixer, its spatial parts left out."""
         raise ValueError(
@@ -119,6 +127,7 @@ class Slot:
         stage: Stage index, from 0.
         block: Block index within the stage, from 0.
         dense: Whether the host is built for dense prediction.
+        num_prefix_tokens: Class tokens beside the map.
     """
 
     dim: int
@@ -127,16 +136,23 @@ class Slot:
     stage: int
     block: int
     dense: bool = False
+    num_prefix_tokens: int = 0
 
 
 MixerFactory = Callable[[Slot], Mixer]
 
 
 def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
-    """Put a mixer in place of a block's FFN or attention; without factory the host's own stays."""
+    """Put a mixer in place of a block's FFN or attention; without factory the host's own stays.
+
+    Raises:
+        ValueError: The host has class tokens, and the mixer does not say what becomes of them.
+    """
     if factory is None:
         return
     mixer = factory(slot)
+    if slot.num_prefix_tokens and type(mixer).mix_prefix is Mixer.mix_prefix:
+        mixer.mix_prefix(torch.empty(0))  # says why not
     own = block.get_submodule(name).state_dict()
     mixer.replaced = {key: value.shape for key, value in own.items()}
     setattr(block, name, mixer)

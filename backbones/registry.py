@@ -333,7 +333,7 @@ def _factory(
     """What fills a host's slots, or None where the host keeps its own."""
     given = dict(options or {})
     if name is None:
-        defaults = mixer_options(OWN_FFN) if kind == "channel" else {}
+        defaults = mixer_options(OWN_FFN, host=host.name) if kind == "channel" else {}
         if all(key in defaults and defaults[key] == value for key, value in given.items()):
             return None
         name = OWN_FFN

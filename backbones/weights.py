@@ -94,6 +94,10 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
         ValueError: Anything else is missing, left over or of another shape; the keys are listed.
     """
     state_dict = backbone.convert_state_dict(dict(state_dict))
+    for prefix, mixer in backbone.named_modules():
+        if isinstance(mixer, Mixer):
+            converted = mixer.convert_state_dict(_below(f"{prefix}.", state_dict))
+            state_dict |= {f"{prefix}.{key}": value for key, value in converted.items()}
     own = backbone.state_dict()
     absent_mixers = tuple(
         prefix

@@ -68,7 +68,15 @@ class DeiT(Backbone):
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
             cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
-            slot = Slot(self.num_features, 4.0, self.grid, stage=0, block=index)
+            slot = Slot(
+                self.num_features,
+                4.0,
+                self.grid,
+                stage=0,
+                block=index,
+                dense=config.dense,
+                num_prefix_tokens=self.num_prefix_tokens,
+            )
             fill(block, "mlp", config.channel_mixer, slot)
             fill(block, "attn", config.token_mixer, slot)
 

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.registry import register_mixer
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
+
 
 @register_mixer(
-    "ffn", kind="channel", source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT"
+    "ffn",
+    kind="channel",
+    source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT",
+    host_options={"sbm_*": {"act": "silu"}},
 )
 class FFN(PointwiseMixer):
-    """W2 GELU(W1 x + b1) + b2, each token by itself.
+    """W2 act(W1 x + b1) + b2, each token by itself.
 
     On a plain host the name stands for the host's own FFN; changed options build this one instead.
 
     Args:
         dim: Channels C.
         hidden_ratio: Hidden width over C.
+        act: "gelu" or "silu".
         drop: Dropout after the activation and after W2.
 
     Shape: (..., C) -> (..., C).
     """
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, drop: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        act: Literal["gelu", "silu"] = "gelu",
+        drop: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.act = ACTIVATIONS[act]
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
@@ -40,5 +58,5 @@ class FFN(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        hidden = self.drop(nn.functional.gelu(self.fc1(x)))
+        hidden = self.drop(self.act(self.fc1(x)))
         return self.drop(self.fc2(hidden))

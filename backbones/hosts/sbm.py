@@ -1,0 +1,233 @@
+"""SBM-T/S/B: four stages of star with bilinear mapping and feed-forward networks.
+
+Source: Peng et al., "Star with Bilinear Mapping", CVPR 2025, Sec. 4.1 and 4.3. The authors
+published no code, and the text leaves much of the network open. What is taken here:
+
+* The body must hold 15 d^2 parameters a block for Tables 1 and 5 to fit (14 and 16 are far off),
+  with a convolutional stem and inverted bottlenecks between the stages, both as in MLLA (Han et
+  al., "Demystify Mamba in Vision", NeurIPS 2024); "non-overlapping patches" (Sec. 4.1) leave
+  SBM-T 0.5 G short.
+* How FFN and mixer share the 15 d^2 cannot be told from counts, so there are three presets. "fit"
+  agrees with Eq. 2, Eq. 3 (5 d^2 in the mixer) and Tables 1 and 5, and has an FFN ratio of 5.
+  "alt" has MLLA's ratio of 4 and 7 d^2 in the mixer, against Eq. 3. "eq2" is the literal reading
+  with a ratio of 4; it misses Table 1 by 10 to 12 %.
+* A conditional positional encoding precedes both sublayers; Sec. 4.1 speaks of one (``num_cpe``).
+* Tables 3 and 4 cannot be met with the factors of the 224 grid, nor Table 6 by any network that
+  meets Tables 1 and 5; configs/published/sbm.yaml has the differences.
+
+Axes: B images, (h, w) map, d channels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
+from backbones.hosts.sbm_blocks import SBMBlock, Stem, downsampling
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.ffn import FFN
+from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
+from backbones.registry import register_host
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "fit": {"x_width": 2, "pre_proj": False, "out_proj": False, "mlp_ratio": 5.0},
+    "alt": {"x_width": 1, "pre_proj": True, "out_proj": True, "mlp_ratio": 4.0},
+    "eq2": {"x_width": 1, "pre_proj": False, "out_proj": True, "mlp_ratio": 4.0},
+}
+STEM_STRIDE = 4
+
+
+class SBM(Backbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``width`` and ``depths``.
+
+    Args:
+        config: What every host is given; ``img_size`` sets the maps that the spatial factors are
+            stored for. At other sizes they are resampled.
+        preset: "fit", "alt" or "eq2"; the next four options are its own where they are None.
+        mlp_ratio: Hidden width of the FFN over d.
+        x_width: See ``StarBilinearMapping``, as for all that follows but ``pos`` to ``block_norm``.
+        pre_proj: The same.
+        out_proj: The same.
+        rank: m; 64 in the paper (Sec. 4.3).
+        kernel_size: Of the depthwise convolution in the mixer.
+        pos: "cpe" for a depthwise 3x3 convolution with shortcut before the sublayers, "ape" for a
+            learned map added after the stem, or "none" (Table 6).
+        num_cpe: 2 to have a "cpe" before each sublayer, 1 before the mixer only.
+        shortcut: Keep the shortcuts of the sublayers; without them there is no drop path (Table 6).
+        block_norm: Keep LayerNorm in blocks and mixers (Table 6).
+        use_bilinear: Keep the branch U (Table 5).
+        use_linear: Keep the branch V (Table 5).
+        use_gate: Keep the mapping control (Table 5).
+        resample: How factors are brought to other maps.
+    """
+
+    classification_keys = ("norm.",)
+    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    width: int
+    depths: tuple[int, ...]
+
+    def __init__(
+        self,
+        config: HostConfig,
+        *,
+        preset: Literal["fit", "alt", "eq2"] = "fit",
+        mlp_ratio: float | None = None,
+        x_width: Literal[1, 2] | None = None,
+        pre_proj: bool | None = None,
+        out_proj: bool | None = None,
+        rank: int = 64,
+        kernel_size: int = 3,
+        pos: Literal["none", "ape", "cpe"] = "cpe",
+        num_cpe: Literal[1, 2] = 2,
+        shortcut: bool = True,
+        block_norm: bool = True,
+        use_bilinear: bool = True,
+        use_linear: bool = True,
+        use_gate: bool = True,
+        resample: Resample = "bicubic",
+    ) -> None:
+        super().__init__()
+        if config.pretrained:
+            raise ValueError(
+                "nobody publishes weights of SBM; give pretrained the path of a checkpoint"
+            )
+        own = {
+            "mlp_ratio": mlp_ratio, "x_width": x_width, "pre_proj": pre_proj, "out_proj": out_proj
+        }  # fmt: skip
+        options = PRESETS[preset] | {key: value for key, value in own.items() if value is not None}
+        ratio = options.pop("mlp_ratio")
+        options |= {
+            "rank": rank, "kernel_size": kernel_size, "norm": block_norm, "resample": resample,
+            "use_bilinear": use_bilinear, "use_linear": use_linear, "use_gate": use_gate,
+        }  # fmt: skip
+
+        widths = [self.width * 2**stage for stage in range(len(self.depths))]
+        self.feature_info = tuple(FeatureInfo(d, STEM_STRIDE * 2**i) for i, d in enumerate(widths))
+        self.num_features = widths[-1]
+        self.dense = config.dense
+        grids = [
+            (math.ceil(config.img_size[0] / s.stride), math.ceil(config.img_size[1] / s.stride))
+            for s in self.feature_info
+        ]
+        self.stem = Stem(self.width)
+        self.pos_embed = None
+        if pos == "ape":
+            self.pos_embed = nn.Parameter(torch.empty(1, self.width, *grids[0]))
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+            self.no_weight_decay = frozenset({"pos_embed"})
+        self.downsamples = nn.ModuleList(downsampling(d) for d in widths[:-1])
+        num_encodings = num_cpe if pos == "cpe" else 0
+        last, index = max(1, sum(self.depths) - 1), 0
+        self.stages = nn.ModuleList()
+        for stage, (d, depth, grid) in enumerate(zip(widths, self.depths, grids, strict=True)):
+            blocks = nn.ModuleList()
+            for _ in range(depth):
+                rate = config.drop_path_rate * index / last if shortcut else 0.0
+                mixer = StarBilinearMapping(d, grid=grid, **options)
+                ffn = FFN(d, hidden_ratio=ratio, act="silu")
+                block = SBMBlock(mixer, ffn, rate, num_encodings, shortcut, block_norm)
+                slot = Slot(d, ratio, grid, stage, len(blocks), dense=config.dense)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "mixer", config.token_mixer, slot)
+                blocks.append(block)
+                index += 1
+            self.stages.append(blocks)
+        if config.dense:
+            for i, d in enumerate(widths):
+                self.add_module(f"norm{i}", nn.LayerNorm(d))
+        else:
+            self.norm = nn.LayerNorm(widths[-1])
+        slots = {".mlp.": config.channel_mixer, ".mixer.": config.token_mixer}
+        self._swapped = tuple(name for name, factory in slots.items() if factory)
+
+    def mixers(self) -> dict[str, Mixer]:
+        """Swapped-in mixers; the own FFNs and star mappings are none."""
+        found = super().mixers().items()
+        return {prefix: mixer for prefix, mixer in found if prefix.endswith(self._swapped)}
+
+    def set_grid(self, grid: Size) -> None:
+        """Store all tables that depend on the map for stage-1 maps of ``grid`` = (h, w) instead.
+
+        At that size the network computes what it did; then its factors can be trained there, such
+        as (128, 128) for crops of 512 pixels. The parameters are new ones, so make the optimiser
+        after this call.
+        """
+        for stage, blocks in enumerate(self.stages):
+            size = (math.ceil(grid[0] / 2**stage), math.ceil(grid[1] / 2**stage))
+            for block in cast("nn.ModuleList", blocks):
+                if isinstance(block.mixer, StarBilinearMapping):
+                    block.mixer.set_grid(size)
+        if self.pos_embed is not None:
+            self.pos_embed = nn.Parameter(_resized(self.pos_embed.detach(), grid))
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, d), before any norm."""
+        x = to_nhwc(self.stem(images.contiguous(memory_format=torch.channels_last)))
+        if self.pos_embed is not None:
+            x = x + to_nhwc(_resized(self.pos_embed, (x.shape[1], x.shape[2])))
+        maps: list[Tensor] = []
+        for stage, blocks in enumerate(self.stages):
+            if stage > 0:
+                x = to_nhwc(self.downsamples[stage - 1](to_nchw(x)))
+            for block in cast("nn.ModuleList", blocks):
+                x = block(x)
+            maps.append(x)
+        return maps
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
+        maps = self._maps(images)
+        if self.dense:
+            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
+        return tuple(to_nchw(x).contiguous() for x in maps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
+        if self.dense:
+            raise ValueError(
+                "an SBM built with dense=True has no pooled embedding; use dense=False"
+            )
+        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept a position map of another grid."""
+        table = state_dict.get("pos_embed")
+        if table is not None and self.pos_embed is not None and table.ndim == 4:
+            size = (self.pos_embed.shape[2], self.pos_embed.shape[3])
+            state_dict["pos_embed"] = _resized(table, size)
+        return state_dict
+
+
+def _resized(table: Tensor, size: Size) -> Tensor:
+    """A position map (1, d, h, w) at another size."""
+    if table.shape[2:] == size:
+        return table
+    precise = table if table.dtype == torch.float64 else table.float()
+    precise = F.interpolate(precise, size, mode="bicubic", antialias=True, align_corners=False)
+    return precise.to(table.dtype)
+
+
+@register_host("sbm_t", source="SBM (CVPR 2025), Sec. 4.3")
+class SBMTiny(SBM):
+    """Widths 64 to 512, depths 3, 3, 8, 3."""
+
+    width, depths = 64, (3, 3, 8, 3)
+
+
+@register_host("sbm_s", source="SBM (CVPR 2025), Sec. 4.3")
+class SBMSmall(SBM):
+    """Widths 64 to 512, depths 3, 8, 20, 4."""
+
+    width, depths = 64, (3, 8, 20, 4)
+
+
+@register_host("sbm_b", source="SBM (CVPR 2025), Sec. 4.3")
+class SBMBase(SBM):
+    """Widths 96 to 768, depths 3, 8, 20, 4."""
+
+    width, depths = 96, (3, 8, 20, 4)
