@@ -53,6 +53,7 @@ class ConvBN(Fusible):
         """(B, D, H, W) -> (B, O, h, w)."""
         return self.norm(self.conv(x))
 
+    @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
         """W' = s W along the outputs, b' = beta - s mean."""
         scale, shift = _affine(self.norm)
@@ -99,6 +100,7 @@ class BranchedConv(Fusible):
             total = total.add_(branch(x)) if not torch.is_grad_enabled() else total + branch(x)
         return total
 
+    @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
         """The kernels, padded with zeros to the first one's size, added up; so are the biases."""
         convs = [cast("ConvBN", branch).fuse() for branch in self.branches.values()]
@@ -129,6 +131,7 @@ class SkipNormConv(Fusible):
         """(B, D, H, W) -> (B, D, H, W)."""
         return x + self.conv(self.norm(x))
 
+    @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
         """W' = s W along the inputs + I, b' = W (beta - s mean); exact as nothing is padded."""
         scale, shift = _affine(self.norm)
@@ -139,7 +142,6 @@ class SkipNormConv(Fusible):
         )
 
 
-@torch.no_grad()
 def fuse(module: M) -> M:
     """Replace every fusible part inside a module by its plain convolution, in place.
 
