@@ -20,10 +20,11 @@ from backbones.hosts.ffnet_names import (
     to_official_state_dict,
 )
 from backbones.hosts.ffnet_parts import VARIANTS, Block, Variant
-from backbones.reparam import is_fused
+from backbones.reparam import ConvBN, depthwise, fuse, is_fused
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
 from tests.references import ffnet as reference
+from tools.published import load_rows
 
 NAMES = ("ffnet_1", "ffnet_2", "ffnet_3", "ffnet_4", "ffnet_seg")
 FORMS = ("train", "fused")
@@ -538,3 +539,51 @@ def test_plain_architecture_fuses_to_the_same(name):
         assert count_parameters(plain) < count_parameters(branched)
         shapes = {key: value.shape for key, value in plain.fuse().state_dict().items()}
     assert shapes == {key: value.shape for key, value in fused.state_dict().items()}
+
+
+def test_reported_flops_are_those_of_the_fused_form_cut_off():
+    rows = [row for row in load_rows("ffnet", "classification") if "flops" in row.reported]
+    assert len(rows) == 8
+    for row in rows:
+        assert row.options == {"fused": True}
+        assert row.reported["flops"] == math.floor(10 * row.macs) / 10
+        assert row.reported["params"] == pytest.approx(row.params / 1e6, abs=0.05)
+
+
+@pytest.mark.slow
+def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
+    pytest.importorskip("mmdet")
+    pytest.importorskip("mmseg")
+    from heads.mmdet_adapter import build_detector
+    from heads.mmseg_adapter import build_segmentor
+
+    build = {"cascade_mask_rcnn": (build_detector, 80), "upernet": (build_segmentor, 150)}
+    for row in load_rows("ffnet"):
+        if row.head in build:
+            make, classes = build[row.head]
+            model = make(create_backbone(row.backbone, dense=True), classes, name=row.head)
+            assert count_parameters(model) == row.params, row
+
+
+def decoder(classes, blocks, expansion):
+    """The layers with weights in FFNet_seg's decoder: all maps at one width, then blocks."""
+
+    def spatial():
+        return depthwise(256, 9, [(1, 9), (9, 1), (5, 5)])
+
+    layers = [ConvBN(1344, 1344), ConvBN(1344, 256)]
+    for _ in range(blocks):
+        layers += [ConvBN(256, 256), spatial(), spatial(), spatial()]
+        layers += [nn.Conv2d(256, 256 * expansion, 1), nn.Conv2d(256 * expansion, 256, 1)]
+    return nn.ModuleList([*layers, ConvBN(256, 1024), nn.Conv2d(1024, classes, 1)])
+
+
+def test_segmentors_of_the_paper_have_the_parameters_of_their_rows():
+    rows = [row for row in load_rows("ffnet", "segmentation") if row.head == "ffnet_seg"]
+    for row, (classes, blocks, expansion) in zip(rows, [(150, 3, 4), (19, 5, 1)], strict=True):
+        with torch.device("meta"):
+            parts = nn.ModuleList(
+                [create_backbone("ffnet_seg", dense=True), decoder(classes, blocks, expansion)]
+            )
+        assert count_parameters(parts) == row.params
+        assert f"{count_parameters(fuse(parts)):,}" in row.note
