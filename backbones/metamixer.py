@@ -10,7 +10,7 @@ A static key is an operator, not a tensor: with train-time branches it is a sum 
 BatchNorm, whose statistics depend on its output. So a static memory gives two operators, which
 ``apply`` runs; a projected memory gives two tensors, which functions of two tensors take.
 
-Source: Yun et al., "MetaMixer: A Generalized Architectural Framework" (FFNet), Eq. 4, Fig. 1,
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Eq. 4, Fig. 1,
 App. B and Fig. 8.
 
 Axes: B images, H W map, N = H * W tokens, C channels, h heads, M hidden width.

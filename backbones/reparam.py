@@ -1,7 +1,7 @@
 """Train-time branches of convolutions, and their exact folding into one plain convolution.
 
-Source: Ding et al., "RepVGG", CVPR 2021, Sec. 3.3; FFNet (Yun et al., "MetaMixer: A Generalized
-Architectural Framework", App. E) sums depthwise kernels of several sizes and shapes.
+Source: Ding et al., "RepVGG", CVPR 2021, Sec. 3.3; Yun et al., "FFNet: MetaMixer-based Efficient
+Convolutional Mixer Design", App. E, sums depthwise kernels of several sizes and shapes.
 
 Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(var + eps).
 """
@@ -96,8 +96,7 @@ class BranchedConv(Fusible):
         first, *others = self.branches.values()
         total = first(x)
         for branch in others:
-            # The sum is nobody else's yet, so it takes the next branch in place.
-            total = total.add_(branch(x)) if not torch.is_grad_enabled() else total + branch(x)
+            total = total + branch(x)
         return total
 
     @torch.no_grad()
