@@ -11,11 +11,8 @@ from timm.models.metaformer import Pooling
 from torch import nn
 
 from backbones import create_backbone, create_mixer
-from backbones.metamixer import (
-    MetaMixer,
-    ProjectedMemory,
-    StaticMemory,
-    apply,
+from backbones.metamixer import MetaMixer, ProjectedMemory, StaticMemory, apply
+from backbones.metamixer_instances import (
     as_is,
     convnext_block,
     feed_forward,

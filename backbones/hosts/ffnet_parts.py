@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
 from backbones.layouts import mix_nchw, to_nchw, to_nhwc
-from backbones.metamixer import convnext_block, convolutional
+from backbones.metamixer_instances import convnext_block, convolutional
 from backbones.mixers.ffnified import branch_kernels
 from backbones.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 

@@ -15,7 +15,8 @@ from typing import Literal
 
 from torch import nn
 
-from backbones.metamixer import MetaMixer, convolutional
+from backbones.metamixer import MetaMixer
+from backbones.metamixer_instances import convolutional
 from backbones.registry import register_mixer
 from backbones.reparam import ConvBN, Kernel, depthwise
 
