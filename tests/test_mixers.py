@@ -129,7 +129,8 @@ def comes_back_from_state_dict_deepcopy_and_pickle(name):
     mixer, other = build(name), build(name, seed=1)
     x = tokens(2, 5, 6)
     expected = mixer(x)
-    assert not torch.equal(other(x), expected), "the seed changes nothing"
+    if mixer.state_dict():
+        assert not torch.equal(other(x), expected), "the seed changes nothing"
     other.load_state_dict(mixer.state_dict())
     for restored in (other, copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
         torch.testing.assert_close(restored(x), expected, rtol=0, atol=0)

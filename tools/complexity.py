@@ -4,7 +4,7 @@ usage: python tools/complexity.py [key=value ...]
 
   backbone=NAME,NAME,PATTERN    names or patterns such as 'swin_*' (default: all)
   paper=PAPER                   the rows of one paper with what it reports: {papers}
-  image_size=224                side, or HEIGHTxWIDTH
+  image_size=224                side, or HEIGHTxWIDTH (default: 224, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
                                 macs: convolutions, linear layers and matrix products
                                 fvcore: also norms, as fvcore counts; runs the model once
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.published import Row, list_papers, load_rows
 
-DEFAULTS = {"backbone": "*", "paper": "", "image_size": "224", "rule": "", "format": "table"}
+DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
 CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": ("table", "json", "csv")}
 NUM_CLASSES = 1000
 
@@ -82,8 +82,9 @@ def parse(
     return options
 
 
-def image_size(text: str) -> tuple[int, int]:
-    """``224`` or ``800x1280`` as (H, W)."""
+def image_size(text: str, usual: int = 224) -> tuple[int, int]:
+    """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
+    text = text or str(usual)
     sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
     if min(size) < 64:
@@ -95,14 +96,17 @@ def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:
     """Count what the options ask for; one record per backbone, or per row of the paper."""
     names = select(options["backbone"])
     rule = options["rule"] or (rows[0].rule if rows else "macs")
-    count = functools.partial(count_model, size=image_size(options["image_size"]), rule=rule)
+    count = functools.partial(count_model, rule=rule)
     if not options["paper"]:
-        return [plain_record(name, *count(name, "{}")) for name in names]
+        size = image_size(options["image_size"])
+        return [plain_record(name, *count(name, "{}", size)) for name in names]
     records = []
     for row in rows:
         if row.backbone in names:
-            base = count(row.base, "{}") if row.base else None
-            records.append(paper_record(row, count(row.backbone, json.dumps(row.options)), base))
+            size = image_size(options["image_size"], row.image_size)
+            base = count(row.base, "{}", size) if row.base else None
+            ours = count(row.backbone, json.dumps(row.options), size)
+            records.append(paper_record(row, ours, base))
     if not records:
         raise ValueError(f"paper={options['paper']} has no row for backbone={options['backbone']}")
     return records

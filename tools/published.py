@@ -35,12 +35,14 @@ class Row:
     base: str | None = None
     head: str | None = None
     macs: float | None = None
+    image_size: int = 224
     note: str = ""
     rule: str = "macs"
 
     def __str__(self) -> str:
         """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
-        return " ".join([self.backbone, *dotted(self.options)])
+        size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
+        return " ".join([self.backbone, *dotted(self.options), *size])
 
     def residuals(
         self, params: float, macs: float, base: tuple[float, float] | None = None

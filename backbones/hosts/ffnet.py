@@ -1,0 +1,218 @@
+"""FFNet-1 to 4 and the backbone of FFNet_seg: FFNified attention and ConvNeXt blocks, nothing else.
+
+    x <- x + drop_path(ls1 * V(GELU(K(BN(W x)))));  x <- x + drop_path(ls2 * W2 GELU(W1 D(x)))
+
+There is no norm before the residual branches: W carries its BatchNorm, and so does the depthwise
+convolution D. Large kernels train with small ones beside them, which ``fuse`` folds in.
+
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Table 9, App. E
+and F.1; the authors' code (github.com/ysj9909/FFNet) where the two differ, since the published
+parameters, FLOPs and checkpoints come from it:
+
+* The stem has no GELU after its last convolution; the text says that it has.
+* LayerScale is in FFNet-3, FFNet-4 and FFNet_seg only, each scale of shape (C, 1, 1).
+* Downsampling adds a skip around a BatchNorm and a 1x1 convolution, in this order. FFNet_seg has
+  dense 3x3 convolutions there instead of the 7x7 depthwise ones of the text.
+* FFNet_seg has strips beside its 3x3 kernels too.
+
+The paper's parameters and FLOPs are those of the fused form for classification, and of the training
+form for FFNet_seg. Drop path in the published training: 0.1, 0.15, 0.35, 0.4 for FFNet-1 to 4.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
+from backbones.hosts.ffnet_names import convert_official_state_dict, official_form
+from backbones.hosts.ffnet_parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.mixers.ffnified import reset_parameters
+from backbones.registry import register_host
+from backbones.reparam import fuse, is_fused
+
+STRIDES = (4, 8, 16, 32)
+
+
+class FFNet(Backbone):
+    """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
+
+    A channel mixer replaces W1 and W2, behind D, whose BatchNorm is its norm. A token mixer
+    replaces all of the FFNified attention; a BatchNorm is put before it, as the block has no norm.
+
+    Classification ends in a BatchNorm and the mean over the map (FFNet_seg: in two more layers).
+    Dense prediction has a LayerNorm on each map, FFNet_seg has none.
+
+    Args:
+        variant: Name of the network, "ffnet_1" to "ffnet_4" or "ffnet_seg".
+        config: See ``HostConfig``.
+        branches: False leaves out the kernels beside the large ones.
+    """
+
+    classification_keys = ("norm.", "head.")
+    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+
+    def __init__(self, variant: str, config: HostConfig, branches: bool = True) -> None:
+        super().__init__()
+        self.variant, self.branches, self.dense = variant, branches, config.dense
+        chosen = VARIANTS[variant]
+        self.feature_info = tuple(map(FeatureInfo, chosen.widths, STRIDES))
+        self.stem = stem(chosen)
+        steps = max(1, sum(chosen.depths) - 1)
+        rates = [config.drop_path_rate * step / steps for step in range(steps + 1)]
+        self.stages = nn.ModuleList()
+        for stage, depth in enumerate(chosen.depths):
+            self.stages.append(Stage(chosen, stage, rates[:depth], branches))
+            rates = rates[depth:]
+        self._end(chosen)
+        reset_parameters(self)
+        self._fill_slots(chosen, config)
+
+    def _end(self, variant: Variant) -> None:
+        """What follows the stages."""
+        last = variant.widths[-1]
+        self.num_features = SegHead.width if variant.seg and not self.dense else last
+        if self.dense and not variant.seg:
+            for i, width in enumerate(variant.widths):
+                self.add_module(f"norm{i}", LayerNorm2d(width))
+        elif not self.dense and variant.seg:
+            self.head = SegHead(last)
+        elif not self.dense:
+            self.norm = nn.BatchNorm2d(last)
+
+    def _fill_slots(self, variant: Variant, config: HostConfig) -> None:
+        height, width = config.img_size
+        for stage, layer in enumerate(self.stages):
+            grid = (-(-height // STRIDES[stage]), -(-width // STRIDES[stage]))
+            for index, block in enumerate(cast("Stage", layer).blocks):
+                slot = Slot(variant.widths[stage], variant.expansion, grid, stage, index)
+                cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
+
+    def fuse(self) -> FFNet:
+        """Fold branches and BatchNorm into plain convolutions, in place: for inference.
+
+        In evaluation mode it computes the same as before, up to rounding. Parameters are new ones,
+        so build an optimizer afterwards, if at all.
+        """
+        return fuse(self)
+
+    def mixers(self) -> dict[str, Mixer]:
+        """Swapped-in mixers by the prefix of their keys; FFNet's own ones are not among them."""
+        return {prefix: mixer for prefix, mixer in super().mixers().items() if mixer.replaced}
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
+        maps = self._maps(images)
+        if hasattr(self, "norm0"):
+            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
+        return tuple(x.contiguous() for x in maps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean.
+
+        FFNet_seg has its own two layers instead; see ``SegHead``.
+        """
+        if self.dense:
+            raise ValueError(
+                "an FFNet built with dense=True has no pooled embedding; use dense=False"
+            )
+        x = self._maps(images)[-1]
+        return self.head(x) if hasattr(self, "head") else self.norm(x).mean(dim=(2, 3))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names, and both forms of weights.
+
+        Fused weights fuse a backbone of the training form, as there is no way back; weights of the
+        training form are folded for a fused backbone.
+
+        Raises:
+            ValueError: Weights that would have to be folded around a mixer that they do not have.
+        """
+        form = official_form(state_dict)
+        if form is not None:
+            state_dict = convert_official_state_dict(state_dict, self.variant, form)
+        if "stem.0.weight" in state_dict and not is_fused(self):
+            self.fuse()
+        if "stem.0.conv.weight" in state_dict and is_fused(self):
+            return self._folded(state_dict)
+        return state_dict
+
+    def _folded(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the training form in the fused one."""
+        twin = FFNet(self.variant, HostConfig((64, 64), dense=self.dense), self.branches)
+        twin = twin.to(state_dict["stem.0.conv.weight"].dtype)
+        own = twin.state_dict()
+        absent = {key for key in own if key not in state_dict}
+        if not all(key.startswith(self.map_keys) for key in absent):
+            raise ValueError(
+                "these are weights of the training form, with branches, and not of a plain "
+                f"{self.variant}: load them into a backbone with fused=False, then call its fuse()"
+            )
+        twin.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
+        folded = {k: v for k, v in fuse(twin).state_dict().items() if k not in absent}
+        return folded | {k: v for k, v in state_dict.items() if k not in own}
+
+
+def _build(variant: str, config: HostConfig, branches: bool, fused: bool) -> FFNet:
+    if config.pretrained:
+        raise ValueError(
+            f"timm has no weights of {variant}; download those of its authors and pass "
+            "pretrained=<their path>"
+        )
+    backbone = FFNet(variant, config, branches)
+    return backbone.fuse() if fused else backbone
+
+
+@register_host("ffnet_1", source="FFNet, Table 9")
+def ffnet_1(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
+    """Widths 80 to 640, depths 2, 2, 8, 2.
+
+    Args:
+        config: See ``HostConfig``.
+        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
+        fused: Build the plain form for inference.
+    """
+    return _build("ffnet_1", config, branches, fused)
+
+
+@register_host("ffnet_2", source="FFNet, Table 9")
+def ffnet_2(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
+    """Widths 88 to 704, depths 3, 3, 15, 3; options of ``ffnet_1``."""
+    return _build("ffnet_2", config, branches, fused)
+
+
+@register_host("ffnet_3", source="FFNet, Table 9")
+def ffnet_3(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
+    """Widths 96 to 768, depths 4, 4, 22, 5, LayerScale; options of ``ffnet_1``."""
+    return _build("ffnet_3", config, branches, fused)
+
+
+@register_host("ffnet_4", source="FFNet, Table 9")
+def ffnet_4(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
+    """Widths 128 to 1024, depths 4, 4, 27, 3, LayerScale; options of ``ffnet_1``."""
+    return _build("ffnet_4", config, branches, fused)
+
+
+@register_host("ffnet_seg", source="FFNet, Table 9 and App. F.1")
+def ffnet_seg(config: HostConfig, *, fused: bool = False) -> FFNet:
+    """Widths 96 to 768, depths 3, 4, 18, 5, 9x9 kernels with strips, LayerScale.
+
+    Its published decoder reads the last three maps.
+
+    Args:
+        config: See ``HostConfig``.
+        fused: Build the plain form for inference.
+    """
+    return _build("ffnet_seg", config, True, fused)

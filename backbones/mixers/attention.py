@@ -1,0 +1,35 @@
+"""Self-attention over the whole map, the token mixer that the others are compared with.
+
+Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.2; as an instance of
+MetaMixer: FFNet, Fig. 1 and 8.
+"""
+
+from __future__ import annotations
+
+from backbones.metamixer import MetaMixer
+from backbones.metamixer_instances import self_attention
+from backbones.mixers.ffnified import reset_parameters
+from backbones.registry import register_mixer
+
+HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
+
+
+@register_mixer("attention", kind="token", source="Vaswani et al., NeurIPS 2017, Sec. 3.2.2")
+def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> MetaMixer:
+    """Multi-head self-attention over all tokens, without positions, at any map size.
+
+    Args:
+        dim: Channels C.
+        num_heads: Heads, a divisor of C; by default as many as leave each 32 channels or more.
+        qkv_bias: Whether the projections of queries, keys and values have a bias.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 4 C^2 + 4 C.
+
+    Raises:
+        ValueError: ``num_heads`` does not divide C.
+    """
+    if num_heads is None:
+        num_heads = max(h for h in range(1, max(1, dim // HEAD_DIM) + 1) if dim % h == 0)
+    mixer = self_attention(dim, num_heads, qkv_bias)
+    reset_parameters(mixer)
+    return mixer

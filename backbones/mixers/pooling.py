@@ -1,0 +1,37 @@
+"""Average pooling as a token mixer, the simplest there is.
+
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Eq. 4.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.registry import register_mixer
+from backbones.reparam import as_kernel
+
+
+@register_mixer("pooling", kind="token", source="PoolFormer, Eq. 4")
+class Pooling(Mixer):
+    """The mean of the neighbours inside the map, minus the token itself.
+
+    Args:
+        dim: Channels C.
+        kernel_size: Side of the neighbourhood, odd.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). It has no parameters.
+
+    Raises:
+        ValueError: An even kernel.
+    """
+
+    def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
+        super().__init__()
+        side = as_kernel(kernel_size)[0]
+        self.pool = nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return to_nhwc(self.pool(to_nchw(x))) - x
