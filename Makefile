@@ -1,6 +1,8 @@
 # make install takes PYTHON=..., CUDA=1 and MAX_JOBS=...; tools/install.sh says what they do.
 PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules
+# One process a core, each with one thread: small networks gain little from a second one.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint doctor clean
@@ -16,10 +18,10 @@ demo: install  ## train a small detector on sample data (about 10 minutes of CPU
 	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
 test: install lint  ## the checks of make lint and the default tests
-	$(PY) -m pytest --durations=10
+	$(PYTEST)
 
 test-all: install lint  ## the same with the slow tests
-	$(PY) -m pytest --durations=10 -m ""
+	$(PYTEST) -m ""
 
 lint: install  ## ruff, formatting and types
 	$(PY) -m ruff check .

@@ -5,14 +5,11 @@ import pkgutil
 
 from backbones import hosts, mixers
 from backbones.base import Backbone, FeatureInfo, Mixer, PointwiseMixer, Slot
+from backbones.factory import backbone_schema, create_backbone, create_mixer, mixer_options
 from backbones.registry import (
-    backbone_schema,
-    create_backbone,
-    create_mixer,
     list_backbones,
     list_hosts,
     list_mixers,
-    mixer_options,
     register_host,
     register_mixer,
 )

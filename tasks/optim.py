@@ -78,9 +78,6 @@ def build_optimizer(
     known = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
     unknown = sorted(options.keys() - known)
     _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
-    if name == "adamw" and not options.keys() & {"fused", "foreach"}:
-        # On a CPU torch loops over the parameters unless asked, which takes three times as long.
-        options["fused"] = all(p.device.type == "cpu" for p in model.parameters())
     try:
         return OPTIMIZERS[name](param_groups(model, weight_decay, exempt), lr=lr, **options)
     except (TypeError, ValueError) as error:

@@ -91,17 +91,15 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
         return graph.forward
 
     torch._dynamo.reset()
-    for limit in ("recompile_limit", "accumulated_recompile_limit"):  # restored after the test
-        monkeypatch.setattr(torch._dynamo.config, limit, 2)
     compiled = functools.partial(torch.compile, backend=backend)
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr("backbones.create_backbone", lambda width: width)
     monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
-    models = [
-        benchmark.build((width, {}), {"compile": "true", "device": "cpu"}) for width in (1, 2, 3, 4)
-    ]
-    for model in (*models, *models):
-        model(torch.ones(3, model.linear.in_features))
+    options = {"compile": "true", "device": "cpu"}
+    with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
+        models = [benchmark.build((width, {}), options) for width in (1, 2, 3, 4)]
+        for model in (*models, *models):
+            model(torch.ones(3, model.linear.in_features))
     assert len(graphs) == 4
 
 

@@ -256,7 +256,8 @@ def test_paper_as_csv(capsys):
     )
     assert "can only be meant as +0.5" in rows[3]["note"]
     assert "deit_t_afbo mixer.g1=2 mixer.g2=6" in {row["backbone"] for row in rows}
-    assert not {row["verdict"] for row in rows} - {"agrees", "known"}
+    assert not {row["verdict"] for row in rows} - {"agrees", "known", ""}
+    assert all(row["verdict"] or not row["reported_params_m"] for row in rows)
 
 
 def test_paper_as_table(capsys):

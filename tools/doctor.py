@@ -42,6 +42,10 @@ FEATURES = {
     "pycocotools": "detection",
     "faster-coco-eval": "detection metrics",
     "fvcore": "complexity with rule=fvcore",
+    "pytest-xdist": "tests and checks",
+    "cvxpy": "semidefinite programs",
+    "clarabel": "semidefinite programs",
+    "scs": "semidefinite programs",
 }
 # Distributions that write into the folders of the ones we use.
 ORIGINALS = {

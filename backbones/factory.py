@@ -1,0 +1,192 @@
+"""Build what the registry names: backbones, mixers, and the lists of their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
+from backbones.options import check_arguments, keywords, unknown
+from backbones.registry import (
+    OWN_FFN,
+    HostEntry,
+    Kind,
+    MixerEntry,
+    find_mixer,
+    first_match,
+    host_defaults_of,
+    list_mixers,
+    look_up,
+)
+from backbones.weights import load_backbone_weights
+
+FROM_SLOT = ("grid", "slot")  # besides hidden_ratio, which is an option as well
+
+
+def backbone_schema(name: str) -> dict[str, Any]:
+    """Every option of a backbone with its default: what ``backbone.<option>=<value>`` may set."""
+    host, mixer = look_up(name)
+    channel, token = _of_kind("channel", mixer), _of_kind("token", mixer)
+    options = {
+        "name": name,
+        "pretrained": None,
+        "img_size": None,
+        "drop_path_rate": 0.0,
+        "dense": False,
+        "mixer": mixer_options(channel or OWN_FFN, host=host.name),
+        "token_mixer": mixer_options(token, host=host.name) if token else None,
+    }
+    return {**options, **keywords(host.build), **host_defaults_of(host, mixer)}
+
+
+def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
+    """Options of a mixer with their defaults, for one host if its paper sets them by host.
+
+    ``hidden_ratio`` is None where it follows the host.
+    """
+    entry = find_mixer(name)
+    options = keywords(entry.build)
+    for name_of_slot in FROM_SLOT:
+        options.pop(name_of_slot, None)
+    if "hidden_ratio" in options:
+        options["hidden_ratio"] = None
+    return {**options, **first_match(entry.host_options, host)}
+
+
+def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
+    """Build one mixer: (B, H, W, dim) -> (B, H, W, dim).
+
+    Args:
+        name: One of ``list_mixers()``.
+        dim: Channels C.
+        grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it.
+        **options: The mixer's own, see ``mixer_options(name)``.
+
+    Raises:
+        ValueError: Unknown name or option, or a value that the mixer refuses.
+    """
+    entry = find_mixer(name)
+    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0), options)
+
+
+def create_backbone(
+    name: str,
+    *,
+    pretrained: bool | str | Path | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    drop_path_rate: float = 0.0,
+    mixer: Mapping[str, Any] | None = None,
+    token_mixer: Mapping[str, Any] | str | None = None,
+    dense: bool = False,
+    **host_kwargs: Any,
+) -> Backbone:
+    """Build a registered backbone.
+
+    Args:
+        name: One of ``list_backbones()``.
+        pretrained: True for timm's published weights (needs network once), or the path of a
+            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A swapped-in mixer that
+            the file does not have keeps its initialisation; any other difference is an error.
+        img_size: Build resolution (side or (H, W)); 224 by default. Other sizes run too.
+        drop_path_rate: Stochastic depth of the last block, in [0, 1).
+        mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
+            its FFN, such as ``{"hidden_ratio": 3}``.
+        token_mixer: Name, or options with "name", of what replaces attention or pooling.
+        dense: False gives the published classification network, to the parameter. True adds what
+            only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
+            out what only classification needs; a classification checkpoint loads into it.
+        **host_kwargs: The host's own options, see ``backbone_schema(name)``.
+
+    Raises:
+        ValueError: Unknown name or option, a value out of range, or weights of another model.
+    """
+    host, mixer_name = look_up(name)
+    known = keywords(host.build)
+    for option in host_kwargs:
+        if option not in known:
+            raise ValueError(unknown(f"option of {host.name}", option, known))
+    check_arguments(host.build, host_kwargs, "backbone")
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
+    config = HostConfig(
+        img_size=_image_size(img_size),
+        drop_path_rate=drop_path_rate,
+        pretrained=pretrained is True,
+        dense=dense,
+        channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
+        token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
+    )
+    backbone = host.build(config, **{**host_defaults_of(host, mixer_name), **host_kwargs})
+    backbone.name = name
+    if isinstance(pretrained, str | Path):
+        load_backbone_weights(backbone, pretrained)
+    return backbone
+
+
+def _of_kind(kind: Kind, mixer: str | None) -> str | None:
+    """The mixer in a backbone's name, if it is of this kind."""
+    return mixer if mixer and find_mixer(mixer).kind == kind else None
+
+
+def _factory(
+    host: HostEntry, kind: Kind, name: str | None, options: Mapping[str, Any] | None
+) -> MixerFactory | None:
+    """What fills a host's slots, or None where the host keeps its own."""
+    given = dict(options or {})
+    if name is None:
+        defaults = mixer_options(OWN_FFN, host=host.name) if kind == "channel" else {}
+        if all(key in defaults and defaults[key] == value for key, value in given.items()):
+            return None
+        name = OWN_FFN
+    if kind not in host.slots:
+        raise ValueError(f"{host.name} has no {kind}-mixer slot; it has {sorted(host.slots)}")
+    entry = find_mixer(name, kind)
+    return lambda slot: _build_mixer(entry, host.name, slot, given)
+
+
+def _token_factory(
+    host: HostEntry, named: str | None, token_mixer: Mapping[str, Any] | str | None
+) -> MixerFactory | None:
+    if token_mixer is None and named is None:
+        return None
+    options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
+    if named is not None and options.setdefault("name", named) != named:
+        raise ValueError(
+            f"{host.name}_{named} has {named} in its token slot; name {host.name} to put "
+            f"{options['name']} there"
+        )
+    if "name" not in options:
+        raise ValueError(f"token_mixer needs a name, one of {list_mixers('token')}; got {options}")
+    return _factory(host, "token", options.pop("name"), options)
+
+
+def _build_mixer(
+    entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
+) -> Mixer:
+    known = keywords(entry.build)
+    for option in given:
+        if option not in known:
+            raise ValueError(unknown(f"option of mixer {entry.name}", option, known))
+    chosen = {key: value for key, value in given.items() if value is not None}
+    check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
+    options = dict(first_match(entry.host_options, host))
+    if "hidden_ratio" in known:
+        options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
+    options |= {"grid": slot.grid} if "grid" in known else {}
+    options |= {"slot": slot} if "slot" in known else {}
+    options.update(chosen)
+    mixer = entry.build(slot.dim, **options)
+    if not isinstance(mixer, Mixer):
+        raise ValueError(
+            f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
+            "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
+        )
+    return mixer
+
+
+def _image_size(size: int | tuple[int, int] | None) -> tuple[int, int]:
+    height, width = (size or 224, size or 224) if isinstance(size, int | None) else size
+    if min(height, width) < 64:
+        raise ValueError(f"img_size must be at least 64 in both directions, got {(height, width)}")
+    return int(height), int(width)
