@@ -208,7 +208,7 @@ def test_gradients_of_ffnifieds_parameters(options):
         ({"kernel_size": 9, "branches": "strips"}, {"9x9", "5x5", "1x9", "9x1"}),
         ({"kernel_size": 3, "branches": "strips"}, {"3x3", "1x3", "3x1"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_branches_of_ffnified(options, kernels):
     memory = create_mixer("ffnified", 4, **options).memory

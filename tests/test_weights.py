@@ -74,7 +74,9 @@ def zeros(state_dict):
 
 @pytest.mark.parametrize(
     ("content", "suffix"),
-    [(c, "pth") for c in CONTENTS] + [(c, "safetensors") for c in BARE] + [("lightning", "ckpt")],
+    [(c, "pth") for c in CONTENTS]
+    + [(c, "safetensors") for c in sorted(BARE)]
+    + [("lightning", "ckpt")],
 )
 def test_containers_and_prefixes(content, suffix, tmp_path):
     inside = {
