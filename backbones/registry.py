@@ -8,6 +8,7 @@ only act that registers, so nothing can be forgotten.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OWN_FFN = "ffn"  # as a suffix it names the host's own FFN, so swin_t_ffn is swin_t
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart by identity
 class MixerEntry:
     """A registered mixer; see ``register_mixer`` for the fields."""
 
@@ -37,7 +38,7 @@ class MixerEntry:
     named_on: Collection[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart by identity
 class HostEntry:
     """A registered host; see ``register_host`` for the fields."""
 
@@ -159,18 +160,25 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
 
 def _table() -> dict[str, tuple[str, str | None]]:
     """Backbone name -> (host, the mixer in its name or None for a plain host)."""
-    table: dict[str, tuple[str, str | None]] = {host: (host, None) for host in _HOSTS}
-    for host, entry in _HOSTS.items():
-        for mixer in list_mixers():
-            name = f"{host}_{mixer}"
-            if mixer == OWN_FFN or not _is_named(entry, _MIXERS[mixer]) or _why_unfit(host, mixer):
+    return _table_of(tuple(_HOSTS.values()), tuple(_MIXERS.values()))
+
+
+@functools.lru_cache(maxsize=1)
+def _table_of(
+    hosts: tuple[HostEntry, ...], mixers: tuple[MixerEntry, ...]
+) -> dict[str, tuple[str, str | None]]:
+    table: dict[str, tuple[str, str | None]] = {host.name: (host.name, None) for host in hosts}
+    for host in hosts:
+        for mixer in sorted(mixers, key=lambda entry: entry.name):
+            name = f"{host.name}_{mixer.name}"
+            if mixer.name == OWN_FFN or not _is_named(host, mixer) or _why_unfit(host, mixer):
                 continue
             if name in table:
                 raise ValueError(
-                    f"two pairs are called {name!r}: {table[name]} and {(host, mixer)}"
+                    f"two pairs are called {name!r}: {table[name]} and {(host.name, mixer.name)}"
                 )
-            table[name] = (host, mixer)
-    order = {host: position for position, host in enumerate(_HOSTS)}
+            table[name] = (host.name, mixer.name)
+    order = {host.name: position for position, host in enumerate(hosts)}
     return dict(sorted(table.items(), key=lambda item: order[item[1][0]]))
 
 
@@ -199,21 +207,21 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
     return _HOSTS[host], mixer
 
 
-def _why_unfit(host: str, mixer: str) -> str:
+def _why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
     """Why a mixer cannot serve a host; empty if it can."""
-    reasons = _MIXERS[mixer].unfit_for.items()
-    return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host, pattern)), "")
+    reasons = mixer.unfit_for.items()
+    return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host.name, pattern)), "")
 
 
 def _refuse_unfit(name: str) -> None:
     """Refuse a pair that does not exist because its mixer cannot serve its host."""
-    hosts = [host for host, entry in _HOSTS.items() if "channel" in entry.slots]
+    hosts = [host for host in _HOSTS.values() if "channel" in host.slots]
     for host in hosts:
-        mixer = name.removeprefix(f"{host}_")
-        if mixer in list_mixers("channel") and _why_unfit(host, mixer):
-            fitting = [other for other in hosts if not _why_unfit(other, mixer)]
+        mixer = _MIXERS.get(name.removeprefix(f"{host.name}_"))
+        if mixer is not None and mixer.kind == "channel" and _why_unfit(host, mixer):
+            fitting = [other.name for other in hosts if not _why_unfit(other, mixer)]
             raise ValueError(
-                f"there is no {name}: {mixer} does not serve {host}, because "
+                f"there is no {name}: {mixer.name} does not serve {host.name}, because "
                 f"{_why_unfit(host, mixer)}; it serves {', '.join(fitting)}"
             )
 

@@ -57,6 +57,8 @@ def prepare(arguments: Sequence[str]) -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     from backbones import backbone_schema, list_backbones
 
+    # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
+    ConfigStore.__deepcopy__ = lambda self, memo: self
     for name in list_backbones():
         ConfigStore.instance().store(group="backbone", name=name, node=backbone_schema(name))
     # A rate given for a reference batch, scaled linearly to the batch in use.
