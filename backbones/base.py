@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +56,25 @@ class Backbone(nn.Module):
         """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
         raise NotImplementedError
 
+    def check_embeds(self) -> None:
+        """Refuse to embed where dense prediction has taken the final norm's place.
+
+        Raises:
+            ValueError: The backbone was built with dense=True.
+        """
+        if self.dense:
+            raise ValueError(
+                f"{self.name or type(self).__name__} was built with dense=True and has no "
+                "embedding of an image; build it with dense=False"
+            )
+
     def mixers(self) -> dict[str, Mixer]:
-        """Swapped-in mixers by the prefix of their state-dict keys."""
-        modules = self.named_modules()
-        return {f"{name}.": module for name, module in modules if isinstance(module, Mixer)}
+        """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
+        return {
+            f"{name}.": module
+            for name, module in self.named_modules()
+            if isinstance(module, Mixer) and module.replaced is not None
+        }
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.
@@ -77,10 +91,11 @@ class Mixer(nn.Module):
     Norm, residual, layer scale and drop path stay in the host's block.
 
     Attributes:
-        replaced: Keys and shapes of the host's module that stood in its place.
+        replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
+            that is the host's own.
     """
 
-    replaced: Mapping[str, torch.Size] = MappingProxyType({})
+    replaced: Mapping[str, torch.Size] | None = None
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
@@ -177,6 +192,11 @@ class HostConfig:
     dense: bool = False
     channel_mixer: MixerFactory | None = None
     token_mixer: MixerFactory | None = None
+
+    def grid(self, stride: int) -> tuple[int, int]:
+        """Size (H, W) of the map of a stride at the build resolution."""
+        height, width = self.img_size
+        return -(-height // stride), -(-width // stride)
 
 
 def hidden_width(dim: int, ratio: float) -> int:

@@ -43,11 +43,11 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from backbones.activations import BASES, Arb, Base, RPReLU, scaled_slopes
+from backbones.layers.activations import BASES, Arb, Base, RPReLU, scaled_slopes
+from backbones.layers.norms import scale_and_shift
 from backbones.lipschitz_search import Part, search, solve
 from backbones.mixers.ffn import FFN
 from backbones.mixers.iffn import IFFN
-from backbones.norms import scale_and_shift
 
 Method = Literal["auto", "sdp", "reduced"]
 Form = Literal["joint", "split"]

@@ -115,23 +115,27 @@ class LightAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def train(self, size: int) -> Transform:
-        """Shift, rotation and scale about the centre, flip, colour, normalisation, erasing."""
-        margin = max(round(self.shift * size), 1)
-        steps = [
-            self._resize(size),
-            transforms.Pad(margin, padding_mode="reflect"),
-            transforms.RandomAffine(
-                self.degrees,
-                scale=(self.scale[0], self.scale[1]),
-                interpolation=transforms.InterpolationMode.BILINEAR,
-            ),
-            transforms.RandomCrop(size),
-            transforms.RandomHorizontalFlip(self.flip),
-            transforms.ColorJitter(self.color_jitter, self.color_jitter, self.color_jitter),
-            transforms.ToTensor(),
-            transforms.Normalize(tuple(self.mean), tuple(self.std)),
-            transforms.RandomErasing(self.random_erasing),
-        ]
+        """Shift, rotation and scale about the centre, flip, colour, normalisation, erasing.
+
+        What has no strength is left out: on small images it would cost as much as training.
+        """
+        margin = round(self.shift * size)
+        scale = (self.scale[0], self.scale[1])
+        steps: list[Callable[..., Any]] = [self._resize(size)]
+        if margin:
+            steps.append(transforms.Pad(margin, padding_mode="reflect"))
+        if self.degrees or scale != (1, 1):
+            bilinear = transforms.InterpolationMode.BILINEAR
+            steps.append(transforms.RandomAffine(self.degrees, scale=scale, interpolation=bilinear))
+        if margin:
+            steps.append(transforms.RandomCrop(size))
+        if self.flip:
+            steps.append(transforms.RandomHorizontalFlip(self.flip))
+        if self.color_jitter:
+            steps.append(transforms.ColorJitter(*[self.color_jitter] * 3))
+        steps += [transforms.ToTensor(), transforms.Normalize(tuple(self.mean), tuple(self.std))]
+        if self.random_erasing:
+            steps.append(transforms.RandomErasing(self.random_erasing))
         return cast(Transform, transforms.Compose(steps))
 
     def eval(self, size: int) -> Transform:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from backbones.eval_cache import MAX_ENTRIES, EvalCache
+from backbones.layers.eval_cache import MAX_ENTRIES, EvalCache
 
 
 class Square(nn.Module):

@@ -13,14 +13,14 @@ from torch import nn
 from backbones import create_backbone, list_backbones
 from backbones.base import HostConfig, Mixer
 from backbones.complexity import count_macs, count_parameters
-from backbones.hosts.ffnet import FFNet
-from backbones.hosts.ffnet_names import (
+from backbones.hosts.ffnet.host import FFNet
+from backbones.hosts.ffnet.names import (
     convert_official_state_dict,
     official_names,
     to_official_state_dict,
 )
-from backbones.hosts.ffnet_parts import VARIANTS, Block, Variant
-from backbones.reparam import ConvBN, depthwise, fuse, is_fused
+from backbones.hosts.ffnet.parts import VARIANTS, Block, Variant
+from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
 from tests.references import ffnet as reference
@@ -422,7 +422,7 @@ def test_four_maps_at_any_size(name, dense, fused):
 def test_maps_are_contiguous_and_embedding_needs_classification(name):
     backbone = tiny(name, dense=True)
     assert all(x.is_contiguous() for x in backbone(images(65, 93)))
-    with pytest.raises(ValueError, match="use dense=False"):
+    with pytest.raises(ValueError, match="build it with dense=False"):
         backbone.embed(images(64, 64))
 
 

@@ -369,7 +369,7 @@ def test_embedding_has_the_promised_width(host):
     backbone = create_backbone(host)
     assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
     dense = create_backbone(host, dense=True)
-    with pytest.raises(ValueError, match="use dense=False"):
+    with pytest.raises(ValueError, match="build it with dense=False"):
         dense.embed(images(64, 64).float())
 
 

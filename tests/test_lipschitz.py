@@ -14,7 +14,7 @@ from timm.layers import Mlp
 from torch import nn
 
 from backbones import create_backbone, create_mixer
-from backbones.activations import BASES, Arb, Base, RPReLU
+from backbones.layers.activations import BASES, Arb, Base, RPReLU
 from backbones.lipschitz import GELU_TANH, lipschitz_bound, mixer_parts
 from backbones.lipschitz_search import Part, Reduced, search
 from tools import lipschitz as command

@@ -11,8 +11,9 @@ from timm.models.metaformer import Pooling
 from torch import nn
 
 from backbones import create_backbone, create_mixer
+from backbones.layers.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
 from backbones.metamixer import MetaMixer, ProjectedMemory, StaticMemory, apply
-from backbones.metamixer_instances import (
+from backbones.metamixer.instances import (
     as_is,
     convnext_block,
     feed_forward,
@@ -21,7 +22,6 @@ from backbones.metamixer_instances import (
     spatial_mlp,
     weighted_sum,
 )
-from backbones.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
 from tests.references import ffnet as reference
 
 SIZES = [(4, 6), (5, 3), (1, 7)]

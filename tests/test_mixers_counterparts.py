@@ -7,7 +7,7 @@ import torch
 
 from backbones import create_backbone, create_mixer, list_backbones
 from backbones.complexity import count_macs, count_parameters
-from backbones.grouped_linear import GroupedLinear
+from backbones.layers.grouped_linear import GroupedLinear
 from heads.linear import LinearClassifier
 from tests.references import counterparts as reference
 from tests.rows import SHAPES, published_rows

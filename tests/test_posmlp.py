@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from backbones import Slot, create_backbone, create_mixer
-from backbones.gated_mlp import GatedMLP
-from backbones.token_relations import LookupRelation, QuadraticRelation, TokenFC
-from backbones.windows import cut, mix_windows
+from backbones.layers.gated_mlp import GatedMLP
+from backbones.layers.token_relations import LookupRelation, QuadraticRelation, TokenFC
+from backbones.layers.windows import cut, mix_windows
 from tests.references import posmlp as reference
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from backbones import Mixer, create_backbone, create_mixer, list_backbones
 from backbones.base import HostConfig
 from backbones.complexity import count_macs, count_parameters
-from backbones.hosts.posmlp import PosMLP
+from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posgu import ggqpe, lrpe
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
@@ -301,7 +301,7 @@ def test_maps_have_the_promised_sizes(name, dense):
         for found, expected in zip(backbone(strided), maps, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     if dense:
-        with pytest.raises(ValueError, match="use dense=False"):
+        with pytest.raises(ValueError, match="build it with dense=False"):
             backbone.embed(x)
 
 

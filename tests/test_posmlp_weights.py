@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.base import HostConfig
-from backbones.hosts.posmlp import PosMLP
-from backbones.hosts.posmlp_names import from_authors, to_authors
+from backbones.hosts.posmlp.host import PosMLP
+from backbones.hosts.posmlp.names import from_authors, to_authors
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
 

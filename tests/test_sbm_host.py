@@ -12,8 +12,8 @@ from torch import nn
 from backbones import backbone_schema, create_backbone, mixer_options
 from backbones.base import HostConfig
 from backbones.complexity import count_macs, count_parameters
-from backbones.hosts.sbm import SBM
-from backbones.hosts.sbm_blocks import SBMBlock
+from backbones.hosts.sbm.host import SBM
+from backbones.hosts.sbm.parts import SBMBlock
 from backbones.layouts import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
 from backbones.weights import load_state_dict
@@ -109,7 +109,7 @@ def test_norms_of_maps_and_embedding_equal_the_equations():
     last = reference.network(images(70, 90), model.state_dict(), split=True)[-1]
     normed = reference.layer_norm(reference.nhwc(last), model.state_dict(), "norm")
     torch.testing.assert_close(model.embed(images(70, 90)), normed.mean((1, 2)))
-    with pytest.raises(ValueError, match="use dense=False"):
+    with pytest.raises(ValueError, match="build it with dense=False"):
         dense.embed(images(64, 64))
 
 

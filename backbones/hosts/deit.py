@@ -1,8 +1,6 @@
 """DeiT T/S/B on timm's network, at any image size, with a feature pyramid for dense prediction.
 
-Source: Touvron et al., "Training data-efficient image transformers", ICML 2021, Table 1;
-the pyramid: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection",
-ECCV 2022, Sec. 3 and Fig. 2 ("simple feature pyramid").
+Source: Touvron et al., "Training data-efficient image transformers", ICML 2021, Table 1.
 """
 
 from __future__ import annotations
@@ -12,18 +10,21 @@ import warnings
 from typing import cast
 
 import torch
-from timm.layers import LayerNorm2d, resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from backbones.base import Backbone, FeatureInfo, HostConfig, Slot, fill
+from backbones.layers.feature_pyramid import (
+    PYRAMID_CHANNELS,
+    PYRAMID_STRIDES,
+    SimpleFeaturePyramid,
+)
 from backbones.layouts import mix_tokens
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
 
 PATCH = 16
-PYRAMID_CHANNELS = 256
-PYRAMID_STRIDES = (4, 8, 16, 32)
 
 
 class DeiT(Backbone):
@@ -103,8 +104,7 @@ class DeiT(Backbone):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): the class token, or the mean, after the final norm."""
-        if self.dense:
-            raise ValueError("a DeiT built with dense=True has no class embedding; use dense=False")
+        self.check_embeds()
         tokens, _ = self._tokens(images)
         if self.cls_token is None:
             return cast("Tensor", self.norm(tokens).mean(dim=1))
@@ -168,56 +168,6 @@ class DeiTBlock(Block):
         x = x + self.drop_path1(self.ls1(y))
         y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)
         return cast("Tensor", x + self.drop_path2(self.ls2(y)))
-
-
-class SimpleFeaturePyramid(nn.Module):
-    """Four maps at strides 4, 8, 16, 32 from one at stride 16, each by its own few convolutions.
-
-    Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w),
-        (B, 256, ceil(h/2), ceil(w/2)).
-
-    Source: ViTDet, Sec. 3, with LayerNorm after each 1x1 and 3x3 convolution.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        half, quarter = dim // 2, dim // 4
-        self.scales = nn.ModuleList(
-            [
-                _level(quarter, _up(dim, half), LayerNorm2d(half), nn.GELU(), _up(half, quarter)),
-                _level(half, _up(dim, half)),
-                _level(dim),
-                _level(dim, nn.MaxPool2d(2, 2, ceil_mode=True)),
-            ]
-        )
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, C, h, w) -> four maps, fine to coarse."""
-        return [scale(x) for scale in self.scales]
-
-    def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:
-        """The maps of ``forward`` without the padding of the last patches.
-
-        Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
-        """
-        height, width = image_size
-        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
-        maps = self(x)
-        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
-
-
-def _up(in_channels: int, out_channels: int) -> nn.Module:
-    return nn.ConvTranspose2d(in_channels, out_channels, kernel_size=2, stride=2)
-
-
-def _level(channels: int, *resize: nn.Module) -> nn.Sequential:
-    return nn.Sequential(
-        *resize,
-        nn.Conv2d(channels, PYRAMID_CHANNELS, kernel_size=1, bias=False),
-        LayerNorm2d(PYRAMID_CHANNELS),
-        nn.Conv2d(PYRAMID_CHANNELS, PYRAMID_CHANNELS, kernel_size=3, padding=1, bias=False),
-        LayerNorm2d(PYRAMID_CHANNELS),
-    )
 
 
 def _build(variant: str, config: HostConfig, class_token: bool) -> DeiT:

@@ -18,17 +18,17 @@ from timm.models.mlp_mixer import MlpMixer, SpatialGatingUnit
 from torch import Tensor
 
 from backbones.base import Backbone, FeatureInfo, HostConfig, Slot, fill
-from backbones.hosts.deit import (
-    PATCH,
+from backbones.hosts.deit import PATCH
+from backbones.layers.feature_pyramid import (
     PYRAMID_CHANNELS,
     PYRAMID_STRIDES,
     SimpleFeaturePyramid,
 )
+from backbones.layers.token_relations import hide
+from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.layouts import to_nchw
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
-from backbones.token_relations import hide
-from backbones.windows import Pattern, corner_of_matrix, mix_windows
 
 WINDOW = 14
 HIDDEN_RATIO = 6.0
@@ -53,7 +53,7 @@ class GMLP(Backbone):
         else:
             self.norm = model.norm
             self.feature_info = (FeatureInfo(self.num_features, PATCH),)
-        grid = (-(-config.img_size[0] // PATCH), -(-config.img_size[1] // PATCH))
+        grid = config.grid(PATCH)
         for index, block in enumerate(self.blocks):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
             gate.__class__ = WindowedSpatialGatingUnit
@@ -76,10 +76,7 @@ class GMLP(Backbone):
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over all tokens."""
-        if self.dense:
-            raise ValueError(
-                "a gMLP built with dense=True has no pooled embedding; use dense=False"
-            )
+        self.check_embeds()
         return cast("Tensor", self.norm(self._map(images)).mean(dim=(1, 2)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

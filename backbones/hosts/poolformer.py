@@ -10,6 +10,7 @@ Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,41 +18,36 @@ import torch.nn.functional as F
 from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
+from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.layouts import mix_nchw
 from backbones.registry import register_host
+from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
 
 STEM_STRIDE = 4
 
 
-class PoolFormer(Backbone):
+class PoolFormer(StagedBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
-    classification_keys = ("norm.",)
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    channels_first = True
 
     def __init__(self, model: MetaFormer, config: HostConfig) -> None:
         super().__init__()
         self.stem = model.stem
         self.stages = model.stages
-        widths = [info["num_chs"] for info in model.feature_info]
-        self.feature_info = tuple(FeatureInfo(width, 4 * 2**i) for i, width in enumerate(widths))
-        self.num_features = widths[-1]
-        self.dense = config.dense
-        if config.dense:
-            for i, width in enumerate(widths):
-                self.add_module(f"norm{i}", nn.GroupNorm(1, width))
-        else:
-            # The 1e-6 of timm's head norm is not the authors'; PoolFormer's norms all have 1e-5.
-            self.norm = nn.GroupNorm(1, widths[-1])
+        # The 1e-6 of timm's head norm is not the authors'; PoolFormer's norms all have 1e-5.
+        self.set_maps(
+            config, [info["num_chs"] for info in model.feature_info], partial(nn.GroupNorm, 1)
+        )
+        if not config.dense:
             self.norm.load_state_dict(model.get_submodule("head.norm").state_dict())
         self._fill_slots(config)
 
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
-            grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
+            grid = config.grid(stride)
             for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
                 block.__class__ = PoolFormerBlock
                 slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
@@ -61,7 +57,7 @@ class PoolFormer(Backbone):
         swapped = any(isinstance(module, Mixer) for module in self.modules())
         self.memory_format = torch.channels_last if swapped else torch.contiguous_format
 
-    def _maps(self, images: Tensor) -> list[Tensor]:
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
         height, width = images.shape[-2:]
         images = F.pad(images, (0, -width % STEM_STRIDE, 0, -height % STEM_STRIDE))
@@ -71,21 +67,6 @@ class PoolFormer(Backbone):
             x = stage(x)
             maps.append(x)
         return maps
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
-        maps = self._maps(images)
-        if self.dense:
-            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(x.contiguous() for x in maps)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean."""
-        if self.dense:
-            raise ValueError(
-                "a PoolFormer built with dense=True has no pooled embedding; use dense=False"
-            )
-        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(2, 3)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (``network.N``, ``layer_scale_N``) and timm's."""

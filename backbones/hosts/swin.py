@@ -23,18 +23,18 @@ from timm.models.swin_transformer import (
     window_partition,
     window_reverse,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
-from backbones.layouts import to_nchw
+from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.registry import register_host
+from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
 
 Size = tuple[int, int]
 TABLE = "relative_position_bias_table"
 
 
-class Swin(Backbone):
+class Swin(StagedBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside.
 
     Classification follows the authors' classifier: an axis whose map is no longer than the window
@@ -43,21 +43,12 @@ class Swin(Backbone):
     both, where the detector would let padding attend.
     """
 
-    classification_keys = ("norm.",)
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
-
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
         self.layers = model.layers
-        widths = [info["num_chs"] for info in model.feature_info]
-        self.feature_info = tuple(FeatureInfo(width, 4 * 2**i) for i, width in enumerate(widths))
-        self.num_features = widths[-1]
-        self.dense = config.dense
-        if config.dense:
-            for i, width in enumerate(widths):
-                self.add_module(f"norm{i}", nn.LayerNorm(width))
-        else:
+        self.set_maps(config, [info["num_chs"] for info in model.feature_info])
+        if not config.dense:
             self.norm = model.norm
         self._fill_slots(config)
         self.no_weight_decay = frozenset(
@@ -66,8 +57,7 @@ class Swin(Backbone):
 
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(self.layers):
-            stride = self.feature_info[stage].stride
-            grid = (-(-config.img_size[0] // stride), -(-config.img_size[1] // stride))
+            grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
                 block.__class__ = SwinBlock
                 block.shift_single_window = config.dense
@@ -76,7 +66,7 @@ class Swin(Backbone):
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
-    def _maps(self, images: Tensor) -> list[Tensor]:
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
         x = self.patch_embed(images)
         maps = []
@@ -84,21 +74,6 @@ class Swin(Backbone):
             x = layer(x)
             maps.append(x)
         return maps
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
-        maps = self._maps(images)
-        if self.dense:
-            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(to_nchw(x).contiguous() for x in maps)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
-        if self.dense:
-            raise ValueError(
-                "a Swin built with dense=True has no pooled embedding; use dense=False"
-            )
-        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (downsampling at the end of a stage) and timm's."""

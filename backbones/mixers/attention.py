@@ -7,7 +7,7 @@ MetaMixer: FFNet, Fig. 1 and 8.
 from __future__ import annotations
 
 from backbones.metamixer import MetaMixer
-from backbones.metamixer_instances import self_attention
+from backbones.metamixer.instances import self_attention
 from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_mixer
 

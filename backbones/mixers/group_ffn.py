@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
-from backbones.grouped_linear import GroupedLinear
+from backbones.layers.grouped_linear import GroupedLinear
 from backbones.mixers.glu import activation, gate
 from backbones.registry import register_mixer
 

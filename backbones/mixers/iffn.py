@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.activations import Arb, Base, RPReLU, affine, gelu_
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import Arb, Base, RPReLU, affine, gelu_
+from backbones.layers.norms import can_merge, normalise, scale_and_shift
 from backbones.layouts import to_nchw, to_nhwc
-from backbones.norms import can_merge, normalise, scale_and_shift
 from backbones.registry import register_mixer
 
 ARBS = ("on", "off", "rprelu")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from backbones.activations import Base
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import Base
 from backbones.registry import register_mixer
 
 PERS = ("function", "element")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.reparam import as_kernel
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.registry import register_mixer
-from backbones.reparam import as_kernel
 
 
 @register_mixer("pooling", kind="token", source="PoolFormer, Eq. 4")

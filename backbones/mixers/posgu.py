@@ -2,9 +2,9 @@
 
     h = GELU(W1 x + b1),  u, v = halves of h,  y = W2 ((M u + b) * v) + b2
 
-with M over the tokens of a window (``backbones.token_relations`` has its kinds). The unit mixes
-tokens and channels in one branch; in a host with feed-forward networks it takes the token slot and
-the host's FFN stays.
+with M over the tokens of a window (``layers.token_relations`` has its kinds). The unit mixes tokens
+and channels in one branch; in a host with feed-forward networks it takes the token slot and the
+host's FFN stays.
 
 Source: Wang et al., PosMLP, MM 2022, Eq. 9 to 15, Fig. 1 to 3; Liu et al., gMLP, NeurIPS 2021. What
 the paper leaves open:
@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backbones.base import Slot
-from backbones.gated_mlp import GatedMLP, Structure
+from backbones.layers.gated_mlp import GatedMLP, Structure
+from backbones.layers.token_relations import Init, LookupRelation, QuadraticRelation, Sigma, TokenFC
 from backbones.registry import register_mixer
-from backbones.token_relations import Init, LookupRelation, QuadraticRelation, Sigma, TokenFC
 
 PerStage = int | Sequence[int]
 WHOLE_MODELS = ("posmlp_*", "gmlp_*")

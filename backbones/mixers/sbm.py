@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
-from backbones.eval_cache import EvalCache
+from backbones.layers.eval_cache import EvalCache
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.registry import register_mixer
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.grouped_linear import GroupedLinear
+from backbones.layers.grouped_linear import GroupedLinear
 from backbones.registry import register_mixer
 
 CCA = ("train", "always", "off")

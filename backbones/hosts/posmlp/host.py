@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, Self, cast
 
 import torch
@@ -19,22 +20,22 @@ import torch.nn.functional as F
 from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
-from backbones.gated_mlp import GatedMLP
-from backbones.hosts.posmlp_layers import EPS, ConvEmbed, LinearEmbed, Merge, Norm, downsample
-from backbones.hosts.posmlp_names import from_authors
+from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.hosts.posmlp.names import from_authors
+from backbones.hosts.posmlp.parts import EPS, ConvEmbed, LinearEmbed, Merge, Norm, downsample
+from backbones.layers.gated_mlp import GatedMLP
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.posgu import ggqpe
 from backbones.registry import register_host
+from backbones.staged import StagedBackbone, drop_path_rates
 
 DEPTHS = (2, 2, 18, 2)
 HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
-STRIDES = (4, 8, 16, 32)
 
 Embed = Literal["conv", "linear"]
 
 
-class PosMLP(Backbone):
+class PosMLP(StagedBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Args:
@@ -50,9 +51,6 @@ class PosMLP(Backbone):
         norm_eval: Whether BatchNorm keeps its statistics in training; None: if dense.
     """
 
-    classification_keys = ("norm.",)
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
-
     def __init__(
         self, width: int, config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
@@ -60,38 +58,26 @@ class PosMLP(Backbone):
     ) -> None:  # fmt: skip
         super().__init__()
         widths = [width * 2**stage for stage in range(4)]
-        self.feature_info = tuple(map(FeatureInfo, widths, STRIDES))
-        self.num_features = widths[-1]
-        self.dense = config.dense
+        self.set_maps(config, widths, partial(nn.LayerNorm, eps=EPS))
         self.norm_eval = config.dense if norm_eval is None else norm_eval
-        self.own_mixers = config.token_mixer is None
         self.patch_embed: nn.Module = (
             ConvEmbed(width, embed_norm) if embed == "conv" else LinearEmbed(width)
         )
-        grids = [tuple(-(-side // stride) for side in config.img_size) for stride in STRIDES]
+        grids = [config.grid(info.stride) for info in self.feature_info]
         self.pos_embed = nn.Parameter(torch.empty(1, width, *grids[0])) if position else None
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)
-        rates = torch.linspace(0, config.drop_path_rate, sum(DEPTHS), device="cpu").tolist()
+        rates = drop_path_rates(config.drop_path_rate, sum(DEPTHS))
         self.stages = nn.ModuleList()
         for stage, (dim, depth) in enumerate(zip(widths, DEPTHS, strict=True)):
             merging = downsample(dim // 2, merge, merge_norm) if stage else nn.Identity()
             blocks = []
             for index in range(depth):
-                ratio, grid = HIDDEN_RATIOS[stage], cast("tuple[int, int]", grids[stage])
-                slot = Slot(dim, ratio, grid, stage, index, dense=config.dense)
+                ratio = HIDDEN_RATIOS[stage]
+                slot = Slot(dim, ratio, grids[stage], stage, index, dense=config.dense)
                 blocks.append(Block(slot, config.token_mixer, rates.pop(0), drop))
             self.stages.append(Stage(merging, blocks))
-        if config.dense:
-            for stage, dim in enumerate(widths):
-                self.add_module(f"norm{stage}", nn.LayerNorm(dim, eps=EPS))
-        else:
-            self.norm = nn.LayerNorm(widths[-1], eps=EPS)
         self.train()  # a module begins in training mode, where BatchNorm may have to stay out
-
-    def mixers(self) -> dict[str, Mixer]:
-        """Swapped-in mixers by the prefix of their state-dict keys; PosMLP's own are none."""
-        return {} if self.own_mixers else super().mixers()
 
     def train(self, mode: bool = True) -> Self:
         """Switch the mode; BatchNorm stays in evaluation mode if its statistics are kept."""
@@ -102,7 +88,7 @@ class PosMLP(Backbone):
                     module.eval()
         return self
 
-    def _maps(self, images: Tensor) -> list[Tensor]:
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
         x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         if self.pos_embed is not None:
@@ -113,21 +99,6 @@ class PosMLP(Backbone):
             maps.append(x)
             x = to_nchw(x)
         return maps
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
-        maps = self._maps(images)
-        if self.dense:
-            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(to_nchw(x).contiguous() for x in maps)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
-        if self.dense:
-            raise ValueError(
-                "a PosMLP built with dense=True has no pooled embedding; use dense=False"
-            )
-        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, and tables made for other windows or image sizes."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.token_relations import LookupRelation, TokenRelation
+from backbones.layers.token_relations import LookupRelation, TokenRelation
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
-from backbones.eval_cache import EvalCache
-from backbones.windows import Pattern, corner_of_matrix, mix_windows, visible
+from backbones.layers.eval_cache import EvalCache
+from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]

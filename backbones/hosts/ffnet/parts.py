@@ -11,10 +11,10 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
+from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.layouts import mix_nchw, to_nchw, to_nhwc
-from backbones.metamixer_instances import convnext_block, convolutional
+from backbones.metamixer.instances import convnext_block, convolutional
 from backbones.mixers.ffnified import branch_kernels
-from backbones.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 
 STEM_WIDTH = 64
 

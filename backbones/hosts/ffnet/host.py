@@ -21,23 +21,23 @@ form for FFNet_seg. Drop path in the published training: 0.1, 0.15, 0.35, 0.4 fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot
-from backbones.hosts.ffnet_names import convert_official_state_dict, official_form
-from backbones.hosts.ffnet_parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.base import HostConfig, Slot
+from backbones.hosts.ffnet.names import convert_official_state_dict, official_form
+from backbones.hosts.ffnet.parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.layers.reparam import fuse, is_fused
 from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_host
-from backbones.reparam import fuse, is_fused
-
-STRIDES = (4, 8, 16, 32)
+from backbones.staged import StagedBackbone, drop_path_rates
 
 
-class FFNet(Backbone):
+class FFNet(StagedBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
 
     A channel mixer replaces W1 and W2, behind D, whose BatchNorm is its norm. A token mixer
@@ -53,40 +53,33 @@ class FFNet(Backbone):
     """
 
     classification_keys = ("norm.", "head.")
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    channels_first = True
 
     def __init__(self, variant: str, config: HostConfig, branches: bool = True) -> None:
         super().__init__()
-        self.variant, self.branches, self.dense = variant, branches, config.dense
+        self.variant, self.branches = variant, branches
         chosen = VARIANTS[variant]
-        self.feature_info = tuple(map(FeatureInfo, chosen.widths, STRIDES))
         self.stem = stem(chosen)
-        steps = max(1, sum(chosen.depths) - 1)
-        rates = [config.drop_path_rate * step / steps for step in range(steps + 1)]
+        rates = drop_path_rates(config.drop_path_rate, sum(chosen.depths))
         self.stages = nn.ModuleList()
         for stage, depth in enumerate(chosen.depths):
             self.stages.append(Stage(chosen, stage, rates[:depth], branches))
             rates = rates[depth:]
-        self._end(chosen)
+        self.set_maps(config, chosen.widths, self._norm(chosen, config))
+        if chosen.seg and not config.dense:
+            self.head, self.num_features = SegHead(self.num_features), SegHead.width
         reset_parameters(self)
         self._fill_slots(chosen, config)
 
-    def _end(self, variant: Variant) -> None:
-        """What follows the stages."""
-        last = variant.widths[-1]
-        self.num_features = SegHead.width if variant.seg and not self.dense else last
-        if self.dense and not variant.seg:
-            for i, width in enumerate(variant.widths):
-                self.add_module(f"norm{i}", LayerNorm2d(width))
-        elif not self.dense and variant.seg:
-            self.head = SegHead(last)
-        elif not self.dense:
-            self.norm = nn.BatchNorm2d(last)
+    @staticmethod
+    def _norm(variant: Variant, config: HostConfig) -> Callable[[int], nn.Module]:
+        if variant.seg:
+            return nn.Identity
+        return LayerNorm2d if config.dense else nn.BatchNorm2d
 
     def _fill_slots(self, variant: Variant, config: HostConfig) -> None:
-        height, width = config.img_size
         for stage, layer in enumerate(self.stages):
-            grid = (-(-height // STRIDES[stage]), -(-width // STRIDES[stage]))
+            grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Stage", layer).blocks):
                 slot = Slot(variant.widths[stage], variant.expansion, grid, stage, index)
                 cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
@@ -99,11 +92,7 @@ class FFNet(Backbone):
         """
         return fuse(self)
 
-    def mixers(self) -> dict[str, Mixer]:
-        """Swapped-in mixers by the prefix of their keys; FFNet's own ones are not among them."""
-        return {prefix: mixer for prefix, mixer in super().mixers().items() if mixer.replaced}
-
-    def _maps(self, images: Tensor) -> list[Tensor]:
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
         x = self.stem(images.contiguous(memory_format=torch.channels_last))
         maps = []
@@ -112,24 +101,15 @@ class FFNet(Backbone):
             maps.append(x)
         return maps
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
-        maps = self._maps(images)
-        if hasattr(self, "norm0"):
-            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(x.contiguous() for x in maps)
-
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean.
 
         FFNet_seg has its own two layers instead; see ``SegHead``.
         """
-        if self.dense:
-            raise ValueError(
-                "an FFNet built with dense=True has no pooled embedding; use dense=False"
-            )
-        x = self._maps(images)[-1]
-        return self.head(x) if hasattr(self, "head") else self.norm(x).mean(dim=(2, 3))
+        if not hasattr(self, "head"):
+            return super().embed(images)
+        self.check_embeds()
+        return cast("Tensor", self.head(self.stage_maps(images)[-1]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, and both forms of weights.

@@ -27,22 +27,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, Slot, fill
-from backbones.hosts.sbm_blocks import SBMBlock, Stem, downsampling
+from backbones.base import HostConfig, Slot, fill
+from backbones.hosts.sbm.parts import SBMBlock, Stem, downsampling
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
+from backbones.staged import StagedBackbone, drop_path_rates
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fit": {"x_width": 2, "pre_proj": False, "out_proj": False, "mlp_ratio": 5.0},
     "alt": {"x_width": 1, "pre_proj": True, "out_proj": True, "mlp_ratio": 4.0},
     "eq2": {"x_width": 1, "pre_proj": False, "out_proj": True, "mlp_ratio": 4.0},
 }
-STEM_STRIDE = 4
 
 
-class SBM(Backbone):
+class SBM(StagedBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``width`` and ``depths``.
 
     Args:
@@ -66,8 +66,6 @@ class SBM(Backbone):
         resample: How factors are brought to other maps.
     """
 
-    classification_keys = ("norm.",)
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
     width: int
     depths: tuple[int, ...]
 
@@ -107,13 +105,8 @@ class SBM(Backbone):
         }  # fmt: skip
 
         widths = [self.width * 2**stage for stage in range(len(self.depths))]
-        self.feature_info = tuple(FeatureInfo(d, STEM_STRIDE * 2**i) for i, d in enumerate(widths))
-        self.num_features = widths[-1]
-        self.dense = config.dense
-        grids = [
-            (math.ceil(config.img_size[0] / s.stride), math.ceil(config.img_size[1] / s.stride))
-            for s in self.feature_info
-        ]
+        self.set_maps(config, widths)
+        grids = [config.grid(info.stride) for info in self.feature_info]
         self.stem = Stem(self.width)
         self.pos_embed = None
         if pos == "ape":
@@ -122,33 +115,19 @@ class SBM(Backbone):
             self.no_weight_decay = frozenset({"pos_embed"})
         self.downsamples = nn.ModuleList(downsampling(d) for d in widths[:-1])
         num_encodings = num_cpe if pos == "cpe" else 0
-        last, index = max(1, sum(self.depths) - 1), 0
+        rates = drop_path_rates(config.drop_path_rate if shortcut else 0.0, sum(self.depths))
         self.stages = nn.ModuleList()
         for stage, (d, depth, grid) in enumerate(zip(widths, self.depths, grids, strict=True)):
             blocks = nn.ModuleList()
             for _ in range(depth):
-                rate = config.drop_path_rate * index / last if shortcut else 0.0
                 mixer = StarBilinearMapping(d, grid=grid, **options)
                 ffn = FFN(d, hidden_ratio=ratio, act="silu")
-                block = SBMBlock(mixer, ffn, rate, num_encodings, shortcut, block_norm)
+                block = SBMBlock(mixer, ffn, rates.pop(0), num_encodings, shortcut, block_norm)
                 slot = Slot(d, ratio, grid, stage, len(blocks), dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "mixer", config.token_mixer, slot)
                 blocks.append(block)
-                index += 1
             self.stages.append(blocks)
-        if config.dense:
-            for i, d in enumerate(widths):
-                self.add_module(f"norm{i}", nn.LayerNorm(d))
-        else:
-            self.norm = nn.LayerNorm(widths[-1])
-        slots = {".mlp.": config.channel_mixer, ".mixer.": config.token_mixer}
-        self._swapped = tuple(name for name, factory in slots.items() if factory)
-
-    def mixers(self) -> dict[str, Mixer]:
-        """Swapped-in mixers; the own FFNs and star mappings are none."""
-        found = super().mixers().items()
-        return {prefix: mixer for prefix, mixer in found if prefix.endswith(self._swapped)}
 
     def set_grid(self, grid: Size) -> None:
         """Store all tables that depend on the map for stage-1 maps of ``grid`` = (h, w) instead.
@@ -165,7 +144,7 @@ class SBM(Backbone):
         if self.pos_embed is not None:
             self.pos_embed = nn.Parameter(_resized(self.pos_embed.detach(), grid))
 
-    def _maps(self, images: Tensor) -> list[Tensor]:
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, d), before any norm."""
         x = to_nhwc(self.stem(images.contiguous(memory_format=torch.channels_last)))
         if self.pos_embed is not None:
@@ -178,21 +157,6 @@ class SBM(Backbone):
                 x = block(x)
             maps.append(x)
         return maps
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> four maps (B, C_i, ceil(H / s_i), ceil(W / s_i))."""
-        maps = self._maps(images)
-        if self.dense:
-            maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
-        return tuple(to_nchw(x).contiguous() for x in maps)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): LayerNorm, then the mean over the last map."""
-        if self.dense:
-            raise ValueError(
-                "an SBM built with dense=True has no pooled embedding; use dense=False"
-            )
-        return cast("Tensor", self.norm(self._maps(images)[-1]).mean(dim=(1, 2)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept a position map of another grid."""

@@ -16,8 +16,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from backbones.hosts.ffnet_parts import VARIANTS, Variant
-from backbones.reparam import Kernel, kernel_name
+from backbones.hosts.ffnet.parts import VARIANTS, Variant
+from backbones.layers.reparam import Kernel, kernel_name
 
 Form = Literal["train", "fused"]
 FORMS = ("train", "fused")

@@ -1,0 +1,1 @@
+"""Building blocks that hosts and mixers share."""

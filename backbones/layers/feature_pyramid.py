@@ -1,0 +1,65 @@
+"""Maps at four strides from the one map of a plain backbone.
+
+Source: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", ECCV 2022,
+Sec. 3 and Fig. 2 ("simple feature pyramid").
+"""
+
+from __future__ import annotations
+
+import math
+
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+
+PYRAMID_CHANNELS = 256
+PYRAMID_STRIDES = (4, 8, 16, 32)
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """Four maps at strides 4, 8, 16, 32 from one at stride 16, each by its own few convolutions.
+
+    Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w),
+        (B, 256, ceil(h/2), ceil(w/2)).
+
+    Source: ViTDet, Sec. 3, with LayerNorm after each 1x1 and 3x3 convolution.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        half, quarter = dim // 2, dim // 4
+        self.scales = nn.ModuleList(
+            [
+                _level(quarter, _up(dim, half), LayerNorm2d(half), nn.GELU(), _up(half, quarter)),
+                _level(half, _up(dim, half)),
+                _level(dim),
+                _level(dim, nn.MaxPool2d(2, 2, ceil_mode=True)),
+            ]
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(B, C, h, w) -> four maps, fine to coarse."""
+        return [scale(x) for scale in self.scales]
+
+    def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:
+        """The maps of ``forward`` without the padding of the last patches.
+
+        Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
+        """
+        height, width = image_size
+        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
+        maps = self(x)
+        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
+
+
+def _up(in_channels: int, out_channels: int) -> nn.Module:
+    return nn.ConvTranspose2d(in_channels, out_channels, kernel_size=2, stride=2)
+
+
+def _level(channels: int, *resize: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        *resize,
+        nn.Conv2d(channels, PYRAMID_CHANNELS, kernel_size=1, bias=False),
+        LayerNorm2d(PYRAMID_CHANNELS),
+        nn.Conv2d(PYRAMID_CHANNELS, PYRAMID_CHANNELS, kernel_size=3, padding=1, bias=False),
+        LayerNorm2d(PYRAMID_CHANNELS),
+    )
