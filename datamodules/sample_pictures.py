@@ -51,14 +51,14 @@ def write_image_folder(
 
 
 def one_digit(rng: np.random.Generator, source: Material, index: int, size: int) -> Image.Image:
-    """A digit of 75 to 92 % of the picture's height, near the middle of a photo crop."""
+    """A digit of 80 to 92 % of the picture's height in the middle of a photo crop, almost."""
     canvas = photo_crop(rng, source.photos, size)
-    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.75, 0.92)))
+    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.80, 0.92)))
     alpha = alpha[:, :size]
     height, width = alpha.shape
     top = int(rng.integers(size - height + 1))
     room = size - width
-    left = int(np.clip(room / 2 + rng.uniform(-0.1, 0.1) * size, 0, room))
+    left = int(np.clip(room / 2 + rng.uniform(-0.05, 0.05) * size, 0, room))
     colour = contrasting_colour(rng, canvas[top : top + height, left : left + width])
     paste(canvas, alpha, top, left, colour)
     return to_image(canvas)
