@@ -32,6 +32,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import statistics
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -256,4 +257,5 @@ def _tell(text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())

@@ -24,6 +24,7 @@ import difflib
 import functools
 import json
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -258,4 +259,5 @@ def _rounded(record: Record) -> Record:
 WRITERS = {"table": write_table, "json": write_json, "csv": write_csv}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())
