@@ -11,12 +11,15 @@ import sys
 import pytest
 import torch
 
-from backbones import list_backbones
-from tools import benchmark, timing
+from backbones import create_backbone, list_backbones
+from tools import benchmark, networks, timing, token_mixers
 from tools.complexity import COLUMNS
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
-KEYS = ["backbone", "step", "batch", "ms", "ratio", "ratio_p10", "ratio_p90", "paper_ratio"]
+RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
+KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio"]
+TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
+TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false", "format=json")
 
 
 def printed(capsys, *arguments):
@@ -41,10 +44,10 @@ def stub_networks(monkeypatch):
     built = []
 
     def build(network, options):
-        built.append(benchmark.label(network))
+        built.append(networks.label(network))
         return torch.nn.Conv2d(3, 2, 3)
 
-    monkeypatch.setattr(benchmark, "build", build)
+    monkeypatch.setattr(networks, "build", build)
     return built
 
 
@@ -97,7 +100,7 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
     monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
     options = {"compile": "true", "device": "cpu"}
     with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
-        models = [benchmark.build((width, {}), options) for width in (1, 2, 3, 4)]
+        models = [networks.build((width, {}), options) for width in (1, 2, 3, 4)]
         for model in (*models, *models):
             model(torch.ones(3, model.linear.in_features))
     assert len(graphs) == 4
@@ -139,10 +142,11 @@ def test_every_round_times_every_step_once_in_its_own_order():
 def test_ratio_is_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
     found = benchmark.record(
-        [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", 4
+        [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", "64x96", 4
     )
     assert found["backbone"] == "deit_t mixer.drop=0.5"
     assert (found["step"], found["batch"], found["paper_ratio"]) == ("training", 4, None)
+    assert found["image_size"] == "64x96"
     assert (found["ms"], found["ratio"]) == (5000, 2)
     assert (found["ratio_p10"], found["ratio_p90"]) == (2, pytest.approx(2.4))
 
@@ -179,7 +183,7 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
 
 
 def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
-    ratio, host = benchmark.paper_ratio, ("deit_t", {})
+    ratio, host = networks.paper_ratio, ("deit_t", {})
     # Table 1 says G = 2 of what is the default here; Table 7 has other groups.
     assert ratio(("deit_t_group_ffn", {}), host) == pytest.approx(13.1 / 11.4)
     assert ratio(("deit_t_group_ffn", {"mixer": {"groups": 4}}), host) == pytest.approx(15.5 / 11.4)
@@ -191,10 +195,89 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
     assert ratio(host, host) is None
 
 
+def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
+    sizes = ("image_size=64,64x96", "batch=1,2", "format=json", "rounds=2", "keep_memory=false")
+    records = json.loads(printed(capsys, "backbones", "backbone=deit_t", *sizes))
+    shown = [(record["image_size"], record["batch"]) for record in records]
+    assert shown == [("64x64", 1), ("64x64", 2), ("64x96", 1), ("64x96", 2)]
+    assert stub_networks == ["deit_t", "deit_t"]  # built once for all sizes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "built"),
+    [
+        (["compare=ffnet"], [name + form for name in ("ffnet_1", "ffnet_2")
+                             for form in ("", "", " fused=True")]),
+        (["compare=ffnet", "backbone=ffnet_3"], ["ffnet_3", "ffnet_3", "ffnet_3 fused=True"]),
+        (["compare=posmlp"], ["posmlp_t token_mixer.name=ggqpe token_mixer.cache=False"] * 2
+         + ["posmlp_t"]),
+        (["compare=sbm", "backbone=sbm_s"], ["sbm_s token_mixer.name=attention"] * 2 + ["sbm_s"]),
+    ],
+    ids=lambda value: value[0],
+)  # fmt: skip
+def test_ready_comparisons(capsys, stub_networks, arguments, built):
+    records = json.loads(printed(capsys, "backbones", *arguments, "format=json", *TINY))
+    assert stub_networks == built
+    shown = [name for index, name in enumerate(built) if index % 3]
+    assert [record["backbone"] for record in records] == shown
+
+
+@pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
+def test_both_forms_of_a_comparison_are_what_they_are_called(name):
+    (_, one, other), *_ = networks.comparison_runs(name, "")
+    with torch.device("meta"):
+        models = [create_backbone(network, **options) for network, options in (one, other)]
+    shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]
+    # PosMLP's forms differ in what is kept between passes only, the others in their parameters.
+    assert (shapes[0] == shapes[1]) == (name == "posmlp")
+
+
+def test_token_mixers_over_maps(capsys):
+    arguments = ("grid=4,4x6", "mixer=sbm rank=2,attention,pooling", "batch=1,2", "train=true")
+    records = json.loads(printed(capsys, "tokens", *arguments, *TINY_MAPS))
+    assert [list(record) for record in records] == [TOKEN_KEYS] * 24
+    names = ["sbm rank=2", "attention", "pooling"]
+    shown = [(record["mixer"], record["grid"]) for record in records[:6]]
+    assert shown == [(name, grid) for name in names for grid in ("4x4", "4x6")]
+    assert {(record["batch"], record["step"]) for record in records} == {
+        (batch, step) for batch in (1, 2) for step in ("forward", "training")
+    }
+    assert all(record["growth"] == 1 for record in records if record["grid"] == "4x4")
+
+
+@pytest.mark.parametrize(
+    ("typed", "baseline"),
+    [
+        ({"mixer": "sbm,attention", "baseline": ""}, ("attention", {})),
+        ({"mixer": "sbm,pooling", "baseline": ""}, ("sbm", {})),
+        ({"mixer": "sbm", "baseline": "attention num_heads=1"}, ("attention", {"num_heads": 1})),
+    ],
+)
+def test_baseline_of_token_mixers(typed, baseline):
+    first, *others = token_mixers.mixer_list(typed)
+    assert first == baseline
+    assert [name for name, _ in others] == typed["mixer"].split(",")
+
+
+def test_cost_per_token_is_taken_round_by_round():
+    grids = [(2, 2), (4, 4)]
+    baseline = [[1.0, 1.0, 1.0], [16.0, 16.0, 16.0]]
+    linear = [[2.0, 4.0, 8.0], [8.0, 16.0, 32.0]]
+    table = [[base, own] for base, own in zip(baseline, linear, strict=True)]
+    mixers = [("attention", {}), ("sbm", {})]
+    small, large = token_mixers.table_records(mixers, grids, table, "forward", batch=2)
+    assert (small["ratio"], large["ratio"]) == (4, 1)
+    assert (small["growth"], large["growth"]) == (1, 1)
+    assert small["us_per_token"] == large["us_per_token"] == pytest.approx(4 / 4 / 2 * 1e6)
+    quadratic = [[base, base] for base in baseline]
+    *_, large = token_mixers.table_records(mixers, grids, quadratic, "forward", batch=1)
+    assert large["growth"] == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mixer"], "say first what to time: mixers or backbones"),
+        (["mixer"], "say first what to time: mixers, backbones, tokens"),
         (["host=deit_t"], "say first what to time"),
         (["mixers", "hosts=deit_t"], "did you mean host=?"),
         (["mixers", "backbone=deit_t"], "arguments are key=value, with the keys host, mixer, "),
@@ -203,7 +286,20 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
         (["mixers", "host=deit_t_afbo"], "no host called 'deit_t_afbo'"),
         (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo"),
         (["mixers", "host=deit_t", "mixer=scheme_12"], "scheme_12 does not serve deit_t, because"),
-        (["backbones"], "say which: backbone=NAME,NAME"),
+        (["backbones"], "say which: backbone=NAME,NAME, or one of compare=ffnet, posmlp, sbm"),
+        (["backbones", "compare=gmlp"], "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
+        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare has its own baseline"),
+        (["backbones", "compare=ffnet", "backbone=swin_t"], "no option of swin_t called 'fused"),
+        (["backbones", "backbone=deit_t", "image_size=224,"], "image_size must be 224 or 800x1280"),
+        (["tokens", "host=deit_t"], "with the keys mixer, baseline, dim, grid, "),
+        (["tokens", "mixer=sbmm"], "did you mean sbm"),
+        (["tokens", "mixer=afbo"], "afbo"),
+        (["tokens", "mixer=sbm rnk=3"], "no option of sbm called 'rnk=3'; did you mean rank"),
+        (["tokens", "mixer=sbm rank=0"], "rank"),
+        (["tokens", "mixer=sbm", "baseline=x"], "'x'"),
+        (["tokens", "grid=14,x"], "grid must be 14 or 14x28, or several with commas; got 'x'"),
+        (["tokens", "dim=0"], "dim must be a whole number from 1 up; got '0'"),
+        (["tokens", "image_size=224"], "cannot use 'image_size=224'"),
         (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
         (["backbones", "backbone=deit_t", "baseline=swin"], "no backbone called 'swin'"),
         (["backbones", "backbone=deit_t mixer"], "no option of deit_t called 'mixer'"),

@@ -17,7 +17,6 @@ from backbones import (
     registry,
 )
 from backbones.complexity import count_macs, count_parameters
-from backbones.mixers import iffn as ours
 from backbones.mixers.ffn import FFN
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
@@ -159,7 +158,8 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
     with torch.no_grad():
         whole = mixer(x)
         images = []
-        monkeypatch.setattr(ours, "CACHE_BYTES", 2 * 4 * 5 * 32 * 8 // torch.get_num_threads())
+        cut = 2 * 4 * 5 * 32 * 8 // torch.get_num_threads()
+        monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", cut)
         plain = mixer._mix
         monkeypatch.setattr(mixer, "_mix", lambda x: images.append(len(x)) or plain(x))
         torch.testing.assert_close(mixer(x), whole, **EXACT)

@@ -24,6 +24,7 @@ import difflib
 import functools
 import json
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,9 +77,8 @@ def parse(
             )
         options[key] = value
     for key, valid in choices.items():
-        if options[key] and options[key] not in valid:
+        if options.get(key) and options[key] not in valid:
             raise ValueError(f"{key} must be one of {', '.join(valid)}; got {options[key]!r}")
-    image_size(options["image_size"])
     return options
 
 
@@ -94,6 +94,7 @@ def image_size(text: str, usual: int = 224) -> tuple[int, int]:
 
 def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:
     """Count what the options ask for; one record per backbone, or per row of the paper."""
+    image_size(options["image_size"])  # to be refused before anything is built
     names = select(options["backbone"])
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
@@ -181,15 +182,21 @@ COLUMNS = {
     "verdict": ("verdict", "{}"),
     "note": ("note", "{}"),
     # of benchmark.py
+    "mixer": ("mixer", "{}"),
     "step": ("step", "{}"),
+    "image_size": ("image", "{}"),
+    "grid": ("grid", "{}"),
     "batch": ("batch", "{}"),
     "ms": ("ms", "{:.1f}"),
     "ratio": ("ratio", "{:.3f}"),
     "ratio_p10": ("10 %", "{:.3f}"),
     "ratio_p90": ("90 %", "{:.3f}"),
     "paper_ratio": ("paper", "{:.3f}"),
+    "us_per_token": ("us/token", "{:.3f}"),
+    "growth": ("growth", "{:.2f}"),
 }
-WORDS = ("backbone", "verdict", "note", "step")  # set flush left
+WORDS = ("backbone", "mixer", "verdict", "note", "step")  # set flush left
+NAMES = ("backbone", "mixer")
 
 
 def write_table(records: Sequence[Record]) -> None:
@@ -218,7 +225,7 @@ def write_rich_table(records: Sequence[Record]) -> None:
     for key in _shown(records[0]):
         flush = "left" if key in WORDS else "right"
         # On a narrow terminal names are folded, figures never.
-        table.add_column(COLUMNS[key][0], justify=flush, overflow="fold", no_wrap=key != "backbone")
+        table.add_column(COLUMNS[key][0], justify=flush, overflow="fold", no_wrap=key not in NAMES)
     for record in records:
         number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
         table.add_row(*_cells(record | number))
@@ -258,4 +265,5 @@ def _rounded(record: Record) -> Record:
 WRITERS = {"table": write_table, "json": write_json, "csv": write_csv}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())

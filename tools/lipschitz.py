@@ -24,6 +24,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -140,4 +141,5 @@ def write_table(records: Iterator[Record]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import random
+import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,28 @@ WARM_UP = 3
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 Step = Callable[[], None]
+
+
+def prepare(options: Mapping[str, str]) -> torch.dtype:
+    """Set up the process as the options say, tell what was set, and give the dtype.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+    if options["device"] == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device=cuda needs a GPU that torch can use, and there is none here; pass device=cpu"
+        )
+    if options["threads"]:
+        torch.set_num_threads(number("threads", options["threads"]))
+    kept = options["keep_memory"] == "true" and keep_freed_memory()
+    device = torch.cuda.get_device_name() if options["device"] == "cuda" else "cpu"
+    tell(
+        f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
+        f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}"
+    )
+    dtype: torch.dtype = getattr(torch, options["dtype"])
+    return dtype
 
 
 def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -> Step:
@@ -59,6 +82,17 @@ def interleave(steps: Sequence[Step], rounds: int, device: str) -> list[list[flo
     return seconds
 
 
+def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+    """Time over the baseline's in the same round: the median, a tenth and nine tenths of it."""
+    ratios = [one / base for one, base in zip(seconds, baseline, strict=True)]
+    tenths = statistics.quantiles(ratios, n=10, method="inclusive")
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_p10": tenths[0],
+        "ratio_p90": tenths[-1],
+    }
+
+
 def _cpu_seconds(step: Step) -> float:
     """Wall time of one step."""
     start = time.perf_counter()
@@ -81,3 +115,19 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory for the next allocation; whether there is a glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def number(key: str, text: str, least: int = 1) -> int:
+    """A whole number out of an option.
+
+    Raises:
+        ValueError: It is none, or below ``least``.
+    """
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"{key} must be a whole number from {least} up; got {text!r}")
+    return int(text)
+
+
+def tell(text: str) -> None:
+    """A line beside the results, which go to standard output."""
+    print(f"benchmark.py: {text}", file=sys.stderr)

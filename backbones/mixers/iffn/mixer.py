@@ -1,42 +1,20 @@
-"""IFFN: half the hidden layer, read by several activations with learned coefficients.
-
-    z = W1 x + b1,  t = BN(concat_i AGeLU_i(z)),  y = BN(W2 GELU(BN(DW(t))) + b2)
-
-Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 3 to 6, Sec. 4.3 and Fig. 4. The authors published no code. What the paper
-leaves open:
-
-* Batch norms after the concatenation and after W2 are not in the text. Without them no parameter
-  count of Table 1 is met, with them all 11 rows of DeiT, Swin and PoolFormer are, in parameters
-  and in multiply-adds. CMT's inverted residual FFN (Guo et al., CVPR 2022), which the paper cites,
-  has them in these places. They make theta and the size of beta redundant in training.
-* The counts are those of a DeiT without class token, pooled by a mean (Table 1: 73.66 M and 14.92 G
-  for DeiT-B, 73.67 M and 14.99 G with the token). So the mixers of this file build DeiT that way;
-  with ``class_token=true`` the token passes everything but the depthwise block.
-* CMT adds the convolution's input to its output and puts the batch norm after the GELU, Sec. 4.3
-  says "DW Conv with BN and GeLU"; see ``dw_residual`` and ``dw_order``.
-* Nothing is said of initialisation, see ``reset_parameters`` and ``init``.
-
-Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
-"""
+"""Several activations of one narrow hidden layer, with learned coefficients: Eq. 5 and Fig. 4."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.layers.activations import Arb, Base, RPReLU, affine, gelu_
+from backbones.layers.activations import Arb, Base, RPReLU, affine
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.iffn.depthwise import DW_ORDERS, DepthwiseBlock
 from backbones.registry import register_mixer
 
 ARBS = ("on", "off", "rprelu")
 INITS = ("ones", "mirror")
-DW_ORDERS = ("bn_act", "act_bn")
 CACHE_BYTES = 2**22  # of the hidden map per thread
 NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 
@@ -202,62 +180,6 @@ class IFFN(Mixer):
         return self.drop(normalise(y, self.bn_out))
 
 
-class DepthwiseBlock(nn.Module):
-    """GELU(BN(DW(t))), zeros around the map.
-
-    Args:
-        channels: h.
-        kernel_size: k, odd.
-        residual: BN of DW(t) + t.
-        order: "bn_act", or "act_bn" for BN(GELU(DW(t))).
-
-    Shape: (B, H, W, h) -> (B, H, W, h). Parameters: h k^2 + 3 h.
-
-    Source: IFFN (ICML 2024), Sec. 4.3, "DW Conv with BN and GeLU".
-    """
-
-    def __init__(
-        self, channels: int, kernel_size: int, residual: bool = False, order: str = "bn_act"
-    ) -> None:
-        super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
-        self.residual, self.order = residual, order
-        self.conv = nn.Conv2d(
-            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels
-        )
-        self.bn = nn.BatchNorm1d(channels)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal of variance 2 / k^2 and zero biases: He's rule for the fan out of a channel."""
-        nn.init.normal_(self.conv.weight, std=(2 / self.conv.kernel_size[0] ** 2) ** 0.5)
-        nn.init.zeros_(cast("Tensor", self.conv.bias))
-
-    def forward(self, t: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, h)."""
-        if self.order == "bn_act" and can_merge(t, self.bn):
-            return gelu_(self._convolve_and_normalise(t))
-        u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
-        if self.residual:
-            u = u + t
-        if self.order == "bn_act":
-            return F.gelu(normalise(u, self.bn))
-        return normalise(F.gelu(u), self.bn)
-
-    def _convolve_and_normalise(self, t: Tensor) -> Tensor:
-        """BN(DW(t) [+ t]) in evaluation, as one convolution."""
-        scale, shift = scale_and_shift(self.bn, t)
-        kernel, centre = self.conv.weight, self.conv.kernel_size[0] // 2
-        if self.residual:
-            kernel = kernel.clone()
-            kernel[:, :, centre, centre] += 1
-        kernel = kernel * scale[:, None, None, None]
-        bias = affine(cast("Tensor", self.conv.bias), scale, shift)
-        channels = len(kernel)
-        return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))
-
-
 def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:
     base = Base(width, act)  # refuses an unknown name
     if arb == "rprelu":
@@ -272,51 +194,3 @@ def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
 def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
-
-
-@register_mixer(
-    "affn",
-    kind="channel",
-    source="IFFN (ICML 2024), Eq. 5; Table 2, row 'w/ channel'",
-    host_defaults=NO_CLASS_TOKEN,
-    published_on=("deit_t",),
-)
-def affn(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    n_branches: int = 2,
-    act: str = "gelu",
-    arb: str | bool = "on",
-    init: str = "ones",
-    drop: float = 0.0,
-    bn_mid: bool = True,
-    bn_out: bool = True,
-) -> IFFN:
-    """IFFN without its depthwise block, each token by itself."""
-    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
-    return IFFN(dim, spatial=False, **options)
-
-
-@register_mixer(
-    "iffn_spatial",
-    kind="channel",
-    source="IFFN (ICML 2024), Sec. 4.3; Table 2, row 'w/ spatial'",
-    host_defaults=NO_CLASS_TOKEN,
-    published_on=("deit_t",),
-)
-def iffn_spatial(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    act: str = "gelu",
-    kernel_size: int = 3,
-    dw_residual: bool = False,
-    dw_order: str = "bn_act",
-    drop: float = 0.0,
-    bn_mid: bool = False,
-    bn_out: bool = False,
-) -> IFFN:
-    """An FFN of full width with IFFN's depthwise block after its activation."""
-    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
-    return IFFN(dim, channel=False, **options)

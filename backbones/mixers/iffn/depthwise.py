@@ -1,0 +1,70 @@
+"""The depthwise block between IFFN's two linear layers: Sec. 4.3 and Table 6."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers.activations import affine, gelu_
+from backbones.layers.norms import can_merge, normalise, scale_and_shift
+from backbones.layouts import to_nchw, to_nhwc
+
+DW_ORDERS = ("bn_act", "act_bn")
+
+
+class DepthwiseBlock(nn.Module):
+    """GELU(BN(DW(t))), zeros around the map.
+
+    Args:
+        channels: h.
+        kernel_size: k, odd.
+        residual: BN of DW(t) + t.
+        order: "bn_act", or "act_bn" for BN(GELU(DW(t))).
+
+    Shape: (B, H, W, h) -> (B, H, W, h). Parameters: h k^2 + 3 h.
+
+    Source: IFFN (ICML 2024), Sec. 4.3, "DW Conv with BN and GeLU".
+    """
+
+    def __init__(
+        self, channels: int, kernel_size: int, residual: bool = False, order: str = "bn_act"
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        self.residual, self.order = residual, order
+        self.conv = nn.Conv2d(
+            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels
+        )
+        self.bn = nn.BatchNorm1d(channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of variance 2 / k^2 and zero biases: He's rule for the fan out of a channel."""
+        nn.init.normal_(self.conv.weight, std=(2 / self.conv.kernel_size[0] ** 2) ** 0.5)
+        nn.init.zeros_(cast("Tensor", self.conv.bias))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """(B, H, W, h) -> (B, H, W, h)."""
+        if self.order == "bn_act" and can_merge(t, self.bn):
+            return gelu_(self._convolve_and_normalise(t))
+        u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
+        if self.residual:
+            u = u + t
+        if self.order == "bn_act":
+            return F.gelu(normalise(u, self.bn))
+        return normalise(F.gelu(u), self.bn)
+
+    def _convolve_and_normalise(self, t: Tensor) -> Tensor:
+        """BN(DW(t) [+ t]) in evaluation, as one convolution."""
+        scale, shift = scale_and_shift(self.bn, t)
+        kernel, centre = self.conv.weight, self.conv.kernel_size[0] // 2
+        if self.residual:
+            kernel = kernel.clone()
+            kernel[:, :, centre, centre] += 1
+        kernel = kernel * scale[:, None, None, None]
+        bias = affine(cast("Tensor", self.conv.bias), scale, shift)
+        channels = len(kernel)
+        return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))
