@@ -35,12 +35,14 @@ class BaseDataModule(LightningDataModule):
     Attributes:
         class_names: Names of the classes, in label order; known after ``setup``.
         layout: What the folder must look like, for error messages.
+        repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
         example: The command-line options that select this dataset, for error messages.
     """
 
     layout: ClassVar[str] = ""
     example: ClassVar[str] = ""
     class_names: tuple[str, ...] = ()
+    repeated_augmentation: int = 1
 
     def __init__(
         self,
@@ -110,7 +112,13 @@ class BaseDataModule(LightningDataModule):
         """Shuffled training batches; an incomplete one is left out unless it is the only one."""
         dataset = self.dataset("train")
         rank, world_size = process_group()
-        sampler = EpochSampler(len(dataset), self.seed, rank=rank, world_size=world_size)
+        sampler = EpochSampler(
+            len(dataset),
+            self.seed,
+            repeats=self.repeated_augmentation,
+            rank=rank,
+            world_size=world_size,
+        )
         epoch, batches = self._resume_at
         sampler.set_epoch(epoch)
         sampler.set_offset(batches * self.batch_size)

@@ -63,6 +63,8 @@ class ClassificationDataModule(BaseDataModule):
         root: Folder of the dataset.
         image_size: Side of the images.
         augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
+        repeated_augmentation: How often a training image comes in a row, augmented anew each time;
+            an epoch then sees this part of the images. DeiT has 3.
         batch_size: Samples per training batch and process.
         **options: Of ``BaseDataModule``.
     """
@@ -73,11 +75,13 @@ class ClassificationDataModule(BaseDataModule):
         *,
         image_size: int = 224,
         augmentation: Augmentation | None = None,
+        repeated_augmentation: int = 1,
         batch_size: int = 128,
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
         self.image_size = at_least("image_size", image_size, 1)
+        self.repeated_augmentation = at_least("repeated_augmentation", repeated_augmentation, 1)
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
 
     def setup(self, stage: str | None = None) -> None:

@@ -28,10 +28,16 @@ class EpochSampler(Sampler[Key]):
     All ranks get equally many samples: the uneven tail is left out, or, where there are fewer
     samples than ranks, the permutation wraps around.
 
+    With ``repeats`` each sample comes several times in a row, on as many ranks if there are, each
+    time augmented anew, and the epoch ends when as many samples have come as there are: repeated
+    augmentation (Hoffer et al., "Augment your batch", CVPR 2020), in DeiT's form. The number that
+    comes instead of the epoch is then another one for each repetition.
+
     Args:
         length: Samples in the dataset.
         seed: Decides all permutations.
         shuffle: False keeps the dataset's order.
+        repeats: How often each sample comes.
         rank: This process.
         world_size: Number of processes.
     """
@@ -42,10 +48,11 @@ class EpochSampler(Sampler[Key]):
         seed: int = 0,
         *,
         shuffle: bool = True,
+        repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.length, self.seed, self.shuffle = length, seed, shuffle
+        self.length, self.seed, self.shuffle, self.repeats = length, seed, shuffle, repeats
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self._offset = 0
@@ -67,9 +74,13 @@ class EpochSampler(Sampler[Key]):
         offset, self._offset = self._offset, 0
         generator = np.random.default_rng([self.seed, self.epoch])
         order = generator.permutation(self.length) if self.shuffle else np.arange(self.length)
-        mine = np.resize(order, len(self) * self.world_size)[self.rank :: self.world_size]
-        epoch = self.epoch
-        return ((epoch, int(index)) for index in mine[offset:])
+        total = len(self) * self.world_size
+        places = range(self.rank, total, self.world_size)[offset:]
+        first, repeats = self.epoch * self.repeats, self.repeats
+        return (
+            (first + place % repeats, int(order[place // repeats % self.length]))
+            for place in places
+        )
 
 
 class EvalSampler(Sampler[Key]):

@@ -40,10 +40,13 @@ class PaperAugmentation:
     Attributes:
         auto_augment: timm's name of a policy; None uses ``color_jitter`` instead.
         random_erasing: Probability of filling a rectangle with noise.
-        color_jitter: Strength of brightness, contrast and saturation changes without a policy.
+        color_jitter: Strength of brightness, contrast and saturation changes without a policy,
+            which takes their place, as in the papers' code.
         flip: Probability of a horizontal flip.
         crop_scale: Smallest and largest share of the image in a random crop.
+        crop_ratio: Smallest and largest width over height of a random crop.
         interpolation: Of resizing, in training and evaluation.
+        train_interpolation: Another one for training; "random" draws bilinear or bicubic each time.
         crop_pct: Share of the resized image's side that evaluation sees.
         mean: Of the channels, subtracted.
         std: Of the channels, divided by.
@@ -54,7 +57,9 @@ class PaperAugmentation:
     color_jitter: float = 0.4
     flip: float = 0.5
     crop_scale: Sequence[float] = (0.08, 1.0)
+    crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
     interpolation: str = "bicubic"
+    train_interpolation: str | None = None
     crop_pct: float = 0.9
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
     std: Sequence[float] = IMAGENET_DEFAULT_STD
@@ -65,10 +70,11 @@ class PaperAugmentation:
             input_size=size,
             is_training=True,
             scale=(self.crop_scale[0], self.crop_scale[1]),
+            ratio=(self.crop_ratio[0], self.crop_ratio[1]),
             hflip=self.flip,
             color_jitter=self.color_jitter,
             auto_augment=self.auto_augment,
-            interpolation=self.interpolation,
+            interpolation=self.train_interpolation or self.interpolation,
             mean=tuple(self.mean),
             std=tuple(self.std),
             re_prob=self.random_erasing,

@@ -9,12 +9,15 @@ from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from backbones.options import check_arguments
 from backbones.weights import read_tensors
+from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 Batch = dict[str, Any]
@@ -38,6 +41,9 @@ class BaseTask(LightningModule):
         class_names: Names of the classes, in label order.
         optimizer: ``name`` ("adamw" or "sgd"), ``lr``, ``weight_decay`` and torch's own options.
         schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
+        ema: Options of ``WeightAverage``, such as ``decay``, or None. With it the average is what
+            validation and tests see and what loading a checkpoint gives; training goes on from the
+            weights themselves.
 
     Attributes:
         monitor: The metric, higher is better, that chooses the best checkpoint.
@@ -56,6 +62,7 @@ class BaseTask(LightningModule):
         *,
         optimizer: Mapping[str, Any],
         schedule: Mapping[str, Any],
+        ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model: Any = model
@@ -65,7 +72,9 @@ class BaseTask(LightningModule):
         self._exempt = without_decay(model)
         # Bad options are to be refused here, not when everything else is up and running.
         build_optimizer(model, self._exempt, **self.optimizer_options)
-        learning_rate_factor(1, 1, **self.schedule_options)
+        learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
+        check_arguments(WeightAverage, ema or {}, "task.ema")
+        self.average = None if ema is None else WeightAverage(**ema)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that moves at every step."""
@@ -74,7 +83,12 @@ class BaseTask(LightningModule):
             # On a CPU torch loops over the parameters unless asked, which takes three times as
             # long. Lightning clips no gradients of a fused optimiser in mixed precision.
             options["fused"] = self.device.type == "cpu" and self.trainer.precision == "32-true"
-        optimizer = build_optimizer(self.model, self._exempt, **options)
+        if self.average is not None and isinstance(self.trainer.strategy, FSDPStrategy):
+            raise ValueError(
+                "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
+            )
+        batch = self._images_per_step() if options.get("reference_batch") else None
+        optimizer = build_optimizer(self.model, self._exempt, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
         batches, accumulated = (
@@ -82,13 +96,27 @@ class BaseTask(LightningModule):
             self.trainer.accumulate_grad_batches,
         )
         factor = learning_rate_factor(
-            steps, math.ceil(batches / accumulated), **self.schedule_options
+            steps,
+            math.ceil(batches / accumulated),
+            optimizer.param_groups[0]["lr"],
+            **self.schedule_options,
         )
         scheduler = LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def _images_per_step(self) -> int:
+        trainer: Any = self.trainer
+        images = trainer.datamodule.batch_size * trainer.world_size
+        return int(images * trainer.accumulate_grad_batches)
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        """A step of the optimiser, then one of the average: before anything is saved."""
+        super().optimizer_step(*args, **options)
+        if self.average is not None:
+            self.average.update(self.model)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
@@ -111,24 +139,43 @@ class BaseTask(LightningModule):
         self.update_metrics(batch, self.model.predict(batch))
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last epoch's predictions."""
+        """Forget the last epoch's predictions; in training, turn to the average."""
         self.reset_metrics()
+        if self.average is not None:
+            self.average.put_into(self.model)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics over the whole set, equal on all processes."""
+        """Log the metrics over the whole set, equal on all processes; turn back to the weights."""
         self._log_metrics("val")
+        if self.average is not None:
+            self.average.take_out(self.model)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As in validation."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_start(self) -> None:
-        """As in validation."""
-        self.reset_metrics()
+        """As in validation; the model keeps the average."""
+        self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
         """As in validation, under "test/"."""
         self._log_metrics("test")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the average where loaders of weights look first, under the same names."""
+        if self.average is not None and self.average.tensors:
+            state = self.average.state_dict()
+            tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
+            checkpoint |= {"state_dict_ema": tensors, "ema_steps": state["steps"]}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over the average."""
+        if self.average is not None and "state_dict_ema" in checkpoint:
+            tensors = checkpoint["state_dict_ema"]
+            tensors = {key.removeprefix("model."): value for key, value in tensors.items()}
+            state = {"tensors": tensors, "steps": checkpoint["ema_steps"]}
+            self.average.load_state_dict(state, self.model)
 
     def load_weights(self, path: str | Path) -> None:
         """Load the model's weights from a checkpoint of this task, or from a file the model reads.

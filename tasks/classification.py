@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from backbones.options import check_arguments
 from tasks.base import BaseTask, Batch
 from tasks.drawing import contact_sheet, to_image
 
@@ -28,6 +29,10 @@ class ClassificationTask(BaseTask):
         schedule: See ``BaseTask``.
         mixup: Options of ``timm.data.Mixup``, such as ``mixup_alpha``, ``cutmix_alpha`` and
             ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
+        ema: See ``BaseTask``.
+
+    Raises:
+        ValueError: An option that Mixup does not have, or labels that would be smoothed twice.
     """
 
     monitor = "val/top1"
@@ -42,10 +47,18 @@ class ClassificationTask(BaseTask):
         optimizer: Mapping[str, Any],
         schedule: Mapping[str, Any],
         mixup: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         classes = len(self.class_names)
+        check_arguments(Mixup, mixup or {}, "task.mixup")
         self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
+        if self.mixup and self.mixup.label_smoothing and getattr(model, "label_smoothing", 0):
+            raise ValueError(
+                f"task.mixup.label_smoothing={self.mixup.label_smoothing} and "
+                f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
+                "set one of them to 0"
+            )
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -58,6 +71,11 @@ class ClassificationTask(BaseTask):
         """Mix the images and labels of a training batch if asked."""
         if self.mixup is None:
             return batch
+        if len(batch["image"]) % 2:
+            raise ValueError(
+                f"task.mixup pairs the images of a batch, and there are {len(batch['image'])}; "
+                "pass an even data.batch_size, or task.mixup=null"
+            )
         image, label = self.mixup(batch["image"], batch["label"])
         return batch | {"image": image, "label": label}
 

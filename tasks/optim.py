@@ -49,12 +49,22 @@ def param_groups(
     ]
 
 
+def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:
+    """The rate for ``batch`` images a step, if ``lr`` is given for ``reference_batch`` of them.
+
+    Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, Sec. 2.1 (linear scaling).
+    """
+    return lr if reference_batch is None else lr * batch / reference_batch
+
+
 def build_optimizer(
     model: nn.Module,
     exempt: Collection[str] | None = None,
+    batch: int | None = None,
     *,
     name: str,
     lr: float,
+    reference_batch: int | None = None,
     weight_decay: float = 0.0,
     **options: Any,
 ) -> torch.optim.Optimizer:
@@ -63,8 +73,12 @@ def build_optimizer(
     Args:
         model: Its frozen parameters get no optimiser state.
         exempt: Names of its parameters that are not decayed; see ``param_groups``.
+        batch: Images of an optimiser step, over all processes and accumulated batches; None leaves
+            ``lr`` as it is.
         name: One of ``OPTIMIZERS``.
         lr: Learning rate at the top of the schedule.
+        reference_batch: ``lr`` is for so many images a step and scaled linearly to ``batch``; None
+            for a rate that does not depend on it.
         weight_decay: Of the other parameters.
         **options: torch's own, such as ``betas`` or ``momentum``.
 
@@ -74,12 +88,15 @@ def build_optimizer(
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
     _refuse(lr <= 0, f"optimizer.lr must be above 0, got {lr}")
+    wrong = reference_batch is not None and reference_batch < 1
+    _refuse(wrong, f"optimizer.reference_batch must be at least 1 or null, got {reference_batch}")
+    rate = lr if batch is None else scaled_lr(lr, reference_batch, batch)
     _refuse(weight_decay < 0, f"optimizer.weight_decay must not be below 0, got {weight_decay}")
     known = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
     unknown = sorted(options.keys() - known)
     _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
     try:
-        return OPTIMIZERS[name](param_groups(model, weight_decay, exempt), lr=lr, **options)
+        return OPTIMIZERS[name](param_groups(model, weight_decay, exempt), lr=rate, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
 
@@ -87,11 +104,16 @@ def build_optimizer(
 def learning_rate_factor(
     steps: int,
     steps_per_epoch: int,
+    lr: float = 1.0,
     *,
     name: str,
     warmup: float = 0.0,
-    warmup_start: float = 1e-3,
-    min_lr_ratio: float = 0.0,
+    warmup_start: float | None = None,
+    warmup_lr: float | None = None,
+    warmup_within: bool = False,
+    min_lr_ratio: float | None = None,
+    min_lr: float | None = None,
+    cooldown: float = 0.0,
     milestones: Sequence[float] = (),
     gamma: float = 0.1,
     power: float = 1.0,
@@ -101,38 +123,75 @@ def learning_rate_factor(
     Args:
         steps: Optimiser steps of the whole run.
         steps_per_epoch: Optimiser steps of one epoch.
+        lr: The top rate, which ``warmup_lr`` and ``min_lr`` are compared with.
         name: "cosine", "poly", "multistep" or "constant".
         warmup: Epochs of linear warm-up; they are part of the run.
-        warmup_start: First rate over the top rate.
-        min_lr_ratio: Last rate over the top rate, for cosine and poly.
+        warmup_start: First rate over the top rate; 0.001 if ``warmup_lr`` is not given either.
+        warmup_lr: First rate itself.
+        warmup_within: Cosine and poly begin with the run, and warm-up replaces their beginning, as
+            in timm's schedulers; else they begin after it, at the top rate.
+        min_lr_ratio: Last rate over the top rate, for cosine and poly; 0 if ``min_lr`` is not given
+            either.
+        min_lr: Last rate itself.
+        cooldown: Epochs at the last rate, at the end of the run.
         milestones: Epochs at which "multistep" multiplies the rate by ``gamma``.
         gamma: See ``milestones``.
         power: Exponent of "poly".
 
     Raises:
-        ValueError: Unknown name, or a value out of range.
+        ValueError: Unknown name, a value out of range, or a rate given in both ways.
     """
+    first = _share("warmup_start", warmup_start, "warmup_lr", warmup_lr, lr, usual=1e-3)
+    last = _share("min_lr_ratio", min_lr_ratio, "min_lr", min_lr, lr, usual=0.0)
     shapes: dict[str, Callable[[float], float]] = {
-        "cosine": lambda t: min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * t)),
-        "poly": lambda t: min_lr_ratio + (1 - min_lr_ratio) * (1 - t) ** power,
+        "cosine": lambda t: last + (1 - last) * 0.5 * (1 + math.cos(math.pi * t)),
+        "poly": lambda t: last + (1 - last) * (1 - t) ** power,
         "constant": lambda t: 1.0,
     }
     names = [*shapes, "multistep"]
     _refuse(name not in names, f"schedule.name must be one of {', '.join(names)}, got {name!r}")
-    _refuse(warmup < 0, f"schedule.warmup must not be below 0, got {warmup}")
-    for option, value in (("warmup_start", warmup_start), ("min_lr_ratio", min_lr_ratio)):
-        _refuse(not 0 <= value <= 1, f"schedule.{option} must be from 0 to 1, got {value}")
+    for option, value in (("warmup", warmup), ("cooldown", cooldown)):
+        _refuse(value < 0, f"schedule.{option} must not be below 0, got {value}")
+    idle = bool(cooldown) and name not in ("cosine", "poly")
+    _refuse(idle, f"schedule.cooldown={cooldown} is for cosine and poly; with {name} set it to 0")
     warmup_steps = round(warmup * steps_per_epoch)
+    start = 0 if warmup_within else warmup_steps
+    end = steps - round(cooldown * steps_per_epoch)
 
     def factor(step: int) -> float:
         if step < warmup_steps:
-            return warmup_start + (1 - warmup_start) * step / warmup_steps
+            return first + (1 - first) * step / warmup_steps
         if name == "multistep":
             epoch = step / steps_per_epoch
             return float(gamma ** sum(epoch >= milestone for milestone in milestones))
-        return shapes[name](min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps)))
+        return shapes[name](min(1.0, (step - start) / max(1, end - start)))
 
     return factor
+
+
+def _share(
+    ratio_name: str,
+    ratio: float | None,
+    rate_name: str,
+    rate: float | None,
+    lr: float,
+    *,
+    usual: float,
+) -> float:
+    """A rate over the top rate, given as such or as the rate itself."""
+    both = ratio is not None and rate is not None
+    _refuse(both, f"schedule.{rate_name} and schedule.{ratio_name} exclude each other; "
+                  f"set one of them to null")  # fmt: skip
+    if rate is None:
+        share = usual if ratio is None else ratio
+        _refuse(not 0 <= share <= 1, f"schedule.{ratio_name} must be from 0 to 1, got {share}")
+        return share
+    _refuse(
+        not 0 <= rate <= lr,
+        f"schedule.{rate_name}={rate} must be from 0 to the top rate, which is {lr:g} for this "
+        f"batch; pass a lower schedule.{rate_name}, or a larger batch or rate",
+    )
+    return rate / lr
 
 
 def _refuse(wrong: bool, message: str) -> None:

@@ -39,8 +39,9 @@ class SegmentationTask(BaseTask):
         *,
         optimizer: Mapping[str, Any],
         schedule: Mapping[str, Any],
+        ema: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule)
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._said_absent = False
 

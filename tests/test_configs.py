@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from typing import Literal
 from unittest import mock
 
@@ -11,11 +12,13 @@ import yaml
 from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 
-from backbones import create_backbone, list_backbones
+from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
+from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor
 from tools import command_line
 from tools.instantiate import build
+from tools.published import load_rows
 from tools.trainer import make_trainer
 
 CONFIGS = command_line.CONFIGS
@@ -54,7 +57,11 @@ def check(config):
     for group, names in given.items():
         target = config[group]["_target_"]
         factory = locate(target)
-        plain = {k: v for k, v in config[group].items() if not isinstance(v, dict) or k == "mixup"}
+        plain = {
+            k: v
+            for k, v in config[group].items()
+            if not isinstance(v, dict) or k in ("mixup", "ema")
+        }
         plain.pop("_target_")
         check_arguments(factory, plain, group)
         assert not set(plain) & set(names)
@@ -99,28 +106,139 @@ def test_every_protocol(protocol):
     assert config["protocol"] == protocol
 
 
-def test_linear_probing_scales_its_rate_by_the_batch():
-    config = composed("task=transfer", "protocol=linear_probe", "data.batch_size=64")
+@pytest.mark.parametrize("data", ["sample_transfer", "imagenet"])
+def test_linear_probing_scales_its_rate_by_the_batch(data):
+    config = composed("task=transfer", "protocol=linear_probe", f"data={data}")
     assert config["head"]["_target_"] == "heads.linear.LinearProbe"
-    assert config["optimizer"]["lr"] == pytest.approx(0.1 * 64 / 256)
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), (), 64, **config["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 64 / 256)
 
 
-@pytest.mark.parametrize("recipe", options("recipe"))
-def test_every_recipe(recipe):
-    tasks = ("detection", "segmentation") if recipe == "sample_long" else TASKS
-    for task in tasks:
-        longer, plain = composed(f"task={task}", f"recipe={recipe}"), composed(f"task={task}")
+def test_the_long_recipe_of_the_sample_data():
+    for task in ("detection", "segmentation"):
+        longer, plain = composed(f"task={task}", "recipe=sample_long"), composed(f"task={task}")
         check(longer)
-        assert "recipe" not in longer
         assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
+
+
+PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
+# Where neither recipe nor paper has a drop path for some size, one is passed.
+DROP_PATH = "backbone.drop_path_rate=0.1"
+
+
+def with_recipe(recipe, backbone, *overrides):
+    """The config of a recipe with its own data and task."""
+    content = yaml.safe_load((CONFIGS / "recipe" / f"{recipe}.yaml").read_text())
+    parents = [name for name in content["defaults"] if name != "_self_"]
+    while parents and not parents[0].startswith("base/"):
+        content = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())
+        parents = [name for name in content["defaults"] if name != "_self_"]
+    base = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())["recipe"]
+    choices = [f"task={base['_tasks_'][0]}", f"data={base['_data_']}", f"recipe={recipe}"]
+    return composed(*choices, f"backbone={backbone}", *overrides)
+
+
+@pytest.mark.parametrize("recipe", PAPER_RECIPES)
+def test_every_recipe(recipe):
+    """With a backbone of its host, or any other while that host is not there."""
+    family = recipe.partition("_coco")[0].partition("_ade20k")[0]
+    hosts = [name for name in list_hosts() if name.startswith(f"{family}_")]
+    name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
+    own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []
+    config = with_recipe(recipe, name, *own)
+    check(config)
+    assert "recipe" not in config
+    if config["task_name"] == "classification":
+        build({"data": config["data"]["augmentation"]}, "data").train(224)
+        check_arguments(WeightAverage, config["task"]["ema"] or {}, "task.ema")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "backbone", "expected"),
+    [
+        ("deit", "deit_t_afbo", {
+            "data.repeated_augmentation": 3, "task.ema.decay": 0.99996, "optimizer.lr": 1e-3,
+            "optimizer.reference_batch": 1024, "backbone.drop_path_rate": 0.1,
+            "schedule.min_lr": 1e-5, "trainer.max_epochs": 300, "trainer.gradient_clip_val": None,
+        }),
+        ("swin", "swin_s_iffn", {
+            "backbone.drop_path_rate": 0.3, "trainer.gradient_clip_val": 5.0, "task.ema": None,
+            "schedule.warmup": 20, "schedule.min_lr": None, "schedule.min_lr_ratio": 0.01,
+        }),
+        ("poolformer", "poolformer_m36", {
+            "backbone.drop_path_rate": 0.3, "data.augmentation.crop_pct": 0.95,
+            "data.augmentation.train_interpolation": "random", "trainer.max_epochs": 310,
+            "schedule.cooldown": 10,
+        }),
+        ("ffnet", "ffnet_1", {
+            "task.mixup.mixup_alpha": 0.2, "task.mixup.cutmix_alpha": 1.0, "data.image_size": 256,
+            "backbone.img_size": 256, "data.augmentation.crop_pct": 0.9, "task.ema.decay": 0.9995,
+        }),
+        ("ffnet", "ffnet_3", {
+            "task.mixup.mixup_alpha": 0.8, "backbone.drop_path_rate": 0.35,
+            "data.augmentation.crop_pct": 0.95,
+        }),
+        ("posmlp", "posmlp_t", {
+            "backbone.drop": 0.02333, "backbone.drop_path_rate": 0.1, "optimizer.eps": 1e-5,
+            "optimizer.weight_decay": 0.067, "optimizer.reference_batch": None,
+            "data.augmentation.random_erasing": 0.0, "trainer.gradient_clip_val": 1.0,
+        }),
+        ("lvt", "deit_t", {"task.mixup": None, "head.label_smoothing": 0.1}),
+        ("sbm", "sbm_b", {"backbone.drop_path_rate": 0.5, "schedule.warmup": 30}),
+        ("swin_coco", "swin_t", {"data.train_sizes.10": [1333, 800], "optimizer.lr": 1e-4}),
+        ("hiremlp_ade20k", "swin_t", {"optimizer.lr": 1.2e-4, "schedule.name": "poly"}),
+    ],
+)  # fmt: skip
+def test_recipes_say_what_the_papers_do(recipe, backbone, expected):
+    config = with_recipe(recipe, backbone)
+    for option, value in expected.items():
+        node = config
+        for key in option.split("."):
+            node = node[int(key) if key.isdecimal() else key]
+        assert node == value, option
+
+
+@pytest.mark.parametrize(("head", "rate"), [("retinanet", 1e-4), ("mask_rcnn", 2e-4)])
+def test_a_rate_may_depend_on_the_head(head, rate):
+    config = with_recipe("poolformer_coco", "poolformer_s12", f"head={head}")
+    assert config["optimizer"]["lr"] == rate
+
+
+def test_what_is_typed_wins_over_a_recipe():
+    config = with_recipe("swin", "deit_t", "backbone.drop_path_rate=0.4", "task.ema={decay: 0.9}")
+    assert config["backbone"]["drop_path_rate"] == 0.4
+    assert config["task"]["ema"] == {"decay": 0.9}
+
+
+def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
+    with pytest.raises(SystemExit), command_line.one_line_errors():
+        with_recipe("swin", "deit_t")
+    assert capsys.readouterr().err == (
+        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
+        "deit_t; pass backbone.drop_path_rate=<value>\n"
+    )
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))
 def test_every_experiment(experiment):
-    check(composed(f"experiment={experiment}"))
+    config = composed(f"experiment={experiment}")
+    check(config)
     head = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
     for line in ("# Command: ", "# Hardware: ", "# Expected: "):
         assert line in head
+    if experiment == "example":
+        return
+    assert f"experiment={experiment} data.root=" in head
+    assert config["trainer"]["strategy"] == "ddp"
+    expected = re.search(r"(?:([\d.]+) % top-1|box AP ([\d.]+)) \((\w+),.* Table (\d+)", head)
+    top1, ap, paper, table = expected.groups()
+    rows = [
+        row
+        for row in load_rows(paper.lower(), config["task_name"])
+        if (row.backbone, row.table) == (config["backbone"]["name"], int(table))
+    ]
+    figures = [row.metrics.get("top1" if top1 else "ap") for row in rows]
+    assert float(top1 or ap) in figures, figures
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -59,6 +59,17 @@ def test_samples_do_not_depend_on_workers(root):
     assert torch.equal(train(0), train(2))
 
 
+def test_repeated_images_are_augmented_anew(root):
+    data = module(root, batch_size=6, repeated_augmentation=3)
+    data.setup()
+    (batch,) = data.train_dataloader()
+    first, second = batch["sample_id"].unique().tolist()
+    assert sorted(batch["sample_id"].tolist()) == [first] * 3 + [second] * 3
+    assert len(batch["image"].flatten(1).unique(dim=0)) == 6
+    with pytest.raises(ValueError, match=r"data\.repeated_augmentation=0 is too low"):
+        module(root, repeated_augmentation=0)
+
+
 def test_hidden_and_foreign_files_are_ignored(root):
     (root / "train/n01/._0.JPEG").write_bytes(b"resource fork")
     (root / "train/n01/Thumbs.db").write_bytes(b"thumbs")
@@ -259,6 +270,17 @@ def test_augmentations(augmentation):
     assert tensor.shape == (3, 32, 32)
     # Brighter to the right, as in the image.
     assert tensor[0, 16, -1] > tensor[0, 16, 0]
+
+
+def test_crops_and_interpolation_of_the_papers():
+    crop = {"crop_ratio": (0.67, 1.5), "crop_scale": (0.5, 0.9)}
+    made = PaperAugmentation(train_interpolation="random", **crop)
+    first = made.train(32).transforms[0]
+    assert (first.ratio, first.scale) == ((0.67, 1.5), (0.5, 0.9))
+    assert {mode.value for mode in first.interpolation} == {"bilinear", "bicubic"}
+    assert made.eval(32).transforms[0].interpolation.value == "bicubic"
+    usual = PaperAugmentation().train(32).transforms[0]
+    assert (usual.ratio, usual.interpolation.value) == ((3 / 4, 4 / 3), "bicubic")
 
 
 def test_light_augmentation_keeps_digits_unmirrored():

@@ -69,6 +69,25 @@ def test_epoch_sampler_offset_counts_once():
     assert len(sampler) == 5
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_repeats_come_in_a_row_on_as_many_ranks_and_differ(world_size):
+    samplers = [
+        EpochSampler(12, 5, repeats=3, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    shares = [list(sampler) for sampler in samplers]
+    assert {len(share) for share in shares} == {len(samplers[0])} == {12 // world_size}
+    order = [key for turn in zip(*shares, strict=True) for key in turn]
+    once = [index for _, index in EpochSampler(12, 5)]
+    assert [index for _, index in order] == [index for index in once[:4] for _ in range(3)]
+    assert len(set(order)) == 12  # no two with the same random numbers
+    samplers[0].set_epoch(1)
+    assert not {number for number, _ in samplers[0]} & {number for number, _ in order}
+    samplers[0].set_epoch(0)
+    samplers[0].set_offset(2)
+    assert list(samplers[0]) == shares[0][2:]
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 12])
 def test_eval_sampler_sees_each_sample_once(world_size):
     shares = [EvalSampler(10, rank=rank, world_size=world_size) for rank in range(world_size)]

@@ -335,7 +335,20 @@ MISTAKES = {
     "task=detection +head.options.rpn_head.anchor_generator.scale=3": "has no 'scale' there",
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "add --multirun",
-    "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation",
+    "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
+    "task=classification takes recipe=convnext, recipe=cyclemlp, ",
+    "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
+    "task=segmentation takes recipe=ffnet_ade20k, ",
+    "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
+    "data=imagenet recipe=swin backbone=deit_t": "and not for deit_t; pass backbone.drop_path_rate",
+    "data=imagenet recipe=deit schedule.warmup=5": "schedule.warmup=5 epochs leave nothing",
+    "+schedule.cooldown=1": "schedule.cooldown=1 epochs leave nothing of trainer.max_epochs=1",
+    "task.ema={decay:1.0}": "task.ema.decay must be from 0 to below 1, got 1.0",
+    "task.ema={dekay:0.9}": "there is no option task.ema.dekay; did you mean decay?",
+    "task.mixup={mixup:0.9}": "there is no option task.mixup.mixup; did you mean mixup_alpha",
+    "task.mixup={mixup_alpha:0.9} head.label_smoothing=0.1": "would both smooth the labels",
+    "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",
+    "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
     # Types and ranges.
     "backbone=deit_t_afbo backbone.mixer.g2=abc": "mixer.g2=abc is not a whole number",
     "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must leave at least one",

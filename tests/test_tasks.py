@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
+from tasks.average import WeightAverage
 from tasks.base import BaseTask
 from tasks.callbacks import random_state, set_random_state
 from tasks.checkpoint_io import AtomicCheckpointIO
@@ -58,6 +60,13 @@ def test_cosine_after_warmup():
         ({"name": "poly", "min_lr_ratio": 0.2}, {50: 0.6, 100: 0.2}),
         ({"name": "constant"}, {0: 1, 99: 1, 100: 1}),
         ({"name": "constant", "warmup": 1, "warmup_start": 0}, {0: 0, 5: 0.5, 10: 1, 99: 1}),
+        ({"name": "poly", "cooldown": 5, "min_lr_ratio": 0.2}, {25: 0.6, 50: 0.2, 99: 0.2}),
+        ({"name": "poly", "cooldown": 4, "warmup": 2}, {20: 1, 40: 0.5, 60: 0, 99: 0}),
+        ({"name": "poly", "warmup": 2, "warmup_within": True}, {10: 0.5005, 20: 0.8, 50: 0.5}),
+        (
+            {"name": "poly", "lr": 0.1, "min_lr": 0.02, "warmup": 1, "warmup_lr": 0.05},
+            {0: 0.5, 5: 0.75, 10: 1, 55: 0.6, 100: 0.2},
+        ),
         ({"name": "multistep", "milestones": (8, 9)}, {79: 1, 80: 0.1, 89: 0.1, 90: 0.01}),
         ({"name": "multistep", "milestones": (5,), "gamma": 0.5, "warmup": 1}, {10: 1, 50: 0.5}),
     ],
@@ -74,6 +83,11 @@ def test_schedules(options, expected):
         ({"name": "cosine", "warmup": -1}, r"schedule\.warmup must not be below 0, got -1"),
         ({"name": "cosine", "warmup_start": 2}, r"schedule\.warmup_start must be from 0 to 1"),
         ({"name": "poly", "min_lr_ratio": -0.1}, r"schedule\.min_lr_ratio must be from 0 to 1"),
+        ({"name": "poly", "cooldown": -1}, r"schedule\.cooldown must not be below 0, got -1"),
+        ({"name": "constant", "cooldown": 1}, r"cooldown=1 is for cosine and poly; with constant"),
+        ({"name": "poly", "min_lr": 0.1, "min_lr_ratio": 0}, r"min_lr_ratio exclude each other"),
+        ({"name": "poly", "min_lr": 2}, r"min_lr=2 must be from 0 to the top rate, which is 1 "),
+        ({"name": "poly", "warmup_lr": -1}, r"warmup_lr=-1 must be from 0 to the top rate"),
     ],
 )
 def test_schedule_is_refused(options, message):
@@ -138,6 +152,15 @@ def test_options_reach_the_optimizer():
 def test_optimizer_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         build_optimizer(nn.Linear(3, 2), **{"name": "sgd", "lr": 0.1, **options})
+
+
+@pytest.mark.parametrize(("batch", "rate"), [(None, 0.1), (256, 0.1), (64, 0.025), (512, 0.2)])
+def test_a_rate_for_a_batch_is_scaled_to_the_one_in_use(batch, rate):
+    options = {"name": "sgd", "lr": 0.1, "reference_batch": 256}
+    optimizer = build_optimizer(nn.Linear(3, 2), None, batch, **options)
+    assert {group["lr"] for group in optimizer.param_groups} == {rate}
+    fixed = build_optimizer(nn.Linear(3, 2), None, batch, name="sgd", lr=0.1)
+    assert {group["lr"] for group in fixed.param_groups} == {0.1}
 
 
 def test_tasks_refuse_bad_recipes_at_once():
@@ -379,6 +402,63 @@ def test_mixup_mixes_images_and_labels():
     assert mixed["label"].shape == (4, 6)
     torch.testing.assert_close(mixed["label"].sum(1), torch.ones(4))
     assert mixed["sample_id"] == 7
+
+
+def test_mixup_is_refused():
+    names = "abcdef"
+    task = ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"mixup_alpha": 1.0})
+    odd = {"image": torch.randn(3, 3, 8, 8), "label": torch.arange(3)}
+    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size"):
+        task.prepare_batch(odd)
+    with pytest.raises(ValueError, match=r"task\.mixup\.alpha; did you mean"):
+        ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"alpha": 1.0})
+    model = nn.Linear(1, 1)
+    model.label_smoothing = 0.2
+    with pytest.raises(ValueError, match=r"set one of them to 0"):
+        ClassificationTask(model, names, **RECIPE, mixup={"mixup_alpha": 1.0})
+    plain = {"mixup_alpha": 1.0, "label_smoothing": 0.0}
+    assert ClassificationTask(model, names, **RECIPE, mixup=plain).mixup.label_smoothing == 0
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_weight_average_is_timms(warmup):
+    """timm's, which begins with a copy as well; its buffers are averaged, its counters copied."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    theirs = ModelEmaV3(model, decay=0.8, use_warmup=warmup)
+    ours = WeightAverage(decay=0.8, warmup=warmup)
+    for step in range(1, 7):
+        model(torch.randn(5, 3))
+        with torch.no_grad():
+            model[0].weight += torch.randn(4, 3)
+        ours.update(model)
+        theirs.update(model, step)
+    expected = theirs.module.state_dict()
+    assert ours.tensors.keys() == expected.keys()
+    for key, value in ours.tensors.items():
+        torch.testing.assert_close(value, expected[key])
+    assert ours.tensors["1.num_batches_tracked"] == 6
+
+
+def test_weight_average_is_put_in_and_taken_out():
+    model, average = nn.Linear(2, 2).bfloat16(), WeightAverage(decay=0.5)
+    average.put_into(model)  # nothing yet
+    before = model.weight.clone()
+    average.update(model)
+    with torch.no_grad():
+        model.weight.zero_()
+    average.update(model)
+    assert average.tensors["weight"].dtype == torch.float32
+    average.put_into(model)
+    torch.testing.assert_close(model.weight, before / 2)
+    average.take_out(model)
+    assert not model.weight.any()
+
+
+def test_weight_average_of_another_model_is_refused():
+    average = WeightAverage()
+    average.update(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="average is one of another model"):
+        WeightAverage().load_state_dict(average.state_dict(), nn.Linear(2, 2, bias=False))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

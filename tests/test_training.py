@@ -76,7 +76,7 @@ class TestTraining:
 
     @pytest.fixture
     def train(self, sample_cache, default_trainer, tmp_path):
-        def train(folder, resume=False, workers=0, extra=(), **options):
+        def train(folder, resume=False, workers=0, extra=(), ema=None, **options):
             folder = tmp_path / folder
             folder.mkdir(exist_ok=True)
             lightning.seed_everything(0, verbose=False)
@@ -85,19 +85,21 @@ class TestTraining:
                 num_workers=workers,
             )  # fmt: skip
             data.setup()
-            task = tiny_task(schedule={"name": "cosine", "warmup": 0.5}, mixup={"mixup_alpha": 0.8})
+            schedule = {"name": "cosine", "warmup": 0.5}
+            task = tiny_task(schedule=schedule, mixup={"mixup_alpha": 0.8}, ema=ema)
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
             with contextlib.suppress(callbacks.Stopped):
                 trainers.fit(trainer, task, data, resume=resume)
+            self.task = task
             return task.model.seen, folder
 
         return train
 
-    def weights(self, folder, name):
+    def weights(self, folder, name, container="state_dict"):
         path = folder / "checkpoints" / f"{name}.ckpt"
-        return torch.load(path, weights_only=True)["state_dict"]
+        return torch.load(path, weights_only=True)[container]
 
     @pytest.mark.parametrize(
         ("stop", "options", "seen_before"),
@@ -125,6 +127,41 @@ class TestTraining:
         for name in ("last", "best"):
             expected, got = self.weights(whole, name), self.weights(broken, name)
             assert all(value.equal(got[key]) for key, value in expected.items()), name
+
+    @pytest.mark.parametrize("stop", [{"step": 8}, {"validation": 1}], ids=str)
+    def test_an_average_goes_on_exactly(self, train, stop):
+        _, whole = train("whole", ema={"decay": 0.9})
+        train("broken", ema={"decay": 0.9}, extra=[SignalAt(**stop)])
+        _, broken = train("broken", ema={"decay": 0.9}, resume=True)
+        for name in ("last", "best"):
+            for container in ("state_dict", "state_dict_ema"):
+                expected, got = (self.weights(f, name, container) for f in (whole, broken))
+                assert expected.keys() == got.keys()
+                assert all(value.equal(got[key]) for key, value in expected.items()), container
+
+    def test_the_average_is_evaluated_and_loaded_and_does_not_change_training(self, train):
+        _, plain = train("plain", accumulate_grad_batches=2)
+        expected = self.weights(plain, "last")
+        _, folder = train("average", ema={"decay": 0.9}, accumulate_grad_batches=2)
+        live, average = (self.weights(folder, "last", c) for c in ("state_dict", "state_dict_ema"))
+        assert all(value.equal(expected[key]) for key, value in live.items())
+        assert not all(value.equal(average[key]) for key, value in live.items())
+        last = folder / "checkpoints" / "last.ckpt"
+        assert torch.load(last, weights_only=True)["ema_steps"] == 9  # 18 batches
+        # What the run was tested with and what is drawn at its end is the best average.
+        best = self.weights(folder, "best", "state_dict_ema")
+        own = self.task.state_dict()
+        assert all(value.equal(own[key]) for key, value in best.items())
+        fresh = tiny_task()
+        fresh.load_weights(folder / "checkpoints" / "best.ckpt")
+        assert all(value.equal(fresh.state_dict()[key]) for key, value in best.items())
+
+    @pytest.mark.parametrize(("accumulate", "rate"), [(1, 0.01 * 6 / 24), (2, 0.01 * 12 / 24)])
+    def test_the_rate_is_for_all_images_of_a_step(self, train, monkeypatch, accumulate, rate):
+        monkeypatch.setitem(ADAMW, "reference_batch", 24)
+        train("scaled", accumulate_grad_batches=accumulate, max_epochs=1)
+        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
+        assert scheduler.base_lrs == [rate, rate]
 
     def test_the_last_checkpoint_is_the_last_epochs_even_if_it_was_worse(self, train, monkeypatch):
         scores = iter((3.0, 2.0, 1.0, 0.0))

@@ -21,10 +21,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones.options import check_value
+from tools.recipes import check_data, register_resolvers
 from tools.run_folder import checkpoint_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,10 +62,7 @@ def prepare(arguments: Sequence[str]) -> None:
     ConfigStore.__deepcopy__ = lambda self, memo: self
     for name in list_backbones():
         ConfigStore.instance().store(group="backbone", name=name, node=backbone_schema(name))
-    # A rate given for a reference batch, scaled linearly to the batch in use.
-    OmegaConf.register_new_resolver(
-        "scale_lr", lambda lr, batch, reference: lr * batch / reference, replace=True
-    )
+    register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
         return  # Hydra answers --help and its like itself
@@ -86,7 +84,9 @@ def resolved(config: Any) -> dict[str, Any]:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
-    _check_fits("recipe", config.pop("recipe", {}).get("_tasks_"), config["task_name"])
+    recipe = config.pop("recipe", {})
+    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
+    check_data(recipe, config["data"]["_target_"])
     _check_mode(config)
     _check_warmup(config["schedule"], config["trainer"])
     backbone = config["backbone"]
@@ -126,6 +126,10 @@ def _message(error: BaseException | None) -> str | None:
     """
     while error is not None:
         text = str(error)
+        if isinstance(error, OmegaConfBaseException):
+            # Lines of its own stand around what a resolver of ours says.
+            text = text.partition(" raised while resolving interpolation: ")[2] or text
+            text = text.partition("\n")[0]
         if "in DataLoader worker process" in text:
             # torch puts the worker's traceback into the text; its last line is the message.
             last = text.strip().splitlines()[-1]
@@ -145,15 +149,22 @@ def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
     """Refuse a head, dataset or recipe that says it is for other tasks."""
     if tasks is None or task in tasks:
         return
-    fitting = []
-    for path in sorted((CONFIGS / group).glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
-        if task in content.get(group, content).get("_tasks_", ()):
-            fitting.append(f"{group}={path.stem}")
+    options = sorted((CONFIGS / group).glob("*.yaml"))
+    fitting = [f"{group}={path.stem}" for path in options if task in _tasks_of(path, group)]
     raise ValueError(
         f"this {group} is for task={' or '.join(tasks)}; "
         f"task={task} takes {', '.join(fitting) or 'none'}"
     )
+
+
+def _tasks_of(path: Path, group: str) -> Sequence[str]:
+    """The tasks that a file says it is for, or the file that it is made from."""
+    content = yaml.safe_load(path.read_text())
+    own: Sequence[str] | None = content.get(group, content).get("_tasks_")
+    if own is not None:
+        return own
+    parents = [name for name in content.get("defaults", ()) if name != "_self_"]
+    return [task for name in parents for task in _tasks_of(path.parent / f"{name}.yaml", group)]
 
 
 def _check_mode(config: Mapping[str, Any]) -> None:
@@ -176,12 +187,15 @@ def _check_mode(config: Mapping[str, Any]) -> None:
 
 
 def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
-    warmup, epochs = schedule.get("warmup", 0), trainer["max_epochs"]
-    numbers = isinstance(warmup, int | float) and isinstance(epochs, int)
-    if numbers and warmup and epochs > 0 and warmup >= epochs:
+    epochs = trainer["max_epochs"]
+    parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
+    given = {name: value for name, value in parts.items() if value}
+    numbers = all(isinstance(value, int | float) for value in (*given.values(), epochs))
+    if numbers and given and 0 < epochs <= sum(given.values()):
+        named = " and ".join(f"schedule.{name}={value}" for name, value in given.items())
         raise ValueError(
-            f"schedule.warmup={warmup} epochs leave nothing of trainer.max_epochs={epochs}; "
-            "lower it, 0 being none"
+            f"{named} epochs leave nothing of trainer.max_epochs={epochs}; lower "
+            f"{'them' if len(given) > 1 else 'it'}, 0 being none"
         )
 
 
