@@ -34,7 +34,7 @@ class EvalCache:
             question: What else the answer depends on, such as a map size.
             compute: Makes the answer; its result must not be changed in place.
         """
-        if torch.is_grad_enabled() or _in_graph() or sources[0].is_meta:
+        if torch.is_grad_enabled() or in_graph() or sources[0].is_meta:
             self._entries.clear()
             return compute()
         device = sources[0].device
@@ -54,7 +54,7 @@ class EvalCache:
         return EvalCache, ()
 
 
-def _in_graph() -> bool:
+def in_graph() -> bool:
     """Whether a compiler or tracer records; it shall see the computation itself."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 

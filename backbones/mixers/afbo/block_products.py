@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 from torch.autograd.function import once_differentiable
 
+from backbones.layers.eval_cache import in_graph
+
 
 class Block(NamedTuple):
     """One run of output channels: a weight, by its number, times input columns from ``start`` on.
@@ -39,15 +41,9 @@ def block_products(
         bias: (h,).
         blocks: In the order of the output channels.
     """
+    # A compiler makes its own plan out of the plain form.
     form = plain if in_graph() else fast
     return form(x, weights, bias, blocks)
-
-
-def in_graph() -> bool:
-    """Whether a compiler or tracer looks on; these make their own plan out of the plain form."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def plain(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:

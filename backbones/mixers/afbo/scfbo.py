@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.mixers.afbo.block_products import in_graph
+from backbones.layers.eval_cache import in_graph
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 from backbones.options import check_value

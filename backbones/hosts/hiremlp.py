@@ -1,0 +1,119 @@
+"""Hire-MLP-Tiny and Small: fully connected layers over regions of rows or columns, moved by blocks.
+
+Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022; the
+authors' released code (github.com/ggjy/Hire-Wave-MLP.pytorch, ``mlp_based``) for the names of
+weights, region sizes and shifts. Its Tiny has 18.04 M parameters; AFBO's tables quote 17.0 M. At
+the start weights are truncated normal of 0.02, as in all hosts.
+
+Axes: B images, C channels, H W map, p rows of a region.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Slot
+from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
+from backbones.layers.reweight import Reweight
+from backbones.registry import register_host
+from backbones.timm_source import refuse_pretrained
+
+REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
+SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before
+SHIFT_PERIODS = (2, 2, 3, 2)  # after how many blocks shifts begin anew at 0
+ROWS, COLUMNS = 2, 3  # axes of (B, C, H, W)
+
+
+class HireMLP(NetworkList):
+    """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
+
+    BatchNorm everywhere, and after the convolutions between stages a ReLU. Dense: a BatchNorm for
+    each map; the authors synchronise theirs over GPUs (``trainer.sync_batchnorm=true``).
+    """
+
+    channels_first = True
+    embedding_norm = True
+
+    def norm_layer(self, dim: int) -> nn.Module:
+        """BatchNorm."""
+        return nn.BatchNorm2d(dim)
+
+    def token_mixer(self, slot: Slot) -> nn.Module:
+        """Regions of the stage, shifted by the block's place in it."""
+        shift = slot.block % SHIFT_PERIODS[slot.stage] * SHIFT_STEPS[slot.stage]
+        return HireMixer(slot.dim, REGIONS[slot.stage], shift)
+
+    def ffn(self, dim: int) -> nn.Module:
+        """1x1 convolution, GELU, 1x1 convolution."""
+        return Mlp(dim, int(HIDDEN_RATIO * dim), use_conv=True)
+
+
+class HireMixer(nn.Module):
+    """proj(a0 R_height(x) + a1 R_width(x) + a2 (W x + b)), with the shares a of ``Reweight``.
+
+    R cuts an axis into regions of p tokens and maps the p C channels of each to C / 2 and back:
+    inner-region rearrangement. Shifting the map around the axis before, and back after it, is the
+    cross-region rearrangement.
+
+    Args:
+        dim: Channels C, even.
+        region: p.
+        shift: By how many tokens the map is rolled forward.
+
+    Shape: (B, C, H, W) -> (B, C, H, W). Parameters: (2 p + 3) C^2 + (2 p + 33 / 4) C.
+
+    Source: Hire-MLP (CVPR 2022), hierarchical rearrangement.
+    """
+
+    def __init__(self, dim: int, region: int, shift: int) -> None:
+        super().__init__()
+        self.region, self.shift = region, shift
+        wide, narrow = dim * region, dim // 2
+        self.mlp_h1 = nn.Conv2d(wide, narrow, 1, bias=False)
+        self.mlp_h1_norm = nn.BatchNorm2d(narrow)
+        self.mlp_h2 = nn.Conv2d(narrow, wide, 1)
+        self.mlp_w1 = nn.Conv2d(wide, narrow, 1, bias=False)
+        self.mlp_w1_norm = nn.BatchNorm2d(narrow)
+        self.mlp_w2 = nn.Conv2d(narrow, wide, 1)
+        self.mlp_c = nn.Conv2d(dim, dim, 1)
+        self.reweight = Reweight(dim, channels_first=True)
+        self.proj = nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        down = self._regions(x, ROWS, self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
+        across = self._regions(x, COLUMNS, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
+        return self.proj(self.reweight(down, across, self.mlp_c(x)))
+
+    def _regions(
+        self, x: Tensor, axis: int, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d
+    ) -> Tensor:
+        """Map every region along ``axis`` to itself; an incomplete one is filled from the start."""
+        length, p = x.shape[axis], self.region
+        if self.shift:
+            x = x.roll(self.shift, axis)
+        if length % p:
+            x = torch.cat([x, x.narrow(axis, 0, -length % p)], axis)
+        # Channel p c + r is channel c of the region's token r.
+        x = x.unflatten(axis, (-1, p)).movedim(axis + 1, 2).flatten(1, 2)
+        x = expand(F.relu(norm(reduce(x))))
+        x = x.unflatten(1, (-1, p)).movedim(2, axis + 1).flatten(axis, axis + 1)
+        x = x.narrow(axis, 0, length)
+        return x.roll(-self.shift, axis) if self.shift else x
+
+
+@register_host("hiremlp_t", source="Hire-MLP (CVPR 2022)")
+def hiremlp_t(config: HostConfig) -> HireMLP:
+    """Widths 64 to 512, depths 2, 2, 4, 2."""
+    refuse_pretrained("hiremlp_t", config)
+    return HireMLP(config, (2, 2, 4, 2))
+
+
+@register_host("hiremlp_s", source="Hire-MLP (CVPR 2022)")
+def hiremlp_s(config: HostConfig) -> HireMLP:
+    """Widths 64 to 512, depths 3, 4, 10, 3."""
+    refuse_pretrained("hiremlp_s", config)
+    return HireMLP(config, (3, 4, 10, 3))

@@ -1,0 +1,278 @@
+"""Pyramid-VisionLLaMA S, B and L: LLaMA's block on Twins' pyramid, with rotary positions in 2-D.
+
+Blocks alternate between attention within windows of 7x7 and attention of all tokens to keys and
+values of a reduced map, as in Twins-SVT; both turn queries and keys by their places. The FFN is a
+SwiGLU without biases.
+
+Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024; Chu et al.,
+"Twins", NeurIPS 2021 (pyramid). What the released networks do that the text does not say, so that
+their checkpoints give their outputs here; each is an option:
+
+* Places of reduced keys count n in rows of the full map: key n is at (b + s (n mod W),
+  b + s (n div W)), b = 1 - 1 / s, W the width of the full map and not of the reduced one
+  (``key_places``).
+* The final norm is applied twice, before and after the mean over tokens (``norm_twice``).
+* The hidden width, 8 C / 3, is rounded up to a multiple of 256 (``hidden_multiple``), which makes
+  25.9 M and 104.7 M of the 24.0 M and 99.2 M that the networks would have (S and L).
+* Detectors divide places in global attention by H / 14, H the height of the stage's map
+  (``auto_scale``).
+
+Layers are scaled by 1e-4 at the start. The released networks take multiples of 32 pixels; here
+images are padded with zeros to a multiple of 4 and maps to what a layer needs, as they are for
+windows. At the start weights are truncated normal of 0.02, as in all hosts.
+
+Axes: B images, H W map, C channels, h heads of 32 channels.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import window_partition, window_reverse
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Slot
+from backbones.layers.prenorm_block import PreNormBlock
+from backbones.layers.rotary import Lattice, rotate
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.ffnified import reset_parameters
+from backbones.mixers.glu import gate
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_pretrained
+
+HEAD_DIM = 32
+WINDOW = 7
+REDUCTIONS = (8, 4, 2, 1)  # s by stage
+FFN_RATIO = 4.0  # of the FFN that a SwiGLU of 8 C / 3 channels stands for
+LAYER_SCALE = 1e-4
+SCALED_SIDE = 14  # rows of a map whose places are left as they are
+
+KeyPlaces = Literal["released", "regular"]
+
+
+class VisionLLaMA(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``widths`` and ``depths``.
+
+    What replaces the SwiGLU is sized by ``hidden_ratio`` 4, of an FFN of its size. Dense: a
+    LayerNorm for each map.
+
+    Args:
+        config: See ``HostConfig``.
+        key_places: "released" as above, "regular" with the width of the reduced map.
+        norm_twice: The final norm once more after the mean.
+        hidden_multiple: The hidden width of the SwiGLU is a multiple of this; 1 rounds nothing.
+        auto_scale: Divide places in global attention by H / 14; None: in dense prediction.
+    """
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+
+    def __init__(
+        self,
+        config: HostConfig,
+        *,
+        key_places: KeyPlaces = "released",
+        norm_twice: bool = True,
+        hidden_multiple: int = 256,
+        auto_scale: bool | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_pretrained("Pyramid-VisionLLaMA", config)
+        if hidden_multiple < 1:
+            raise ValueError(
+                f"hidden_multiple must be at least 1, which rounds nothing; got {hidden_multiple}"
+            )
+        self.norm_twice = norm_twice
+        self.set_maps(config, self.widths)
+        reduced = partial(
+            GlobalAttention,
+            key_places=key_places,
+            auto_scale=config.dense if auto_scale is None else auto_scale,
+        )
+        self.patch_embeds, self.blocks = nn.ModuleList(), nn.ModuleList()
+        rates = drop_path_rates(config.drop_path_rate, sum(self.depths))
+        for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+            inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
+            self.patch_embeds.append(PatchEmbed(inputs, dim, side))
+            reset_parameters(self.patch_embeds[-1])
+            grid = config.grid(self.feature_info[stage].stride)
+            blocks = nn.Sequential()
+            for index in range(depth):
+                local = index % 2 == 0
+                attn = WindowAttention(dim) if local else reduced(dim, REDUCTIONS[stage])
+                mlp = SwiGLU(dim, hidden_multiple)
+                block = PreNormBlock(
+                    dim, nn.LayerNorm, attn, mlp, drop_path=rates.pop(0), layer_scale=LAYER_SCALE
+                )
+                reset_parameters(block)
+                slot = Slot(dim, FFN_RATIO, grid, stage, index, dense=config.dense)
+                block.fill_slots(slot, config)
+                blocks.append(block)
+            self.blocks.append(blocks)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        x = to_nhwc(images)
+        maps = []
+        for embed, blocks in zip(self.patch_embeds, self.blocks, strict=True):
+            x = blocks(embed(x))
+            maps.append(x)
+        return maps
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): norm of the last map, mean, and the norm again.
+
+        Raises:
+            ValueError: The backbone was built for dense prediction.
+        """
+        x = super().embed(images)
+        return cast("Tensor", self.norm(x)) if self.norm_twice else x
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names, which are ours but for the classifier's."""
+        return {
+            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
+            for key, value in state_dict.items()
+        }
+
+
+class PatchEmbed(nn.Module):
+    """A linear map of square patches, then LayerNorm.
+
+    Shape: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C).
+    """
+
+    def __init__(self, channels: int, dim: int, side: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, dim, side, side)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, D) -> (B, h, w, C)."""
+        return cast("Tensor", self.norm(convolve(self.proj, x)))
+
+
+class WindowAttention(nn.Module):
+    """Self-attention within windows of 7x7 tokens; the padding of maps attends as well.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 4 C^2 + 4 C.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.num_heads = dim // HEAD_DIM
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        height, width, channels = x.shape[1:]
+        window = (WINDOW, WINDOW)
+        x = padded(x, WINDOW)
+        size = (x.shape[1], x.shape[2])
+        qkv = self.qkv(window_partition(x, window).flatten(1, 2)).unflatten(-1, (-1, HEAD_DIM))
+        both, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
+        query, key = rotate(both, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
+        x = attend(query, key, value).view(-1, *window, channels)
+        return self.proj(window_reverse(x, window, *size)[:, :height, :width])
+
+
+class GlobalAttention(nn.Module):
+    """Attention of all tokens to keys and values from one token per s x s.
+
+    Args:
+        dim: Channels C.
+        reduction: s.
+        key_places: See ``VisionLLaMA``.
+        auto_scale: Whether places are divided by H / 14.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 4 C^2 + 4 C; s > 1 adds s^2 C^2 + 3 C.
+    """
+
+    def __init__(
+        self, dim: int, reduction: int, *, key_places: KeyPlaces, auto_scale: bool
+    ) -> None:
+        super().__init__()
+        self.reduction, self.key_places, self.auto_scale = reduction, key_places, auto_scale
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.sr = self.norm = None
+        if reduction > 1:
+            self.sr = nn.Conv2d(dim, dim, reduction, reduction)
+            self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        height, width = x.shape[1:3]
+        reduced = x
+        if self.sr is not None and self.norm is not None:
+            reduced = self.norm(convolve(self.sr, x))
+        rows, columns = reduced.shape[1:3]
+        query = self.q(x).flatten(1, 2).unflatten(-1, (-1, HEAD_DIM))
+        key, value = self.kv(reduced).flatten(1, 2).unflatten(-1, (-1, HEAD_DIM)).chunk(2, dim=2)
+        unit = height / SCALED_SIDE if self.auto_scale else 1.0
+        query = rotate(query, Lattice(height * width, width, unit=unit))
+        s, row = self.reduction, width if self.key_places == "released" else columns
+        key = rotate(key, Lattice(rows * columns, row, s, 1 - 1 / s, unit))
+        return self.proj(attend(query, key, value).unflatten(1, (height, width)))
+
+
+class SwiGLU(nn.Module):
+    """W3 (SiLU(W1 x) * W2 x) without biases; the hidden width is 8 C / 3 rounded up to a multiple.
+
+    Shape: (..., C) -> (..., C).
+    """
+
+    def __init__(self, dim: int, hidden_multiple: int) -> None:
+        super().__init__()
+        hidden = -(-(8 * dim // 3) // hidden_multiple) * hidden_multiple
+        self.c_fc1 = nn.Linear(dim, hidden, bias=False)
+        self.c_fc2 = nn.Linear(dim, hidden, bias=False)
+        self.c_proj = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        return self.c_proj(gate(F.silu, self.c_fc1(x), self.c_fc2(x)))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Queries (B, N, h, d), keys and values (B, K, h, d) -> (B, N, h d)."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """Patches of a map: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C)."""
+    x = padded(x, conv.stride[0])
+    return to_nhwc(conv(to_nchw(x).contiguous(memory_format=torch.channels_last)))
+
+
+def padded(x: Tensor, side: int) -> Tensor:
+    """Pad (B, H, W, C) with zeros at its end to multiples of ``side``."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % side, 0, -x.shape[1] % side))
+
+
+@register_host("visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S")
+class VisionLLaMASmall(VisionLLaMA):
+    """Widths 64 to 512, depths 2, 2, 10, 4."""
+
+    widths, depths = (64, 128, 256, 512), (2, 2, 10, 4)
+
+
+@register_host("visionllama_b", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-B")
+class VisionLLaMABase(VisionLLaMA):
+    """Widths 96 to 768, depths 2, 2, 18, 2."""
+
+    widths, depths = (96, 192, 384, 768), (2, 2, 18, 2)
+
+
+@register_host("visionllama_l", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-L")
+class VisionLLaMALarge(VisionLLaMA):
+    """Widths 128 to 1024, depths 2, 2, 18, 2."""
+
+    widths, depths = (128, 256, 512, 1024), (2, 2, 18, 2)
