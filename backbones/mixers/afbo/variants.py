@@ -28,7 +28,7 @@ from backbones.registry import register_mixer
 MappingName = Literal["dense", "block", "gccm", "occm"]
 
 # (G1, G2) is (2, 4) but on these; the package says why.
-HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
+HOST_GROUPS = {pattern: {"g2": 3} for pattern in ("deit_[sb]", "swin_*", "pvt_v2_*", "mixer_*")}
 
 
 @register_mixer(
@@ -43,7 +43,14 @@ HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with Eq. 7 on the activated branch and Eq. 6 on the other",
     host_options=HOST_GROUPS,
-    published_on=("deit_*", "swin_*", "poolformer_*"),
+    published_on=(
+        "deit_*",
+        "swin_*",
+        "poolformer_*",
+        "pvt_v2_b1",
+        "gcvit_xxt",
+        "gcvit_xt",
+    ),
 )
 def afbo(
     dim: int,
