@@ -26,10 +26,10 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
+from tests.families import NAMES
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
-SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
 ROWS = all_rows()
 
 
@@ -383,7 +383,7 @@ def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
 # What a built backbone can do
 
 
-@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
     backbone = create_backbone(name, dense=True).eval()
