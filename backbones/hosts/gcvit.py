@@ -5,6 +5,8 @@ timm takes no other size. As in the authors' detector, a map that the window doe
 padded with zeros at its right and bottom (padding attends), and the global query, a map pooled from
 the stage's input, is resized to the window (bicubic).
 
+timm's weights have a licence of their own, CC BY-NC-SA 4.0 (no commercial use).
+
 Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023, Table 1 and Sec. 2.
 """
 
