@@ -18,4 +18,5 @@ NAMES = [
     for name in (host, f"{host}_afbo")
     if name in list_backbones(f"{host}*")
 ]
+SWAPPED = [name for name in NAMES if f"{name}_afbo" not in NAMES]
 TOKEN_SLOTS = [host for host in SMALLEST if "token" in registry._HOSTS[host].slots]

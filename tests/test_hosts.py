@@ -17,7 +17,7 @@ from backbones.complexity import count_parameters
 from backbones.layouts import mix_nchw, mix_tokens
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, TOKEN_SLOTS
+from tests.families import NAMES, SMALLEST, SWAPPED, TOKEN_SLOTS
 from tests.references.posmlp import place
 
 TIMM_NAMES = {
@@ -468,24 +468,23 @@ def test_maps_have_the_promised_sizes(name, dense):
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("mixer", ["", "_glu", "_afbo"], ids=["ffn", "glu", "afbo"])
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_every_map_is_contiguous(host, mixer, dense):
-    backbone = create_backbone(f"{host}{mixer}", dense=dense).eval()
+def test_every_map_is_contiguous(name, dense):
+    backbone = create_backbone(name, dense=dense).eval()
     x = images(65, 93, batch=2).float()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         backbone.to(memory_format=memory_format)
         assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
 
 
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
-def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(host):
+def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
     pytest.importorskip("mmcv")
     from mmcv.ops import RoIAlign
 
-    backbone = create_backbone(f"{host}_afbo", dense=True).eval()
+    backbone = create_backbone(name, dense=True).eval()
     # Image index and corners; the second box sticks out of the image.
     boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
     maps = backbone(images(65, 93, batch=2).float())
@@ -525,10 +524,10 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64).float())
 
 
-@pytest.mark.parametrize("host", NAMES)
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
-def test_memory_format_of_the_images_does_not_matter(host):
-    backbone = create_backbone(host).double().eval()
+def test_memory_format_of_the_images_does_not_matter(name):
+    backbone = create_backbone(name).double().eval()
     x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)
     for found, expected in zip(backbone(strided), backbone(x), strict=True):
