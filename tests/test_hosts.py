@@ -630,8 +630,10 @@ def test_mixers_see_the_class_token_apart(recorder):
 @pytest.mark.parametrize("host", TOKEN_SLOTS)
 def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     plain = create_backbone(host).state_dict()
+    # gMLP would have a norm in its stem that its own weights do not have.
+    options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
-        backbone = create_backbone(host, token_mixer="recorder")
+        backbone = create_backbone(host, token_mixer="recorder", **options)
         report = load_state_dict(backbone, convert(plain), "plain")
         assert len(report.initialised) == sum(isinstance(m, Recorder) for m in backbone.modules())
         replaced = (*backbone.mixers(), *backbone.classification_keys)
