@@ -21,7 +21,7 @@ class StagedBackbone(Backbone):
 
     channels_first = False
     classification_keys: tuple[str, ...] = ("norm.",)
-    map_keys = ("norm0.", "norm1.", "norm2.", "norm3.")
+    map_keys: tuple[str, ...] = ("norm0.", "norm1.", "norm2.", "norm3.")
 
     def set_maps(
         self,

@@ -14,21 +14,25 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
     """Build a timm network without classifier, with its published weights if the config asks.
 
     Raises:
-        ValueError: The weights cannot be downloaded; says which file to fetch.
+        ValueError: There are no weights, or they cannot be downloaded; says which file to fetch.
     """
     options = {"num_classes": 0, "drop_path_rate": config.drop_path_rate, **options}
     if not config.pretrained:
         return timm.create_model(name, **options)
+    source = timm.get_pretrained_cfg(name)
+    if source is None or not source.has_weights:
+        raise ValueError(
+            f"timm publishes no weights for {name}; pass pretrained=<path of a checkpoint> or "
+            "pretrained=false"
+        )
     try:
         return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        source = timm.get_pretrained_cfg(name)
-        assert source is not None, f"timm publishes no weights for {name}"
-        where = f"huggingface.co/{source.hf_hub_id or f'timm/{name}.{source.tag}'}"
+        hub = f"model.safetensors from huggingface.co/{source.hf_hub_id}"
+        where = hub if source.hf_hub_id else source.url
         raise ValueError(
             f"timm could not fetch its weights for {name} ({type(error).__name__}); download "
-            f"model.safetensors from {where} on a machine with network and pass "
-            "pretrained=<its path>"
+            f"{where} on a machine with network and pass pretrained=<its path>"
         ) from error
 
 

@@ -1,15 +1,13 @@
 """Hosts against their originals, and the contract of a backbone at any size."""
 
 import math
+import re
 from typing import ClassVar
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.models.metaformer import MetaFormerBlock
-from timm.models.swin_transformer import SwinTransformerBlock
-from timm.models.vision_transformer import Block
 from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 from torchvision.ops import roi_align
@@ -19,6 +17,8 @@ from backbones.complexity import count_parameters
 from backbones.layouts import mix_nchw, mix_tokens
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
+from tests.families import NAMES, SMALLEST, SWAPPED, TOKEN_SLOTS
+from tests.references.posmlp import place
 
 TIMM_NAMES = {
     "deit_t": "deit_tiny_patch16_224",
@@ -27,9 +27,14 @@ TIMM_NAMES = {
     "swin_t": "swin_tiny_patch4_window7_224",
     "swin_s": "swin_small_patch4_window7_224",
     "swin_b": "swin_base_patch4_window7_224",
-    **{name: name for name in list_hosts() if name.startswith("poolformer")},
+    "gcvit_xxt": "gcvit_xxtiny",
+    "gcvit_xt": "gcvit_xtiny",
+    "gcvit_t": "gcvit_tiny",
+    "mixer_s16": "mixer_s16_224",
+    "mixer_b16": "mixer_b16_224",
+    "convnext_t": "convnext_tiny",
+    **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
 }
-SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
 SIZES = [(64, 64), (65, 93), (200, 304)]
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
@@ -113,14 +118,41 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     torch.testing.assert_close(built.embed(x), turned.embed(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("swin_t", (224, 224)),
+        ("gcvit_xxt", (224, 224)),
+        ("mixer_s16", (224, 224)),
+        ("pvt_v2_b1", (75, 110)),
+        ("resnet18", (75, 110)),
+        ("resnet50", (75, 110)),
+        ("convnext_t", (64, 96)),
+    ],
+    ids=str,
+)
 @torch.no_grad()
-def test_swin_equals_timm_at_224():
-    theirs = randomise(timm.create_model(TIMM_NAMES["swin_t"]))
-    model = ours("swin_t", theirs.state_dict())
-    torch.testing.assert_close(model(images(224, 224)), theirs(images(224, 224)), **CLOSE)
-    maps = theirs.forward_intermediates(images(224, 224), intermediates_only=True)
-    for found, expected in zip(model.backbone(images(224, 224)), maps, strict=True):
+def test_equals_timm(name, size):
+    theirs = randomise(timm.create_model(TIMM_NAMES[name]))
+    model, x = ours(name, theirs.state_dict()), images(*size)
+    torch.testing.assert_close(model(x), theirs(x), **CLOSE)
+    # The last map, which the classifier reads, may be normed; ResNet's first is the stem's.
+    maps = theirs.forward_intermediates(x, intermediates_only=True)[-4:-1]
+    for found, expected in zip(model.backbone(x)[:-1], maps, strict=False):
         torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_convnext_pads_images_and_crops_maps():
+    theirs = randomise(timm.create_model("convnext_tiny"))
+    model = ours("convnext_t", theirs.state_dict())
+    padded = F.pad(images(75, 110), (0, 128 - 110, 0, 96 - 75))
+    maps = theirs.forward_intermediates(padded, intermediates_only=True)
+    sizes = [(19, 28), (10, 14), (5, 7), (3, 4)]
+    for found, whole, (height, width) in zip(
+        model.backbone(images(75, 110)), maps, sizes, strict=True
+    ):
+        torch.testing.assert_close(found, whole[..., :height, :width], **CLOSE)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
@@ -177,7 +209,41 @@ def poolformer_by_its_authors(state_dict):
     return renamed
 
 
-AUTHORS = {"swin_t": swin_by_its_authors, "poolformer_s12": poolformer_by_its_authors}
+def pvt_v2_by_its_authors(state_dict):
+    """Embedding, blocks and norm of a stage are numbered apart, from 1."""
+    renamed = {}
+    for key, value in state_dict.items():
+        key = key.replace("patch_embed.", "patch_embed1.").replace("classifier.", "head.")
+        key = key.replace(".dwconv.", ".dwconv.dwconv.")
+        key = re.sub(
+            r"^stages\.(\d)\.(downsample|blocks|norm)",
+            lambda m: (
+                {"downsample": "patch_embed", "blocks": "block"}.get(m[2], m[2])
+                + str(int(m[1]) + 1)
+            ),
+            key,
+        )
+        renamed[key] = value
+    return renamed
+
+
+def convnext_by_its_authors(state_dict):
+    """Stem and downsampling are in one list."""
+    renamed = {}
+    for key, value in state_dict.items():
+        key = key.replace("stem.", "downsample_layers.0.").replace("classifier.", "head.")
+        key = re.sub(r"^stages\.(\d)\.downsample", r"downsample_layers.\1", key)
+        key = key.replace(".blocks.", ".").replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv")
+        renamed[key] = value
+    return renamed
+
+
+AUTHORS = {
+    "swin_t": swin_by_its_authors,
+    "poolformer_s12": poolformer_by_its_authors,
+    "pvt_v2_b1": pvt_v2_by_its_authors,
+    "convnext_t": convnext_by_its_authors,
+}
 
 
 @pytest.mark.parametrize("name", AUTHORS)
@@ -292,6 +358,92 @@ def test_swin_mask_made_in_inference_mode_serves_training():
     backbone(torch.zeros(1, 3, 72, 88))[-1].sum().backward()
 
 
+# GC ViT's windows and MLP-Mixer's
+
+
+def gcvit_attention(block, x, query):
+    """Windows one by one, zeros where the map ends, softmax over all places."""
+    side, (_, height, width, dim) = block.window()[0], x.shape
+    heads, table = block.attn.num_heads, block.attn.rel_pos.relative_position_bias_table
+    places = [(i, j) for i in range(side) for j in range(side)]
+    offsets = [[(i - r + side - 1) * (2 * side - 1) + j - c + side - 1 for r, c in places]
+               for i, j in places]  # fmt: skip
+    bias = table[torch.tensor(offsets)].permute(2, 0, 1)
+    out = torch.zeros_like(x)
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            part = x[0, top : top + side, left : left + side]
+            rows, columns = part.shape[:2]
+            window = torch.zeros(side, side, dim, dtype=x.dtype)
+            window[:rows, :columns] = part
+            mapped = list(
+                block.attn.qkv(window.flatten(0, 1)).chunk(2 if block.attn.use_global else 3, -1)
+            )
+            if block.attn.use_global:
+                mapped = [query[0].flatten(0, 1), *mapped]
+            q, k, v = (m.unflatten(-1, (heads, -1)).transpose(0, 1) for m in mapped)
+            weights = (q @ k.mT * (dim // heads) ** -0.5 + bias).softmax(-1)
+            mixed = block.attn.proj((weights @ v).transpose(0, 1).flatten(1))
+            out[0, top : top + side, left : left + side] = mixed.unflatten(0, (side, side))[
+                :rows, :columns
+            ]
+    return out
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["local", "global"])
+@pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
+@torch.no_grad()
+def test_gcvit_attention_equals_the_loops(index, size):
+    stage = randomise(create_backbone("gcvit_xxt")).stages[0]
+    x = torch.randn(1, *size, 64, dtype=torch.float64)
+    query = stage._global_query(torch.randn(1, 64, 3, 5, dtype=torch.float64))
+    assert query.shape == (1, 7, 7, 64)
+    found = stage.blocks[index]._window_attn(x, query)
+    expected = gcvit_attention(stage.blocks[index], x, query)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_gcvit_resizes_its_query_only_where_it_must():
+    stage = create_backbone("gcvit_xxt").stages[0].double()
+    pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
+    assert torch.equal(stage._global_query(pooled), pooled.permute(0, 2, 3, 1))
+    ramp = torch.arange(14, dtype=torch.float64).expand(1, 64, 14, 14)
+    # Half the size: bicubic keeps a ramp away from the edges, at the middles of pairs.
+    middle = torch.arange(2, 5, dtype=torch.float64) * 2 + 0.5
+    torch.testing.assert_close(stage._global_query(ramp)[0, 3, 2:5, 0], middle)
+
+
+def test_gcvit_has_no_queries_that_nothing_reads():
+    with torch.device("meta"):
+        swapped = create_backbone("gcvit_xxt", token_mixer="pooling")
+    assert not [key for key in swapped.state_dict() if "global_block" in key]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
+@torch.no_grad()
+def test_mixer_of_tokens_equals_the_loops(size, shifted):
+    backbone = randomise(create_backbone("mixer_s16", dense=True))
+    mlp = backbone.blocks[int(shifted)].mlp_tokens
+    x = torch.randn(1, *size, 3, dtype=torch.float64)
+    groups: dict = {}
+    for i in range(size[0]):
+        for j in range(size[1]):
+            (row, down), (column, across) = (
+                place(index, length, 14, shifted)
+                for index, length in zip((i, j), size, strict=True)
+            )
+            groups.setdefault((row, column), []).append((i, j, 14 * down + across))
+    expected = torch.zeros_like(x)
+    for tokens in groups.values():
+        rows, columns, places = map(list, zip(*tokens, strict=True))
+        hidden = F.gelu(mlp.fc1.weight[:, places] @ x[0, rows, columns] + mlp.fc1.bias[:, None])
+        mixed = mlp.fc2.weight[places] @ hidden + mlp.fc2.bias[places, None]
+        expected[0, rows, columns] = mixed
+    torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-10)
+
+
 # The contract of a backbone
 
 
@@ -303,11 +455,11 @@ def expected_sizes(backbone, size):
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+@pytest.mark.parametrize("name", NAMES)
 def test_maps_have_the_promised_sizes(name, dense):
     backbone = create_backbone(name, dense=dense).eval()
     strides = [info.stride for info in backbone.feature_info]
-    assert strides == ([16] if name.startswith("deit") and not dense else [4, 8, 16, 32])
+    assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
     for size in SIZES:
         with torch.no_grad():
             maps = backbone(images(*size).float())
@@ -316,24 +468,23 @@ def test_maps_have_the_promised_sizes(name, dense):
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("mixer", ["", "_glu", "_afbo"], ids=["ffn", "glu", "afbo"])
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_every_map_is_contiguous(host, mixer, dense):
-    backbone = create_backbone(f"{host}{mixer}", dense=dense).eval()
+def test_every_map_is_contiguous(name, dense):
+    backbone = create_backbone(name, dense=dense).eval()
     x = images(65, 93, batch=2).float()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         backbone.to(memory_format=memory_format)
         assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
 
 
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
-def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(host):
+def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
     pytest.importorskip("mmcv")
     from mmcv.ops import RoIAlign
 
-    backbone = create_backbone(f"{host}_afbo", dense=True).eval()
+    backbone = create_backbone(name, dense=True).eval()
     # Image index and corners; the second box sticks out of the image.
     boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
     maps = backbone(images(65, 93, batch=2).float())
@@ -353,7 +504,7 @@ def test_every_host_runs_at_large_odd_sizes(host):
         assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
 
 
-@pytest.mark.parametrize("name", [f"{host}{mixer}" for host in SMALLEST for mixer in ("", "_afbo")])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_parameter_is_unused(name):
     model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 3).train()
     dense = create_backbone(name, drop_path_rate=0.1, dense=True).train()
@@ -373,10 +524,10 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64).float())
 
 
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
-def test_memory_format_of_the_images_does_not_matter(host):
-    backbone = create_backbone(f"{host}_afbo").double().eval()
+def test_memory_format_of_the_images_does_not_matter(name):
+    backbone = create_backbone(name).double().eval()
     x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)
     for found, expected in zip(backbone(strided), backbone(x), strict=True):
@@ -388,13 +539,14 @@ def test_drop_path_rises_linearly(host):
     with torch.device("meta"):
         backbone = create_backbone(host, drop_path_rate=0.3)
         plain = create_backbone(host)
-    blocks = (Block, SwinTransformerBlock, MetaFormerBlock)
 
     def rates(model, path):
-        paths = [getattr(m, path) for m in model.modules() if isinstance(m, blocks)]
+        paths = [getattr(m, path) for m in model.modules() if hasattr(m, path)]
         return [getattr(path, "drop_prob", 0.0) for path in paths]
 
-    for path in ("drop_path1", "drop_path2"):
+    names = [n for n in ("drop_path", "drop_path1", "drop_path2") if rates(backbone, n)]
+    assert names in (["drop_path"], ["drop_path1", "drop_path2"])
+    for path in names:
         found = rates(backbone, path)
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}
@@ -405,7 +557,8 @@ def test_no_weight_decay_names_exist(host):
     backbone = create_backbone(host)
     names = {name for name, _ in backbone.named_parameters()}
     assert backbone.no_weight_decay <= names
-    assert bool(backbone.no_weight_decay) == (not host.startswith("poolformer"))
+    tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
+    assert tables <= backbone.no_weight_decay
 
 
 @pytest.mark.parametrize("host", SMALLEST)
@@ -450,6 +603,9 @@ def recorder(monkeypatch):
     [
         ("swin_t", (2, 2, 6, 2), (96, 192, 384, 768)),
         ("poolformer_s12", (2, 2, 6, 2), (64, 128, 320, 512)),
+        ("pvt_v2_b1", (2, 2, 2, 2), (64, 128, 320, 512)),
+        ("gcvit_xxt", (2, 2, 6, 2), (64, 128, 256, 512)),
+        ("convnext_t", (3, 3, 9, 3), (96, 192, 384, 768)),
     ],
 )
 def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
@@ -471,14 +627,17 @@ def test_mixers_see_the_class_token_apart(recorder):
     assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 24
 
 
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize("host", TOKEN_SLOTS)
 def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     plain = create_backbone(host).state_dict()
+    # gMLP would have a norm in its stem that its own weights do not have.
+    options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
-        backbone = create_backbone(host, token_mixer="recorder")
+        backbone = create_backbone(host, token_mixer="recorder", **options)
         report = load_state_dict(backbone, convert(plain), "plain")
         assert len(report.initialised) == sum(isinstance(m, Recorder) for m in backbone.modules())
-        assert all(".attn." in key or ".token_mixer." in key for key in report.skipped)
+        replaced = (*backbone.mixers(), *backbone.classification_keys)
+        assert all(key.startswith(replaced) for key in report.skipped)
 
 
 def test_tokens_reach_a_mixer_in_row_major_order():

@@ -423,6 +423,12 @@ def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
         ValueError, match=r"deit_tiny_patch16_224 \(OSError\); download .*huggingface"
     ):
         create_backbone("deit_t_afbo", pretrained=True)
+    with pytest.raises(ValueError, match=r"download https://github\.com/.*gcvit_xxtiny.*\.pth on"):
+        create_backbone("gcvit_xxt", pretrained=True)
+    with pytest.raises(
+        ValueError, match="publishes no weights for mixer_s16_224; pass pretrained="
+    ):
+        create_backbone("mixer_s16", pretrained=True)
 
 
 def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):

@@ -14,20 +14,14 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Slot, fill
-from backbones.layers.feature_pyramid import (
-    PYRAMID_CHANNELS,
-    PYRAMID_STRIDES,
-    SimpleFeaturePyramid,
-)
+from backbones.base import HostConfig, Slot, fill
 from backbones.layouts import mix_tokens
+from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
 
-PATCH = 16
 
-
-class DeiT(Backbone):
+class DeiT(PlainBackbone):
     """A plain ViT; its last map (stride 16), or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,
@@ -35,10 +29,6 @@ class DeiT(Backbone):
     over the normed map. Weights with a class token load into such a network without it and its
     position, with a warning, since another embedding takes its place.
     """
-
-    size_divisor = PYRAMID_STRIDES[-1]
-    classification_keys: tuple[str, ...] = ("norm.",)
-    map_keys = tuple(f"pyramid.scales.{level}." for level in range(len(PYRAMID_STRIDES)))
 
     def __init__(
         self, model: VisionTransformer, config: HostConfig, class_token: bool = True
@@ -58,14 +48,7 @@ class DeiT(Backbone):
         self.num_prefix_tokens = int(class_token)
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
-        self.num_features = model.num_features
-        self.dense = config.dense
-        if config.dense:
-            self.pyramid = SimpleFeaturePyramid(self.num_features)
-            self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
-        else:
-            self.norm = model.norm
-            self.feature_info = (FeatureInfo(self.num_features, PATCH),)
+        self.set_map(config, model.num_features, model.norm)
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
             cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
@@ -94,20 +77,17 @@ class DeiT(Backbone):
             x = block(x, grid)
         return x, grid
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the normed stride-16 map, or four maps of 256 channels if dense."""
+    def last_map(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, h, w, C), prefix tokens left out."""
         tokens, grid = self._tokens(images)
-        if not self.dense:
-            return (self._to_map(self.norm(tokens), grid).contiguous(),)
-        size = (images.shape[-2], images.shape[-1])
-        return self.pyramid.crop(self._to_map(tokens, grid).contiguous(), size)
+        return tokens[:, self.num_prefix_tokens :].unflatten(1, grid)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): the class token, or the mean, after the final norm."""
+        if self.cls_token is None:
+            return super().embed(images)
         self.check_embeds()
         tokens, _ = self._tokens(images)
-        if self.cls_token is None:
-            return cast("Tensor", self.norm(tokens).mean(dim=1))
         return cast("Tensor", self.norm(tokens[:, 0]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -150,10 +130,6 @@ class DeiT(Backbone):
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
         return resample_abs_pos_embed(table, self.grid, num_prefix_tokens=num_prefix_tokens)
-
-    def _to_map(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, P + h * w, C) -> (B, C, h, w), prefix tokens left out."""
-        return tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)
 
 
 class DeiTBlock(Block):

@@ -36,6 +36,7 @@ class Pattern(NamedTuple):
 
 
 Matrix = Callable[[Pattern, Pattern], Tensor]
+Function = Callable[[Tensor, Pattern, Pattern], Tensor]
 
 
 def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Pattern]], int]:
@@ -68,18 +69,14 @@ def visible(rows: Pattern, columns: Pattern, device: torch.device) -> Tensor | N
     return labels[:, None] == labels
 
 
-def mix_windows(
-    x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None
-) -> Tensor:
-    """Apply matrix(...) x + bias to the tokens of every window.
+def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Tensor:
+    """Apply a function to the windows of a map, all those of the same patterns at once.
 
     Args:
         x: (B, H, W, C).
         window: Side w.
         shifted: Whether windows begin half a window later than at the map's corner.
-        groups: s, a divisor of C.
-        matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
-        bias: (w * w) or None.
+        function: From windows (B, n, e, m, f, C) and the patterns of both axes to the same shape.
 
     Returns:
         (B, H, W, C).
@@ -96,14 +93,42 @@ def mix_windows(
     for band, (_, row) in zip(x.split([count for count, _ in rows], dim=1), rows, strict=True):
         parts = band.split([count for count, _ in columns], dim=3)
         mixed = [
-            _mix(part, groups, matrix(row, column), _corner(bias, window, row, column))
-            for part, (_, column) in zip(parts, columns, strict=True)
+            function(part, row, column) for part, (_, column) in zip(parts, columns, strict=True)
         ]
         bands.append(mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3))
     x = (bands[0] if len(bands) == 1 else torch.cat(bands, dim=1)).flatten(3, 4).flatten(1, 2)
     if down or right:
         x = x.roll((down, right), dims=(1, 2))
     return x[:, :height, :width]
+
+
+def mix_windows(
+    x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None
+) -> Tensor:
+    """Apply matrix(...) x + bias to the tokens of every window.
+
+    Args:
+        x: (B, H, W, C).
+        window: Side w.
+        shifted: Whether windows begin half a window later than at the map's corner.
+        groups: s, a divisor of C.
+        matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
+        bias: (w * w) or None.
+
+    Returns:
+        (B, H, W, C).
+    """
+
+    def mix(part: Tensor, row: Pattern, column: Pattern) -> Tensor:
+        return _mix(part, groups, matrix(row, column), _corner(bias, window, row, column))
+
+    return map_windows(x, window, shifted, mix)
+
+
+def spans(pattern: Pattern) -> list[slice]:
+    """Places of a window whose tokens see each other, along one axis; padding is in none."""
+    tail, head = slice(0, pattern.tail), slice(pattern.size - pattern.head, pattern.size)
+    return [span for span in (tail, head) if span.start < span.stop]
 
 
 def corner_of_matrix(weight: Tensor, window: int, rows: Pattern, columns: Pattern) -> Tensor:

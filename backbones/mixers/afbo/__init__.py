@@ -24,8 +24,8 @@ authors published no code. Where the paper leaves a choice or contradicts itself
   is taken: with it the parameters of 13 DeiT-T rows and 17 host rows come within 0.16 M (RMSE) of
   the paper, with two groups within 0.73 M, and only then do they grow with G2 as Table 7 does.
 * Sec. 4.1 gives (G1, G2) = (2, 3) to all hosts, App. A.1 only to LVT, Swin and the MLPs. (2, 4) can
-  only add parameters, and Table 2 reports fewer for DeiT-S and DeiT-B, so these two are (2, 3) as
-  well.
+  only add parameters, and Table 2 reports fewer for DeiT-S, DeiT-B and PVTv2-B1, so these (and the
+  other PVT v2) are (2, 3) as well.
 * GCCM stores each weight once and applies it ``rounds`` times: sharing saves memory, not
   arithmetic. The FLOPs of SCFBO-GC in Sec. 3.3 and Table 1, 4 M d^2 / G^2, count it once; those of
   AFBO beside them, 2 M d^2 / G1 per branch, count it as it runs.

@@ -29,10 +29,8 @@ MappingName = Literal["dense", "block", "gccm", "occm"]
 
 # (G1, G2) is (2, 4) but on these; the package says why.
 HOST_GROUPS = {
-    "deit_[sb]": {"g2": 3},
-    "swin_*": {"g2": 3},
-    "cyclemlp_*": {"g2": 3},
-    "hiremlp_*": {"g2": 3},
+    pattern: {"g2": 3}
+    for pattern in ("deit_[sb]", "swin_*", "pvt_v2_*", "mixer_*", "cyclemlp_*", "hiremlp_*")
 }
 
 
@@ -55,6 +53,9 @@ HOST_GROUPS = {
         "cyclemlp_b1",
         "hiremlp_t",
         "visionllama_*",
+        "pvt_v2_b1",
+        "gcvit_xxt",
+        "gcvit_xt",
     ),
 )
 def afbo(

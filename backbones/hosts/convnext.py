@@ -1,0 +1,109 @@
+"""ConvNeXt-T on timm's network, a baseline, at any image size.
+
+Its stem and downsampling have no padding and would drop rows and columns, so images are padded with
+zeros at their right and bottom to multiples of 32, as detectors do, and the maps are cropped.
+
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Sec. 3 (Tables 8 and 9 for its design).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from typing import cast
+
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+from timm.models.convnext import ConvNeXt as TimmConvNeXt
+from timm.models.convnext import ConvNeXtBlock
+from torch import Tensor
+
+from backbones.base import HostConfig, Slot, fill
+from backbones.layouts import mix_nchw, to_nchw, to_nhwc
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone
+from backbones.timm_source import create_timm_model
+
+
+class ConvNeXt(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NCHW between blocks."""
+
+    channels_first = True
+
+    def __init__(self, model: TimmConvNeXt, config: HostConfig) -> None:
+        super().__init__()
+        self.stem = model.stem
+        self.stages = model.stages
+        features = cast("list[dict[str, int]]", model.feature_info)
+        widths = [info["num_chs"] for info in features]
+        self.set_maps(config, widths, partial(LayerNorm2d, eps=1e-6))
+        if not config.dense:
+            self.norm = model.get_submodule("head.norm")
+        for stage, layer in enumerate(self.stages):
+            grid = config.grid(self.feature_info[stage].stride)
+            for index, block in enumerate(cast("Iterable[SlottedBlock]", layer.blocks)):
+                block.__class__ = SlottedBlock
+                slot = Slot(widths[stage], 4.0, grid, stage, index, dense=config.dense)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "conv_dw", config.token_mixer, slot)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        height, width = images.shape[-2:]
+        divisor = self.size_divisor
+        x = self.stem(F.pad(images, (0, -width % divisor, 0, -height % divisor)))
+        maps = []
+        for stage, info in zip(self.stages, self.feature_info, strict=True):
+            x = stage(x)
+            maps.append(x[..., : -(-height // info.stride), : -(-width // info.stride)])
+        return maps
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): the mean over the last map, then LayerNorm."""
+        self.check_embeds()
+        pooled = self.stage_maps(images)[-1].mean(dim=(2, 3), keepdim=True)
+        return cast("Tensor", self.norm(pooled).flatten(1))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names (``downsample_layers.N``, ``dwconv``, ``pwconvN``) and timm's.
+
+        Both keep the convolutions of a block in layers of their own and its FFN in two linear ones.
+        """
+        return {_ours(key): value for key, value in state_dict.items()}
+
+
+class SlottedBlock(ConvNeXtBlock):
+    """timm's block with slots for mixers: a token and a channel mixer in one residual branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        y = self.mlp(self.norm(to_nhwc(mix_nchw(self.conv_dw, x))))
+        if self.gamma is not None:
+            y = y * self.gamma
+        return cast("Tensor", self.shortcut(x) + self.drop_path(to_nchw(y)))
+
+
+RENAMES = (
+    (r"^head\.norm\.", "norm."),
+    (r"^head\.(fc\.)?", "classifier."),
+    (r"^downsample_layers\.0\.", "stem."),
+    (r"^downsample_layers\.(\d)\.", r"stages.\1.downsample."),
+    (r"^stages\.(\d)\.(\d+)\.", r"stages.\1.blocks.\2."),
+    (r"\.dwconv\.", ".conv_dw."),
+    (r"\.pwconv([12])\.", r".mlp.fc\1."),
+)
+
+
+def _ours(key: str) -> str:
+    for pattern, replacement in RENAMES:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
+@register_host("convnext_t", source="ConvNeXt, Sec. 3")
+def convnext_t(config: HostConfig) -> ConvNeXt:
+    """Widths 96 to 768, depths 3, 3, 9, 3."""
+    return ConvNeXt(
+        cast("TimmConvNeXt", create_timm_model("convnext_tiny.fb_in1k", config)), config
+    )

@@ -1,0 +1,152 @@
+"""GC ViT XXT/XT/T on timm's network, at any image size.
+
+Windows of 7x7 tokens (14x14 in the third stage) and the global queries belong to 224 pixels, and
+timm takes no other size. As in the authors' detector, a map that the window does not divide is
+padded with zeros at its right and bottom (padding attends), and the global query, a map pooled from
+the stage's input, is resized to the window (bicubic).
+
+timm's weights have a licence of their own, CC BY-NC-SA 4.0 (no commercial use).
+
+Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023, Table 1 and Sec. 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import cast
+
+import torch.nn.functional as F
+from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone
+from backbones.timm_source import create_timm_model
+
+
+class GCViT(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC in the blocks, NCHW between stages.
+
+    Beside another token mixer nothing reads the global queries, and they are left out.
+    """
+
+    def __init__(self, model: GlobalContextVit, config: HostConfig) -> None:
+        super().__init__()
+        self.stem = model.stem
+        self.stages = model.stages
+        self.set_maps(config, [info["num_chs"] for info in model.feature_info])
+        last = cast("GlobalContextVitStage", self.stages[-1])
+        if not config.dense:
+            self.norm = last.norm
+        last.norm = nn.Identity()
+        self._fill_slots(config)
+        self.no_weight_decay = frozenset(
+            name
+            for name, _ in self.named_parameters()
+            if name.endswith("relative_position_bias_table")
+        )
+
+    def _fill_slots(self, config: HostConfig) -> None:
+        for stage, layer in enumerate(cast("Iterable[AnySizeStage]", self.stages)):
+            layer.__class__ = AnySizeStage
+            width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
+            grid = config.grid(stride)
+            for index, block in enumerate(cast("Iterable[AnySizeBlock]", layer.blocks)):
+                block.__class__ = AnySizeBlock
+                hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
+                slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "attn", config.token_mixer, slot)
+            if config.token_mixer is not None:
+                layer.global_block = None
+                self.classification_keys += (f"stages.{stage}.global_block.",)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        x = self.stem(images)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(to_nhwc(x))
+        return maps
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept timm's names."""
+        return {_ours(key): value for key, value in state_dict.items()}
+
+
+class AnySizeStage(GlobalContextVitStage):
+    """timm's stage with the global query brought to the size of a window."""
+
+    global_block: nn.Module | None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C', H, W) -> (B, C, h, w)."""
+        x = self.downsample(x)
+        query = None if self.global_block is None else self._global_query(self.global_block(x))
+        x = to_nhwc(x)
+        for block in self.blocks:
+            x = block(x, query)
+        return to_nchw(self.norm(x)).contiguous()
+
+    def _global_query(self, pooled: Tensor) -> Tensor:
+        """(B, C, h', w') -> (B, w, w, C)."""
+        window = cast("AnySizeBlock", self.blocks[0]).window()
+        if pooled.shape[-2:] != window:
+            pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
+        return cast("Tensor", self.global_norm(to_nhwc(pooled)))
+
+
+class AnySizeBlock(GlobalContextVitBlock):
+    """timm's block with slots for mixers, and windows on maps that they do not divide."""
+
+    def window(self) -> tuple[int, int]:
+        """Height and width of a window."""
+        return cast("tuple[int, int]", self.window_size)
+
+    def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        if isinstance(self.attn, Mixer):
+            return cast("Tensor", self.attn(x))
+        height, width = x.shape[1:3]
+        window_h, window_w = self.window()
+        bottom, right = -height % window_h, -width % window_w
+        if bottom or right:
+            x = F.pad(x, (0, 0, 0, right, 0, bottom))
+        return cast("Tensor", super()._window_attn(x, q_global)[:, :height, :width])
+
+
+# timm's last norm ends the last stage, its classifier is a part of the head.
+RENAMES = ((r"^stages\.3\.norm\.", "norm."), (r"^head\.(fc\.)?", "classifier."))
+
+
+def _ours(key: str) -> str:
+    for pattern, replacement in RENAMES:
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
+def _build(variant: str, config: HostConfig) -> GCViT:
+    # Built at 224 whatever img_size is, so that every size shares one table of offsets.
+    return GCViT(cast("GlobalContextVit", create_timm_model(variant, config)), config)
+
+
+@register_host("gcvit_xxt", source="GC ViT, Table 1")
+def gcvit_xxt(config: HostConfig) -> GCViT:
+    """Widths 64 to 512, depths 2, 2, 6, 2."""
+    return _build("gcvit_xxtiny", config)
+
+
+@register_host("gcvit_xt", source="GC ViT, Table 1")
+def gcvit_xt(config: HostConfig) -> GCViT:
+    """Widths 64 to 512, depths 3, 4, 6, 5."""
+    return _build("gcvit_xtiny", config)
+
+
+@register_host("gcvit_t", source="GC ViT, Table 1")
+def gcvit_t(config: HostConfig) -> GCViT:
+    """Widths 64 to 512, depths 3, 4, 19, 5."""
+    return _build("gcvit_tiny", config)

@@ -1,0 +1,138 @@
+"""MLP-Mixer S/16 and B/16 on timm's network, at any image size, with DeiT's pyramid if dense.
+
+Its MLP over tokens belongs to a grid of 14x14 patches (224 pixels). Other maps are treated as
+gMLP's: larger ones are cut into windows of that size, in dense prediction shifted by half a window
+in every second block, and smaller ones use a corner of the weights. Padding is never read.
+
+timm's weights (B/16 only) expect images normalised with mean 0.5 and deviation 0.5.
+
+Source: Tolstikhin et al., "MLP-Mixer: An all-MLP Architecture for Vision", NeurIPS 2021, Table 1.
+Stochastic depth rises linearly over the blocks, where timm has one rate for all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, Mlp
+from timm.models.mlp_mixer import MixerBlock, MlpMixer
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Slot, fill
+from backbones.layers.windows import Pattern, map_windows, spans
+from backbones.plain import PATCH, PlainBackbone
+from backbones.registry import register_host
+from backbones.staged import drop_path_rates
+from backbones.timm_source import create_timm_model
+
+WINDOW = 14
+HIDDEN_RATIO = 4.0
+
+
+class PatchMLP(PlainBackbone):
+    """Patch embedding and equal blocks on (B, h, w, C), for gMLP too."""
+
+    def __init__(self, model: MlpMixer, config: HostConfig) -> None:
+        super().__init__()
+        self.stem = model.stem
+        self.blocks = model.blocks
+        self.set_map(config, model.num_features, model.norm)
+        rates = drop_path_rates(config.drop_path_rate, len(self.blocks))
+        for block, rate in zip(self.blocks, rates, strict=True):
+            block.drop_path = DropPath(rate) if rate else nn.Identity()
+
+    def last_map(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, h, w, C) after the last block."""
+        height, width = images.shape[-2:]
+        tokens = self.stem(F.pad(images, (0, -width % PATCH, 0, -height % PATCH)))
+        return cast("Tensor", self.blocks(tokens.unflatten(1, (-(-height // PATCH), -1))))
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept timm's names."""
+        return {
+            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
+            for key, value in state_dict.items()
+        }
+
+
+class MixerMLP(PatchMLP):
+    """MLP-Mixer: blocks of an MLP over tokens and one over channels."""
+
+    def __init__(self, model: MlpMixer, config: HostConfig) -> None:
+        super().__init__(model, config)
+        grid = config.grid(PATCH)
+        for index, block in enumerate(cast("list[MapMixerBlock]", list(self.blocks))):
+            block.__class__ = MapMixerBlock
+            tokens = cast("WindowedTokenMLP", block.mlp_tokens)
+            tokens.__class__ = WindowedTokenMLP
+            tokens.shifted = config.dense and index % 2 == 1
+            slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
+            fill(block, "mlp_channels", config.channel_mixer, slot)
+            fill(block, "mlp_tokens", config.token_mixer, slot)
+
+
+class MapMixerBlock(MixerBlock):
+    """timm's block on maps, so that its mixers can see them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        x = x + self.drop_path(self.mlp_tokens(self.norm1(x)))
+        return cast("Tensor", x + self.drop_path(self.mlp_channels(self.norm2(x))))
+
+
+class WindowedTokenMLP(Mlp):
+    """timm's MLP over 14x14 tokens on maps of any size.
+
+    Tokens that a shift has brought into one window are mixed apart, each group with the weights of
+    its places.
+    """
+
+    shifted: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return map_windows(x, WINDOW, self.shifted, self._mix)
+
+    def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
+        """(B, n, e, m, f, C) -> the same."""
+        groups = [(down, across) for down in spans(rows) for across in spans(columns)]
+        whole = (slice(0, rows.size), slice(0, columns.size))
+        if groups == [whole]:
+            return self._mix_group(windows, *whole)
+        mixed = torch.zeros_like(windows)
+        for down, across in groups:
+            part = windows[:, :, down, :, across]
+            mixed[:, :, down, :, across] = self._mix_group(part, down, across)
+        return mixed
+
+    def _mix_group(self, x: Tensor, down: slice, across: slice) -> Tensor:
+        """(B, n, e', m, f', C) -> the same, with the weights of the places that are given."""
+        square, size = (WINDOW, WINDOW), (x.shape[2], x.shape[4])
+        read = self.fc1.weight.unflatten(1, square)[:, down, across].flatten(1)
+        write = self.fc2.weight.unflatten(0, square)[down, across].flatten(0, 1)
+        bias = cast("Tensor", self.fc2.bias).unflatten(0, square)[down, across].flatten()
+        tokens = x.permute(0, 1, 3, 5, 2, 4).flatten(4)  # (B, n, m, C, e' f')
+        hidden = self.drop1(self.act(F.linear(tokens, read, self.fc1.bias)))
+        mixed = self.drop2(F.linear(hidden, write, bias))
+        return mixed.unflatten(4, size).permute(0, 1, 4, 2, 5, 3)
+
+
+def create_patch_mlp(variant: str, config: HostConfig, **options: Any) -> MlpMixer:
+    """Build timm's network for 224 pixels whatever img_size is, so that all sizes share weights."""
+    model = cast("MlpMixer", create_timm_model(variant, config, **options))
+    model.stem.strict_img_size = False
+    return model
+
+
+@register_host("mixer_s16", source="MLP-Mixer (NeurIPS 2021), Table 1")
+def mixer_s16(config: HostConfig) -> MixerMLP:
+    """Width 512, 8 blocks."""
+    return MixerMLP(create_patch_mlp("mixer_s16_224", config), config)
+
+
+@register_host("mixer_b16", source="MLP-Mixer (NeurIPS 2021), Table 1")
+def mixer_b16(config: HostConfig) -> MixerMLP:
+    """Width 768, 12 blocks."""
+    return MixerMLP(create_patch_mlp("mixer_b16_224", config), config)

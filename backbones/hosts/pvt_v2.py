@@ -1,0 +1,117 @@
+"""PVT v2 B1 to B5 on timm's network, which runs at any image size.
+
+Every stage ends with its own LayerNorm, in classification too, so dense prediction adds none. The
+FFN holds a depthwise 3x3 convolution; a channel mixer replaces it as a whole. Options of the plain
+host's FFN (``mixer={"hidden_ratio": 4}``) build an ordinary FFN, without the convolution.
+
+Source: Wang et al., "PVT v2: Improved Baselines with Pyramid Vision Transformer", CVMJ 2022,
+Table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.layouts import mix_tokens
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone
+from backbones.timm_source import create_timm_model
+
+Size = tuple[int, int]
+
+
+class PVTv2(StagedBackbone):
+    """Four normed maps at strides 4, 8, 16, 32; tokens inside a stage, NCHW between stages."""
+
+    channels_first = True
+    classification_keys = ()
+    map_keys = ()
+
+    def __init__(self, model: PyramidVisionTransformerV2, config: HostConfig) -> None:
+        super().__init__()
+        self.patch_embed = model.patch_embed
+        self.stages = model.stages
+        self.set_maps(config, [info["num_chs"] for info in model.feature_info], nn.Identity)
+        self._fill_slots(config)
+
+    def _fill_slots(self, config: HostConfig) -> None:
+        for stage, layer in enumerate(self.stages):
+            width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
+            grid = config.grid(stride)
+            for index, block in enumerate(cast("Iterable[PVTv2Block]", layer.blocks)):
+                block.__class__ = PVTv2Block
+                hidden_ratio = block.mlp.fc1.out_features / width
+                slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "attn", config.token_mixer, slot)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), normed."""
+        x = self.patch_embed(images)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names (``block1.0``, ``dwconv.dwconv``) and timm's."""
+        state_dict = checkpoint_filter_fn(state_dict, self)  # type: ignore[no-untyped-call]
+        return {
+            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
+            for key, value in state_dict.items()
+        }
+
+
+class PVTv2Block(Block):
+    """timm's block with slots for mixers."""
+
+    def forward(self, x: Tensor, feat_size: Size) -> Tensor:  # type: ignore[override]
+        """(B, h * w, C) and (h, w) -> (B, h * w, C)."""
+        x = x + self.drop_path1(_apply(self.attn, self.norm1(x), feat_size))
+        return cast("Tensor", x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size)))
+
+
+def _apply(module: nn.Module, tokens: Tensor, grid: Size) -> Tensor:
+    if isinstance(module, Mixer):
+        return mix_tokens(module, tokens, grid, num_prefix_tokens=0)
+    return cast("Tensor", module(tokens, grid))
+
+
+def _build(variant: str, config: HostConfig) -> PVTv2:
+    return PVTv2(cast("PyramidVisionTransformerV2", create_timm_model(variant, config)), config)
+
+
+@register_host("pvt_v2_b1", source="PVT v2, Table 1")
+def pvt_v2_b1(config: HostConfig) -> PVTv2:
+    """Widths 64 to 512, depths 2, 2, 2, 2."""
+    return _build("pvt_v2_b1", config)
+
+
+@register_host("pvt_v2_b2", source="PVT v2, Table 1")
+def pvt_v2_b2(config: HostConfig) -> PVTv2:
+    """Widths 64 to 512, depths 3, 4, 6, 3."""
+    return _build("pvt_v2_b2", config)
+
+
+@register_host("pvt_v2_b3", source="PVT v2, Table 1")
+def pvt_v2_b3(config: HostConfig) -> PVTv2:
+    """Widths 64 to 512, depths 3, 4, 18, 3."""
+    return _build("pvt_v2_b3", config)
+
+
+@register_host("pvt_v2_b4", source="PVT v2, Table 1")
+def pvt_v2_b4(config: HostConfig) -> PVTv2:
+    """Widths 64 to 512, depths 3, 8, 27, 3."""
+    return _build("pvt_v2_b4", config)
+
+
+@register_host("pvt_v2_b5", source="PVT v2, Table 1")
+def pvt_v2_b5(config: HostConfig) -> PVTv2:
+    """Widths 64 to 512, depths 3, 6, 40, 3; hidden widths of 4 C in all stages."""
+    return _build("pvt_v2_b5", config)

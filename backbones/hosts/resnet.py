@@ -1,0 +1,72 @@
+"""ResNet-18 and -50 on timm's network: baselines, without slots for mixers.
+
+The four maps are the stages' outputs, for detectors too, as in MMDetection. ``pretrained=True``
+takes torchvision's first weights, which that toolkit and most papers start from.
+
+Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, Table 1; the stride of
+a bottleneck is in its 3x3 convolution, as in torchvision.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from timm.models.resnet import ResNet as TimmResNet
+from torch import Tensor, nn
+
+from backbones.base import HostConfig
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone
+from backbones.timm_source import create_timm_model
+
+STEM = ("conv1", "bn1", "act1", "maxpool")
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+
+
+class ResNet(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NCHW inside."""
+
+    channels_first = True
+    classification_keys = ()
+    map_keys = ()
+
+    def __init__(self, model: TimmResNet, config: HostConfig) -> None:
+        super().__init__()
+        for name in (*STEM, *STAGES):
+            self.add_module(name, model.get_submodule(name))
+        features = cast("list[dict[str, int]]", model.feature_info)[1:]  # the first is the stem
+        self.set_maps(config, [info["num_chs"] for info in features], nn.Identity)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w)."""
+        x = images
+        for name in STEM:
+            x = self.get_submodule(name)(x)
+        maps = []
+        for name in STAGES:
+            x = self.get_submodule(name)(x)
+            maps.append(x)
+        return maps
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the names of timm and torchvision, which agree."""
+        return {
+            "classifier." + key.removeprefix("fc.") if key.startswith("fc.") else key: value
+            for key, value in state_dict.items()
+        }
+
+
+def _build(variant: str, config: HostConfig) -> ResNet:
+    return ResNet(cast("TimmResNet", create_timm_model(f"{variant}.tv_in1k", config)), config)
+
+
+@register_host("resnet18", slots=(), source="ResNet, Table 1")
+def resnet18(config: HostConfig) -> ResNet:
+    """Widths 64 to 512, depths 2, 2, 2, 2, blocks of two 3x3 convolutions."""
+    return _build("resnet18", config)
+
+
+@register_host("resnet50", slots=(), source="ResNet, Table 1")
+def resnet50(config: HostConfig) -> ResNet:
+    """Widths 256 to 2048, depths 3, 4, 6, 3, bottlenecks."""
+    return _build("resnet50", config)
