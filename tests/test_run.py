@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 from backbones import list_backbones
+from datamodules import SampleClassification
 from tasks.loggers import read_rows
 from tests.runs import TINY, arguments, command, run_here, start
 from tools import command_line, report, run_folder
@@ -126,6 +127,31 @@ def test_evaluation_of_the_run_folder_gives_the_metrics_of_its_best_checkpoint(
         assert summary(ended.folder())["metrics"] == summary(folder)["metrics"]
         assert not (ended.folder() / "metrics.csv").exists()
     assert not (tmp_path / task / "deit_t" / "latest").exists()
+
+
+@pytest.mark.slow
+def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_thread):
+    """DeiT's: repeated augmentation, mixup and an average, which the evaluation finds again."""
+    data = SampleClassification(sample_cache, digits_per_class=4, train_copies=1, num_workers=0)
+    data.prepare_data()
+    data.setup()
+    typed = [
+        "data=imagenet", f"data.root={data.folder}", "recipe=deit", "trainer=cpu",
+        "data.image_size=64", "data.batch_size=8", "data.num_workers=0", "trainer.max_epochs=2",
+        "schedule.warmup=1", "schedule.warmup_lr=0", "schedule.min_lr=0", f"output_dir={tmp_path}",
+        "task.ema.decay=0.5",
+    ]  # fmt: skip
+    trained = run_here(typed, capsys)
+    assert trained.status == 0, trained.err
+    content = torch.load(trained.folder() / "checkpoints/last.ckpt", weights_only=True)
+    assert content["ema_steps"] == content["position"]["step"] == 10
+    assert not same(content["state_dict"], content["state_dict_ema"])
+    rates = [float(row["train/lr"]) for row in read_rows(trained.folder() / "metrics.csv")
+             if row.get("train/lr")]  # fmt: skip
+    assert max(rates) <= 1e-3 * 8 / 1024
+    tested = run_here([*typed, "mode=test", f"ckpt={trained.folder()}"], capsys)
+    assert tested.status == 0, tested.err
+    assert summary(tested.folder())["metrics"] == summary(trained.folder())["metrics"]
 
 
 @pytest.mark.parametrize("task", TASKS)
