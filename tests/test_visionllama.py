@@ -94,11 +94,11 @@ def test_maps_of_as_many_tokens_do_not_share_places(released):
     load_state_dict(backbone, released, "released")
     backbone.double().eval()
     wide, tall = images(64, 96), images(96, 64)
-    rotary._cached_table.cache_clear()
+    rotary._cached_turns.cache_clear()
     alone = backbone(tall)[-1]
     backbone(wide)
     torch.testing.assert_close(backbone(tall)[-1], alone, rtol=0, atol=0)
-    rotary._cached_table.cache_clear()
+    rotary._cached_turns.cache_clear()
     backbone(wide)
     torch.testing.assert_close(backbone(tall)[-1], alone, rtol=0, atol=0)
 
@@ -119,8 +119,18 @@ def test_products_depend_on_differences_of_places_alone(channels):
     assert (product(3.0, 5.5) - product(3.0, 6.5)).abs() > 1e-3
 
 
+@torch.no_grad()
+def test_compilers_are_given_the_same_turns_without_complex_numbers(monkeypatch):
+    x = torch.randn(2, 6, 3, 8)
+    lattice = Lattice(6, 4, step=2, offset=0.5, unit=1.5)
+    expected = rotate(x, lattice)
+    monkeypatch.setattr(torch, "view_as_complex", None)
+    monkeypatch.setattr(rotary, "in_graph", lambda: True)
+    torch.testing.assert_close(rotate(x, lattice), expected)
+
+
 def test_tables_made_in_inference_mode_serve_training():
-    rotary._cached_table.cache_clear()
+    rotary._cached_turns.cache_clear()
     x = torch.randn(1, 6, 1, 8, requires_grad=True)
     with torch.inference_mode():
         rotate(x, Lattice(6, 3))

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
 from backbones.layers.reweight import Reweight
+from backbones.layouts import to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.timm_source import refuse_pretrained
 
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
 SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before
 SHIFT_PERIODS = (2, 2, 3, 2)  # after how many blocks shifts begin anew at 0
-ROWS, COLUMNS = 2, 3  # axes of (B, C, H, W)
+ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
 
 
 class HireMLP(NetworkList):
@@ -84,23 +85,28 @@ class HireMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
-        down = self._regions(x, ROWS, self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
-        across = self._regions(x, COLUMNS, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
-        return self.proj(self.reweight(down, across, self.mlp_c(x)))
+        y = to_nhwc(x)
+        down = self._regions(y, ROWS, self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
+        across = self._regions(y, COLUMNS, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
+        return self.proj(self.reweight(to_nchw(down), to_nchw(across), self.mlp_c(x)))
 
     def _regions(
         self, x: Tensor, axis: int, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d
     ) -> Tensor:
-        """Map every region along ``axis`` to itself; an incomplete one is filled from the start."""
+        """Map every region along an axis of (B, H, W, C); the start fills an incomplete one."""
         length, p = x.shape[axis], self.region
         if self.shift:
             x = x.roll(self.shift, axis)
         if length % p:
             x = torch.cat([x, x.narrow(axis, 0, -length % p)], axis)
         # Channel p c + r is channel c of the region's token r.
-        x = x.unflatten(axis, (-1, p)).movedim(axis + 1, 2).flatten(1, 2)
-        x = expand(F.relu(norm(reduce(x))))
-        x = x.unflatten(1, (-1, p)).movedim(2, axis + 1).flatten(axis, axis + 1)
+        x = x.unflatten(axis, (-1, p)).movedim(axis + 1, -1).flatten(-2)
+        # The 1x1 convolutions as linear layers: how a convolution lays out maps of one row or
+        # column is not what compilers expect.
+        x = F.linear(x, reduce.weight.flatten(1))
+        x = to_nhwc(F.relu(norm(to_nchw(x))))
+        x = F.linear(x, expand.weight.flatten(1), expand.bias)
+        x = x.unflatten(-1, (-1, p)).movedim(-1, axis + 1).flatten(axis, axis + 1)
         x = x.narrow(axis, 0, length)
         return x.roll(-self.shift, axis) if self.shift else x
 

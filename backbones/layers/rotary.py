@@ -49,33 +49,32 @@ class Lattice(NamedTuple):
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    make = _table if in_graph() else _cached_table
-    cosine, sine = make(lattice, x.shape[-1], x.device, dtype)
-    # (a + i b) e^(i t) = (a cos t - b sin t) + i (b cos t + a sin t); the table holds the signs.
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return (x * cosine + swapped * sine).to(x.dtype)
+    pairs = x.to(dtype).unflatten(-1, (-1, 2))
+    if in_graph():  # compilers make no code for complex numbers, which are fastest otherwise
+        angles = _angles(lattice, x.shape[-1], x.device, dtype)
+        (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
+        turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+        return torch.stack(turned, -1).flatten(-2).to(x.dtype)
+    turns = _cached_turns(lattice, x.shape[-1], x.device, dtype)
+    return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2).to(x.dtype)
 
 
 @functools.lru_cache(maxsize=MAX_TABLES)
-def _cached_table(
+def _cached_turns(
     lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
+    """Complex numbers of size 1, (N, 1, d / 2)."""
     # A tensor made under inference_mode could not serve a later training step from the cache.
     with torch.inference_mode(mode=False), torch.no_grad():
-        return _table(lattice, channels, device, dtype)
+        angles = _angles(lattice, channels, device, dtype)
+        return torch.polar(torch.ones_like(angles), angles)
 
 
-def _table(
-    lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines, and sines with the signs of the swapped channels, both (N, 1, d)."""
+def _angles(lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """By how much each pair of channels turns, (N, 1, d / 2)."""
     index = torch.arange(lattice.tokens, device=device)
-    columns, rows = index % lattice.width, index // lattice.width
-    places = torch.stack([columns, rows], -1).to(dtype) * lattice.step + lattice.offset
-    exponents = torch.arange(0, channels, 4, device=device, dtype=dtype) / channels
+    places = torch.stack([index % lattice.width, index // lattice.width], dim=-1)
+    places = (places * lattice.step).to(dtype) + lattice.offset
     # Quotients, since counts of multiply-adds take products of tables for those of a network.
-    periods = torch.pow(BASE, exponents)[:, None]
-    angles = (places / lattice.unit)[:, None, :] / periods  # (N, d / 4, 2): x f_m, y f_m
-    angles = angles.flatten(1).repeat_interleave(2, dim=1)[:, None]
-    signs = torch.tensor([-1.0, 1.0], device=device, dtype=dtype)
-    return angles.cos(), (angles.sin().unflatten(-1, (-1, 2)) / signs).flatten(-2)
+    periods = torch.pow(BASE, torch.arange(0, channels, 4, device=device, dtype=dtype) / channels)
+    return ((places / lattice.unit)[:, None, None] / periods[:, None]).flatten(2)
