@@ -30,3 +30,16 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
             f"model.safetensors from {where} on a machine with network and pass "
             "pretrained=<its path>"
         ) from error
+
+
+def refuse_timm_weights(name: str, config: HostConfig) -> None:
+    """Refuse ``pretrained=True`` for a network that timm does not have.
+
+    Raises:
+        ValueError: The config asks for weights.
+    """
+    if config.pretrained:
+        raise ValueError(
+            f"timm has no weights of {name}; download those of its authors and pass "
+            "pretrained=<their path>"
+        )

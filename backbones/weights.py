@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +166,8 @@ def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
             if all(key.startswith(wrapper) for key in state_dict):
                 state_dict = {key.removeprefix(wrapper): value for key, value in state_dict.items()}
                 stripped = True
-    if any(key.startswith("backbone.") for key in state_dict):
+    # LVT's authors call their stages backbone.0 to backbone.3; no backbone of ours is a mere list.
+    if any(re.match(r"backbone\.\D", key) for key in state_dict):
         kept = ("backbone.", "classifier.")
         state_dict = {
             k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)

@@ -35,6 +35,7 @@ from backbones.layers.reparam import fuse, is_fused
 from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_timm_weights
 
 
 class FFNet(StagedBackbone):
@@ -146,11 +147,7 @@ class FFNet(StagedBackbone):
 
 
 def _build(variant: str, config: HostConfig, branches: bool, fused: bool) -> FFNet:
-    if config.pretrained:
-        raise ValueError(
-            f"timm has no weights of {variant}; download those of its authors and pass "
-            "pretrained=<their path>"
-        )
+    refuse_timm_weights(variant, config)
     backbone = FFNet(variant, config, branches)
     return backbone.fuse() if fused else backbone
 
