@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +126,18 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     report = LoadReport(source, len(usable), tuple(missing), tuple(surplus))
     logger.info("%s", report)
     return report
+
+
+def rename(
+    state_dict: Mapping[str, Tensor], patterns: Iterable[tuple[str, str]]
+) -> dict[str, Tensor]:
+    """Rename keys by regular expressions and their replacements, one after the other."""
+    renamed = {}
+    for key, value in state_dict.items():
+        for pattern, replacement in patterns:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = value
+    return renamed
 
 
 def _read(path: Path) -> object:
