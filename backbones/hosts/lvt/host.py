@@ -11,12 +11,12 @@ and released checkpoints leave a choice:
   is 0 unless given. Class blocks have none.
 * How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
 * Token labels, by which it was trained, need a teacher's; see ``TokenClassifier``.
-* The FLOPs that papers print for it (0.76 to 1.00 G) leave out the products of attention.
+* The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ class LVT(StagedBackbone):
                 fill(block, "attn", config.token_mixer, slot)
         if self.cls_token is not None and swap_class_ffn:
             for index, block in enumerate(self.class_blocks):
-                block.fill_slot(config.channel_mixer, index)
+                cast("ClassBlock", block).fill_slot(config.channel_mixer, index)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""

@@ -10,7 +10,7 @@ Axes: B images, H W map, N tokens, C channels, K classes.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +68,8 @@ class TokenClassifier(Classifier):
         token, tokens = features.tokens[:, 0], features.tokens[:, 1:]
         return super().forward(token), self.aux(self.drop(tokens))
 
-    def forward(self, features: Tokens) -> Tensor:
-        """(B, 1 + N, C) -> logits (B, K)."""
+    def forward(self, features: Any) -> Tensor:
+        """``Tokens`` of (B, 1 + N, C) -> logits (B, K)."""
         logits, token_logits = self.outputs(features)
         return logits + AUX_WEIGHT * token_logits.amax(dim=1)
 

@@ -28,7 +28,9 @@ from backbones.registry import register_mixer
 MappingName = Literal["dense", "block", "gccm", "occm"]
 
 # (G1, G2) is (2, 4) but on these; the package says why.
-HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
+HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}, "lvt_*": {"g2": 3}}
+# A spatial model has nothing to see around a class token.
+HOST_DEFAULTS = {"lvt_*": {"swap_class_ffn": False}}
 
 
 @register_mixer(
@@ -36,6 +38,7 @@ HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-CS, another name of AFBO",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 @register_mixer(
@@ -43,7 +46,8 @@ HOST_GROUPS = {"deit_[sb]": {"g2": 3}, "swin_*": {"g2": 3}}
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with Eq. 7 on the activated branch and Eq. 6 on the other",
     host_options=HOST_GROUPS,
-    published_on=("deit_*", "swin_*", "poolformer_*"),
+    host_defaults=HOST_DEFAULTS,
+    published_on=("deit_*", "swin_*", "poolformer_*", "lvt_r2", "edgevit_xxs"),
 )
 def afbo(
     dim: int,
@@ -117,6 +121,7 @@ def afbo(
     "scfbo_gc",
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-GC",
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 def scfbo_gc(
@@ -154,6 +159,7 @@ def scfbo_gc(
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-OC",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 def scfbo_oc(
@@ -189,6 +195,7 @@ def scfbo_oc(
     "full",
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with dense mappings, App. A.5, Table 14: FULL",
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t", "swin_t"),
 )
 def full(
