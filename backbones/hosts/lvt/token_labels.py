@@ -95,7 +95,10 @@ class TokenClassifier(Classifier):
 
 
 def draw_box(size: tuple[int, int]) -> Box:
-    """A random box in a map of (H, W), from none of it to all, cut off at the map's borders."""
+    """A random box in a map of (H, W), cut off at the map's borders, as CutMix draws it.
+
+    Its area before that is uniform, its sides are rounded down to even numbers.
+    """
     area, *centre = torch.rand(3).tolist()
     sides = []
     for length, place in zip(size, centre, strict=True):
