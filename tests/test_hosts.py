@@ -29,7 +29,7 @@ TIMM_NAMES = {
     "swin_b": "swin_base_patch4_window7_224",
     **{name: name for name in list_hosts() if name.startswith("poolformer")},
 }
-SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
+SMALLEST = ("deit_t", "swin_t", "poolformer_s12", "lvt_r1", "edgevit_xxs")
 SIZES = [(64, 64), (65, 93), (200, 304)]
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
@@ -405,7 +405,7 @@ def test_no_weight_decay_names_exist(host):
     backbone = create_backbone(host)
     names = {name for name, _ in backbone.named_parameters()}
     assert backbone.no_weight_decay <= names
-    assert bool(backbone.no_weight_decay) == (not host.startswith("poolformer"))
+    assert bool(backbone.no_weight_decay) == host.startswith(("deit", "swin", "lvt"))
 
 
 @pytest.mark.parametrize("host", SMALLEST)

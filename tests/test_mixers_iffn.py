@@ -268,7 +268,7 @@ def test_arb_takes_truth_values():
 
 
 def test_kernels_of_a_paper_by_host():
-    large = {"deit_b", "swin_b", "poolformer_m48"}
+    large = {"deit_b", "swin_b", "poolformer_m48", *(f"lvt_r{steps}" for steps in (1, 2, 3, 4))}
     hosts = [name.removesuffix("_iffn") for name in list_backbones("*_iffn")]
     found = {host for host in hosts if mixer_options("iffn", host)["kernel_size"] == 5}
     assert found == large

@@ -29,7 +29,7 @@ from heads.linear import LinearClassifier
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
-SMALLEST = ("deit_t", "swin_t", "poolformer_s12")
+SMALLEST = ("deit_t", "swin_t", "poolformer_s12", "lvt_r1", "edgevit_xxs")
 ROWS = all_rows()
 
 
@@ -398,7 +398,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", [f"{host}_afbo" for host in SMALLEST])
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
     backbone = create_backbone(name).eval()
@@ -410,7 +410,7 @@ def test_compiles_into_one_graph(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", [f"{host}_afbo" for host in SMALLEST])
 @torch.no_grad()
 def test_compiled_code_gives_the_same(name):
     backbone = create_backbone(name).eval()
@@ -422,7 +422,7 @@ def test_compiled_code_gives_the_same(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", [f"{host}_afbo" for host in SMALLEST])
 def test_compiled_training_step_gives_the_same_gradients(name):
     backbone = create_backbone(name).train()
     images = torch.randn(2, 3, 64, 64)

@@ -42,7 +42,7 @@ RENAMES = (
         for theirs, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
         for stage in range(4)
     ),
-    (r"\.LocalAgg\.(conv1|attn|conv2)\.", r".local.mixer.\1."),
+    (r"\.LocalAgg\.(conv1|attn|conv2)\.", r".local.token_mixer.\1."),
     (r"\.LocalAgg\.", ".local."),
     (r"\.SelfAttn\.", ".sparse."),
     (r"\.attn\.LocalProp\.", ".attn.spread."),
@@ -170,12 +170,12 @@ class LocalAggregation(Half):
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
 
-    token_slot = "mixer"
+    token_slot = "token_mixer"
 
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__(dim, drop_path)
         self.norm1, self.norm2 = nn.BatchNorm2d(dim), nn.BatchNorm2d(dim)
-        self.mixer: Mixer = LocalConv(dim)
+        self.token_mixer: Mixer = LocalConv(dim)
         self.mlp: Mixer = ConvFFN(dim, RATIO * dim)
 
     def _normed(self, x: Tensor, norm: str) -> Tensor:

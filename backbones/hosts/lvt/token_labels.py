@@ -74,7 +74,7 @@ class TokenClassifier(Classifier):
         return logits + AUX_WEIGHT * token_logits.amax(dim=1)
 
     def loss(self, features: Tokens, labels: Tensor, label_smoothing: float) -> dict[str, Tensor]:
-        """Losses by name: "loss_cls" and, in training, "loss_aux".
+        """The sum of both by the name "loss_cls"; in training also its parts, to be logged.
 
         Args:
             features: Of (B, 1 + N, C).
@@ -85,13 +85,13 @@ class TokenClassifier(Classifier):
             return super().loss(features, labels, label_smoothing)
         logits, token_logits = self.outputs(features)
         cross_entropy = partial(F.cross_entropy, label_smoothing=label_smoothing)
-        loss = cross_entropy(logits, labels)
+        own = cross_entropy(logits, labels)
         if features.own_share < 1:
             other = cross_entropy(logits, labels.flip(0))
-            loss = features.own_share * loss + (1 - features.own_share) * other
+            own = features.own_share * own + (1 - features.own_share) * other
         each = labels[..., None].expand(*labels.shape, token_logits.shape[1])
         aux = cross_entropy(token_logits.transpose(1, 2), each)
-        return {"loss_cls": loss, "loss_aux": AUX_WEIGHT * aux}
+        return {"loss_cls": own + AUX_WEIGHT * aux, "class_token": own, "tokens": aux}
 
 
 def draw_box(size: tuple[int, int]) -> Box:
