@@ -1,7 +1,7 @@
 """EdgeViT-XXS: local aggregation by convolutions, then attention between sampled tokens.
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
-Transformers", ECCV 2022, Sec. 3 (blocks); the authors' code (github.com/saic-fi/edgevit) for the
+Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for the
 widths, and for what the text leaves out: the positional convolutions, and the LayerNorm after the
 tokens are spread again. That code refuses other sizes than it was built for; here maps are padded
 for the embeddings and cropped after spreading, which changes nothing at multiples of 32.
@@ -221,7 +221,7 @@ class SampledAttention(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C).
 
-    Source: EdgeViTs, Sec. 3.2 ("global sparse attention", "local propagation").
+    Source: EdgeViTs (ECCV 2022), "global sparse attention", "local propagation".
     """
 
     def __init__(self, dim: int, sampling: int) -> None:
@@ -248,7 +248,7 @@ class SampledAttention(Mixer):
         return self.proj(x)
 
 
-@register_host("edgevit_xxs", source="EdgeViTs (ECCV 2022), Table 1")
+@register_host("edgevit_xxs", source="EdgeViTs (ECCV 2022)")
 def edgevit_xxs(config: HostConfig) -> EdgeViT:
     """Widths 36 to 288, depths 1, 1, 3, 2."""
     refuse_timm_weights("edgevit_xxs", config)

@@ -3,7 +3,7 @@
 Attention gathers its tokens by index and spreads each result by a loop over offsets; nothing here
 is shared with the package.
 
-Source: Pan et al., ECCV 2022, Sec. 3.
+Source: Pan et al., ECCV 2022.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Windows are unfolded and folded, attention is softmax of products; nothing here is shared with the
 package.
 
-Source: Yang et al., CVPR 2022, Sec. 3; Touvron et al., ICCV 2021, Sec. 3 (class attention).
+Source: Yang et al., CVPR 2022; Touvron et al., ICCV 2021 (class attention).
 """
 
 import torch

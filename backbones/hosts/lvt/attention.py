@@ -1,7 +1,7 @@
 """The two attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022, Sec. 3.1
-(CSA) and 3.2 (RASA).
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022
+(CSA, RASA).
 
 Axes: B images, H W map, C channels, n heads of 32 channels, h w windows, K = 9 places in a window.
 """
@@ -138,7 +138,7 @@ class ClassAttention(nn.Module):
 
     Shape: (B, 1 + N, C), the class token first, -> (B, 1, C).
 
-    Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021, Sec. 3.
+    Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021.
     """
 
     def __init__(self, dim: int) -> None:

@@ -1,8 +1,7 @@
 """How LVT is classified and trained: a class token, every token beside it, and MixToken.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
-NeurIPS 2021, Sec. 3.2 (both losses) and 3.3 (MixToken); Yun et al., "CutMix", ICCV 2019, Alg. 1
-(how the box is drawn).
+NeurIPS 2021 (both losses, MixToken); Yun et al., "CutMix", ICCV 2019 (how the box is drawn).
 
 Axes: B images, H W map, N tokens, C channels, K classes.
 """
