@@ -1,9 +1,8 @@
 """EdgeViT-XXS: local aggregation by convolutions, then attention between sampled tokens.
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
-Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for the
-widths, and for what the text leaves out: the positional convolutions, and the LayerNorm after the
-tokens are spread again. That code refuses other sizes than it was built for; here maps are padded
+Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for widths, positional
+convolutions and norms. That code refuses other sizes than it was built for; here maps are padded
 for the embeddings and cropped after spreading, which changes nothing at multiples of 32.
 
 AFBO (Table 16) cites another network of this name; its parameters and accuracy are this one's.

@@ -1,7 +1,6 @@
 """The two attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022
-(CSA, RASA).
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
 
 Axes: B images, H W map, C channels, n heads of 32 channels, h w windows, K = 9 places in a window.
 """
