@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from backbones.classifier import Classifier
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ class Backbone(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
         raise NotImplementedError
+
+    def features(self, images: Tensor) -> Any:
+        """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.
+
+        In training it may be more than in evaluation, for what the classifier's losses need.
+        """
+        return self.embed(images)
+
+    def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
+        """A new classifier of ``features``: one linear layer, unless the published has more."""
+        return Classifier(self.num_features, num_classes, drop)
 
     def check_embeds(self) -> None:
         """Refuse to embed where dense prediction has taken the final norm's place.

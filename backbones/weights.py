@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +128,18 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     return report
 
 
+def rename(
+    state_dict: Mapping[str, Tensor], patterns: Iterable[tuple[str, str]]
+) -> dict[str, Tensor]:
+    """Rename keys by regular expressions and their replacements, one after the other."""
+    renamed = {}
+    for key, value in state_dict.items():
+        for pattern, replacement in patterns:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = value
+    return renamed
+
+
 def _read(path: Path) -> object:
     try:
         if path.suffix == ".safetensors":
@@ -165,7 +178,8 @@ def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
             if all(key.startswith(wrapper) for key in state_dict):
                 state_dict = {key.removeprefix(wrapper): value for key, value in state_dict.items()}
                 stripped = True
-    if any(key.startswith("backbone.") for key in state_dict):
+    # LVT's authors call their stages backbone.0 to backbone.3; no backbone of ours is a mere list.
+    if any(re.match(r"backbone\.\D", key) for key in state_dict):
         kept = ("backbone.", "classifier.")
         state_dict = {
             k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)

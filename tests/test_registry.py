@@ -26,7 +26,7 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
-from tests.families import NAMES
+from tests.families import NAMES, SWAPPED
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
@@ -399,7 +399,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
     backbone = create_backbone(name).eval()
@@ -411,7 +411,7 @@ def test_compiles_into_one_graph(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
 def test_compiled_code_gives_the_same(name):
     backbone = create_backbone(name).eval()
@@ -423,7 +423,7 @@ def test_compiled_code_gives_the_same(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo"])
+@pytest.mark.parametrize("name", SWAPPED)
 def test_compiled_training_step_gives_the_same_gradients(name):
     backbone = create_backbone(name).train()
     images = torch.randn(2, 3, 64, 64)

@@ -9,7 +9,6 @@ Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import cast
 
@@ -23,6 +22,7 @@ from backbones.layouts import mix_nchw
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 STEM_STRIDE = 4
 
@@ -70,7 +70,7 @@ class PoolFormer(StagedBackbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (``network.N``, ``layer_scale_N``) and timm's."""
-        return {_ours(key): value for key, value in state_dict.items()}
+        return rename(state_dict, RENAMES)
 
 
 class PoolFormerBlock(MetaFormerBlock):
@@ -98,12 +98,6 @@ RENAMES = (
     (r"^head\.norm\.", "norm."),
     (r"^head\.(fc\.)?", "classifier."),
 )
-
-
-def _ours(key: str) -> str:
-    for pattern, replacement in RENAMES:
-        key = re.sub(pattern, replacement, key)
-    return key
 
 
 def _build(variant: str, config: HostConfig) -> PoolFormer:

@@ -42,6 +42,8 @@ authors published no code. Where the paper leaves a choice or contradicts itself
   Table 2; without its convolutions that has 21.5 M.
 * Table 14's Swin-T row of FULL repeats the GLU row of Table 11; 36.9 M are two dense mappings
   without convolutions, and its 4.6 G cannot be.
+* Table 2 prints a change of -0.3 M for LVT, where (2, 3) gives -0.01 M and no reading comes near.
+  The FFNs of its class blocks, which see one token, stay; with them replaced it is -0.01 M too.
 * Nothing is said of class tokens: they pass both mappings, the product and W3, and skip the
   spatial models. Nothing is said of initialisation either, see ``SCFBO.reset_parameters``.
 

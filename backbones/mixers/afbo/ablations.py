@@ -14,7 +14,7 @@ from backbones.mixers.afbo.channel_mappings import (
 )
 from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
-from backbones.mixers.afbo.variants import HOST_GROUPS
+from backbones.mixers.afbo.variants import HOST_DEFAULTS, HOST_GROUPS
 from backbones.registry import register_mixer
 
 
@@ -23,6 +23,7 @@ from backbones.registry import register_mixer
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-C; Table 13",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t", "deit_s"),
 )
 def afbo_c(
@@ -56,6 +57,7 @@ def afbo_c(
     "afbo_s",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-S",
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 def afbo_s(
@@ -89,6 +91,7 @@ def afbo_s(
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-SC; Table 10 with sm=conv",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t", "swin_t"),
 )
 def afbo_sc(

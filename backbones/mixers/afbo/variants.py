@@ -30,8 +30,13 @@ MappingName = Literal["dense", "block", "gccm", "occm"]
 # (G1, G2) is (2, 4) but on these; the package says why.
 HOST_GROUPS = {
     pattern: {"g2": 3}
-    for pattern in ("deit_[sb]", "swin_*", "pvt_v2_*", "mixer_*", "cyclemlp_*", "hiremlp_*")
+    for pattern in (
+        *("deit_[sb]", "swin_*", "pvt_v2_*", "lvt_*"),
+        *("mixer_*", "cyclemlp_*", "hiremlp_*"),
+    )
 }
+# A spatial model has nothing to see around a class token.
+HOST_DEFAULTS = {"lvt_*": {"swap_class_ffn": False}}
 
 
 @register_mixer(
@@ -39,6 +44,7 @@ HOST_GROUPS = {
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-CS, another name of AFBO",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 @register_mixer(
@@ -46,16 +52,19 @@ HOST_GROUPS = {
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with Eq. 7 on the activated branch and Eq. 6 on the other",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=(
         "deit_*",
         "swin_*",
         "poolformer_*",
-        "cyclemlp_b1",
-        "hiremlp_t",
-        "visionllama_*",
         "pvt_v2_b1",
         "gcvit_xxt",
         "gcvit_xt",
+        "lvt_r2",
+        "cyclemlp_b1",
+        "hiremlp_t",
+        "visionllama_*",
+        "edgevit_xxs",
     ),
 )
 def afbo(
@@ -130,6 +139,7 @@ def afbo(
     "scfbo_gc",
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-GC",
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 def scfbo_gc(
@@ -167,6 +177,7 @@ def scfbo_gc(
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-OC",
     host_options=HOST_GROUPS,
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t",),
 )
 def scfbo_oc(
@@ -202,6 +213,7 @@ def scfbo_oc(
     "full",
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with dense mappings, App. A.5, Table 14: FULL",
+    host_defaults=HOST_DEFAULTS,
     published_on=("deit_t", "swin_t"),
 )
 def full(

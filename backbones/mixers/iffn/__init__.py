@@ -13,6 +13,9 @@ leaves open:
 * The counts are those of a DeiT without class token, pooled by a mean (Table 1: 73.66 M and 14.92 G
   for DeiT-B, 73.67 M and 14.99 G with the token). So these mixers build DeiT that way; with
   ``class_token=true`` the token passes everything but the depthwise block.
+* The parameters of all four LVT are met if the FFNs of its class blocks are replaced too, by IFFN
+  without the depthwise block, as they see a single token; its FLOPs are not, see
+  configs/published/iffn.yaml.
 * CMT adds the convolution's input to its output and puts the batch norm after the GELU, Sec. 4.3
   says "DW Conv with BN and GeLU"; see ``dw_residual`` and ``dw_order``.
 * Nothing is said of initialisation, see ``reset_parameters`` and ``init``.

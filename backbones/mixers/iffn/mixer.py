@@ -28,9 +28,10 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
         "deit_b": {"kernel_size": 5},
         "swin_b": {"kernel_size": 5},
         "poolformer_m48": {"kernel_size": 5},
+        "lvt_*": {"kernel_size": 5},
     },
     host_defaults=NO_CLASS_TOKEN,
-    published_on=("deit_*", "swin_*", "poolformer_*"),
+    published_on=("deit_*", "swin_*", "poolformer_*", "lvt_*"),
 )
 class IFFN(Mixer):
     """BN(W2 GELU(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2).
@@ -41,6 +42,7 @@ class IFFN(Mixer):
         channel: Whether the hidden channels are N readings of h / N (Eq. 5); False gives h channels
             and the plain activation, as an FFN has.
         spatial: Whether the depthwise block is there (Sec. 4.3). Without both parts it is an FFN.
+            None: unless the map is a single token.
         n_branches: N, a divisor of the hidden width.
         act: phi, one of gelu, softplus, elu, silu, relu, prelu (Table 3).
         arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
@@ -53,6 +55,7 @@ class IFFN(Mixer):
         init: Coefficients of Arb at the start: "ones" for phi itself in all branches, "mirror" for
             phi(-x) in every second one.
         drop: Dropout before and after W2.
+        grid: Size of the map at the build resolution.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters, for M = 4 and kernel k:
         (4 / N + 4) C^2 + (4 / N + 1 + 38 + 4 k^2) C.
@@ -67,7 +70,7 @@ class IFFN(Mixer):
         *,
         hidden_ratio: float = 4.0,
         channel: bool = True,
-        spatial: bool = True,
+        spatial: bool | None = None,
         n_branches: int = 2,
         act: str = "gelu",
         arb: str | bool = "on",
@@ -78,6 +81,7 @@ class IFFN(Mixer):
         dw_order: str = "bn_act",
         init: str = "ones",
         drop: float = 0.0,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(arb, bool):  # as which YAML reads the words on and off
@@ -101,7 +105,7 @@ class IFFN(Mixer):
         )
         self.bn_mid = _batch_norm(hidden, channel if bn_mid is None else bn_mid)
         self.dw = None
-        if spatial:
+        if grid != (1, 1) if spatial is None else spatial:
             self.dw = DepthwiseBlock(hidden, kernel_size, dw_residual, dw_order)
         self.fc2 = nn.Linear(hidden, dim)
         self.bn_out = _batch_norm(dim, channel if bn_out is None else bn_out)

@@ -50,6 +50,7 @@ def iffn_spatial(
     drop: float = 0.0,
     bn_mid: bool = False,
     bn_out: bool = False,
+    grid: tuple[int, int] | None = None,
 ) -> IFFN:
     """An FFN of full width with IFFN's depthwise block after its activation."""
     options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}

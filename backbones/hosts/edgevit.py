@@ -1,0 +1,254 @@
+"""EdgeViT-XXS: local aggregation by convolutions, then attention between sampled tokens.
+
+Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
+Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for widths, positional
+convolutions and norms. That code refuses other sizes than it was built for; here maps are padded
+for the embeddings and cropped after spreading, which changes nothing at multiples of 32.
+
+AFBO (Table 16) cites another network of this name; its parameters and accuracy are this one's.
+
+Axes: B images, H W map, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, LayerNorm2d
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
+from backbones.classifier import init_linear
+from backbones.layers.conv_ffn import ConvFFN
+from backbones.layers.patch_embed import PatchEmbed
+from backbones.layouts import to_nchw, to_nhwc
+from backbones.metamixer import split_heads
+from backbones.mixers.ffn import FFN
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_pretrained
+from backbones.weights import rename
+
+HEAD_DIM = 36
+RATIO = 4
+STRIDES = (4, 2, 2, 2)
+# The authors' names, as patterns, and ours; their stages count from 1.
+RENAMES = (
+    *(
+        (rf"^{theirs}{stage + 1}\.", f"stages.{stage}.{ours}.")
+        for theirs, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
+        for stage in range(4)
+    ),
+    (r"\.LocalAgg\.(conv1|attn|conv2)\.", r".local.token_mixer.\1."),
+    (r"\.LocalAgg\.", ".local."),
+    (r"\.SelfAttn\.", ".sparse."),
+    (r"\.attn\.LocalProp\.", ".attn.spread."),
+    (r"^head\.", "classifier."),
+)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage.
+
+    Attributes:
+        dim: C.
+        depth: Number of blocks.
+        sampling: Every how many rows and columns a token takes part in attention. With 1 all do,
+            and there is no local aggregation.
+    """
+
+    dim: int
+    depth: int
+    sampling: int
+
+
+XXS = (StageSpec(36, 1, 4), StageSpec(72, 1, 2), StageSpec(144, 3, 2), StageSpec(288, 2, 1))
+
+
+class EdgeViT(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
+
+    Classification ends in a BatchNorm and the mean over the map. Dense prediction has a LayerNorm
+    on each map, as its batches are small.
+
+    A channel mixer replaces both FFNs of a block, a token mixer the convolutions of its local
+    aggregation and its attention; they are told even and odd block indices.
+
+    Args:
+        config: See ``HostConfig``.
+        specs: The stages.
+    """
+
+    channels_first = True
+
+    def __init__(self, config: HostConfig, specs: tuple[StageSpec, ...]) -> None:
+        super().__init__()
+        widths = [spec.dim for spec in specs]
+        rates = drop_path_rates(config.drop_path_rate, sum(spec.depth for spec in specs))
+        self.stages = nn.ModuleList()
+        for stage, (width, spec) in enumerate(zip((3, *widths), specs, strict=False)):
+            drop_paths, rates = rates[: spec.depth], rates[spec.depth :]
+            embed = PatchEmbed(width, spec.dim, STRIDES[stage], STRIDES[stage])
+            blocks = nn.Sequential(*(Block(spec, rate) for rate in drop_paths))
+            self.stages.append(nn.ModuleDict({"embed": embed, "blocks": blocks}))
+        self.set_maps(config, widths, LayerNorm2d if config.dense else nn.BatchNorm2d)
+        self.apply(init_linear)
+        for stage, layer in enumerate(self.stages):
+            grid = config.grid(self.feature_info[stage].stride)
+            halves = [
+                h for h in layer.modules() if isinstance(h, LocalAggregation | SparseAttention)
+            ]
+            for index, half in enumerate(halves):
+                slot = Slot(widths[stage], RATIO, grid, stage, index, dense=config.dense)
+                half.fill_slots(slot, config.channel_mixer, config.token_mixer)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        x = images.contiguous(memory_format=torch.channels_last)
+        maps = []
+        for stage in self.stages:
+            x = to_nchw(stage.get_submodule("blocks")(stage.get_submodule("embed")(x)))
+            maps.append(x)
+        return maps
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names."""
+        return rename(state_dict, RENAMES)
+
+
+class Block(nn.Module):
+    """Local aggregation, where attention samples, then attention: (B, H, W, C) -> the same."""
+
+    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+        super().__init__()
+        self.local = LocalAggregation(spec.dim, drop_path) if spec.sampling > 1 else None
+        self.sparse = SparseAttention(spec, drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return self.sparse(x if self.local is None else self.local(x))
+
+
+class Half(nn.Module):
+    """What both halves of a block are: x + P(x), then x + mixer(norm(x)), then x + mlp(norm(x)).
+
+    P is a depthwise 3x3 convolution, for positions. A subclass says which attribute is the token
+    mixer and in which layout it norms.
+    """
+
+    token_slot: str
+
+    def __init__(self, dim: int, drop_path: float) -> None:
+        super().__init__()
+        self.pos_embed = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        x = x + to_nhwc(self.pos_embed(to_nchw(x)))
+        x = x + self.drop_path(self.get_submodule(self.token_slot)(self._normed(x, "norm1")))
+        return x + self.drop_path(self.get_submodule("mlp")(self._normed(x, "norm2")))
+
+    def _normed(self, x: Tensor, norm: str) -> Tensor:
+        return self.get_submodule(norm)(x)
+
+    def fill_slots(
+        self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
+    ) -> None:
+        """Put mixers in place."""
+        fill(self, "mlp", channel_mixer, slot)
+        fill(self, self.token_slot, token_mixer, slot)
+
+
+class LocalAggregation(Half):
+    """Each token gathers its neighbours: a depthwise 5x5 convolution between 1x1, after BatchNorm.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+    """
+
+    token_slot = "token_mixer"
+
+    def __init__(self, dim: int, drop_path: float) -> None:
+        super().__init__(dim, drop_path)
+        self.norm1, self.norm2 = nn.BatchNorm2d(dim), nn.BatchNorm2d(dim)
+        self.token_mixer: Mixer = LocalConv(dim)
+        self.mlp: Mixer = ConvFFN(dim, RATIO * dim)
+
+    def _normed(self, x: Tensor, norm: str) -> Tensor:
+        return to_nhwc(super()._normed(to_nchw(x), norm))
+
+
+class SparseAttention(Half):
+    """Attention between sampled tokens, spread over the others, after LayerNorm.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+    """
+
+    token_slot = "attn"
+
+    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+        super().__init__(spec.dim, drop_path)
+        self.norm1, self.norm2 = (nn.LayerNorm(spec.dim, eps=1e-6) for _ in range(2))
+        self.attn: Mixer = SampledAttention(spec.dim, spec.sampling)
+        self.mlp: Mixer = FFN(spec.dim, hidden_ratio=RATIO)
+
+
+class LocalConv(Mixer):
+    """1x1, depthwise 5x5 and 1x1 convolution, all with bias: (B, H, W, C) -> the same."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(dim, dim, 1), nn.Conv2d(dim, dim, 1)
+        self.attn = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return to_nhwc(self.conv2(self.attn(self.conv1(to_nchw(x)))))
+
+
+class SampledAttention(Mixer):
+    """Self-attention between every s-th row's every s-th token, then a transposed convolution.
+
+    The depthwise convolution of side s spreads each result over s x s tokens; LayerNorm follows.
+
+    Args:
+        dim: C, a multiple of 36.
+        sampling: s; with 1 there is nothing to spread.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+
+    Source: EdgeViTs (ECCV 2022), "global sparse attention", "local propagation".
+    """
+
+    def __init__(self, dim: int, sampling: int) -> None:
+        super().__init__()
+        self.num_heads, self.sampling = dim // HEAD_DIM, sampling
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.spread, self.norm = None, None
+        if sampling > 1:
+            self.spread = nn.ConvTranspose2d(dim, dim, sampling, sampling, groups=dim)
+            self.norm = nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        height, width = x.shape[1:3]
+        x = x[:, :: self.sampling, :: self.sampling]
+        size = x.shape[1:3]
+        q, k, v = (
+            split_heads(part, self.num_heads) for part in self.qkv(x.flatten(1, 2)).chunk(3, -1)
+        )
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).unflatten(1, size)
+        if self.spread is not None and self.norm is not None:
+            x = self.norm(to_nhwc(self.spread(to_nchw(x)))[:, :height, :width])
+        return self.proj(x)
+
+
+@register_host("edgevit_xxs", source="EdgeViTs (ECCV 2022)")
+def edgevit_xxs(config: HostConfig) -> EdgeViT:
+    """Widths 36 to 288, depths 1, 1, 3, 2."""
+    refuse_pretrained("edgevit_xxs", config)
+    return EdgeViT(config, XXS)

@@ -1,0 +1,189 @@
+"""LVT-R1 to R4, a light transformer: convolutional, then recursive atrous self-attention.
+
+The four networks share all parameters; R2 applies its attentions twice, and so on. Classification
+has a class token that two class blocks update behind the stages, and a second classifier on all
+other tokens; a plain head (``class_blocks=False``) has neither.
+
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022. Where text
+and released checkpoints leave a choice:
+
+* The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
+  is 0 unless given. Class blocks have none.
+* How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
+* Token labels, by which it was trained, need a teacher's; see ``TokenClassifier``.
+* The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Slot, fill
+from backbones.classifier import Classifier, init_linear
+from backbones.hosts.lvt.parts import SPECS, ClassBlock, Stage
+from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
+from backbones.layouts import to_nchw
+from backbones.registry import register_host
+from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_pretrained
+from backbones.weights import rename
+
+DEPTH = 2  # blocks of every stage
+NUM_CLASS_BLOCKS = 2
+STRIDES = (4, 8, 16, 32)
+MIX_UNIT = STRIDES[-1] // STRIDES[0]  # positions of the first map in one of the last
+
+# The authors' names, as patterns, and ours.
+RENAMES = (
+    (r"^backbone\.(\d)\.0\.", r"stages.\1.embed."),
+    (r"^backbone\.(\d)\.1\.", r"stages.\1.blocks."),
+    (r"^post_network\.", "class_blocks."),
+    (r"\.attn\.attn\.", ".attn.coefficients."),
+    (r"\.attn\.weight\.weight$", ".attn.values.weight"),
+    (r"\.attn\.ds\.", ".attn.atrous."),
+    (r"\.attn\.sr\.", ".attn.reduce."),
+    (r"\.mlp\.depconv\.", ".mlp.dwconv."),
+    (r"^downsample_norms\.(\d)\.", r"norm\1."),
+    (r"^head\.", "classifier."),
+    (r"^aux_head\.", "classifier.aux."),
+)
+
+
+class LVT(StagedBackbone):
+    """Four maps at strides 4, 8, 16, 32; NHWC inside.
+
+    Args:
+        config: See ``HostConfig``.
+        steps: Recursion count of the attentions, 1 to 4 in LVT-R1 to R4.
+        class_blocks: False has the plain head.
+        mix_token: Whether classification is trained with MixToken.
+        swap_class_ffn: Whether a channel mixer replaces the FFNs of the class blocks too.
+    """
+
+    classification_keys = ("norm.", "cls_token", "class_blocks.")
+
+    def __init__(
+        self,
+        config: HostConfig,
+        steps: int,
+        *,
+        class_blocks: bool = True,
+        mix_token: bool = True,
+        swap_class_ffn: bool = True,
+    ) -> None:
+        super().__init__()
+        widths = [spec.dim for spec in SPECS]
+        self.mix_token = mix_token
+        rates = drop_path_rates(config.drop_path_rate, DEPTH * len(SPECS))
+        self.stages = nn.ModuleList()
+        for stage, (width, spec) in enumerate(zip((3, *widths), SPECS, strict=False)):
+            drop_paths = rates[DEPTH * stage : DEPTH * (stage + 1)]
+            self.stages.append(Stage(width, spec, steps, drop_paths))
+        self.set_maps(config, widths, strides=STRIDES)
+        self.cls_token: nn.Parameter | None = None
+        if class_blocks and not config.dense:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+            self.no_weight_decay = frozenset({"cls_token"})
+            blocks = (ClassBlock(self.num_features) for _ in range(NUM_CLASS_BLOCKS))
+            self.class_blocks = nn.ModuleList(blocks)
+        self.apply(init_linear)
+        self._fill_slots(config, swap_class_ffn)
+
+    def _fill_slots(self, config: HostConfig, swap_class_ffn: bool) -> None:
+        for stage, (layer, spec) in enumerate(zip(self.stages, SPECS, strict=True)):
+            grid = config.grid(STRIDES[stage])
+            for index, block in enumerate(layer.get_submodule("blocks").children()):
+                slot = Slot(spec.dim, spec.ratio, grid, stage, index, dense=config.dense)
+                fill(block, "mlp", config.channel_mixer, slot)
+                fill(block, "attn", config.token_mixer, slot)
+        if self.cls_token is not None and swap_class_ffn:
+            for index, block in enumerate(self.class_blocks):
+                cast("ClassBlock", block).fill_slot(config.channel_mixer, index)
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        return self._stage_maps(images, None)
+
+    def _stage_maps(self, images: Tensor, box: Box | None) -> list[Tensor]:
+        x = images.contiguous(memory_format=torch.channels_last)
+        maps: list[Tensor] = []
+        for stage in self.stages:
+            x = stage.get_submodule("embed")(x)
+            if box is not None and not maps:
+                x = swap(x, box, MIX_UNIT)
+            x = stage.get_submodule("blocks")(x)
+            maps.append(x)
+            x = to_nchw(x)
+        return maps
+
+    def _tokens(self, images: Tensor, box: Box | None = None) -> Tensor:
+        """(B, 3, H, W) -> normed tokens (B, 1 + h * w, C), the class token first."""
+        x = self._stage_maps(images, box)[-1]
+        assert self.cls_token is not None
+        token = self.cls_token.repeat(len(x), 1, 1)
+        for block in self.class_blocks:
+            token = block(token, x.flatten(1, 2))
+        if box is not None:
+            x = swap(x, box)
+        return self.norm(torch.cat([token, x.flatten(1, 2)], dim=1))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 256): the normed class token, or the mean over the normed map."""
+        if self.dense or self.cls_token is None:
+            return super().embed(images)
+        return self._tokens(images)[:, 0]
+
+    def features(self, images: Tensor) -> Any:
+        """(B, 3, H, W) -> all normed tokens, mixed across the batch in training.
+
+        MixToken (``mix_token``) exchanges a box of the first map with the image in the mirrored
+        place of the batch, in units of positions of the last map, where it is exchanged back.
+        """
+        if self.dense or self.cls_token is None:
+            return super().features(images)
+        if not (self.training and self.mix_token):
+            return Tokens(self._tokens(images))
+        size = (-(-images.shape[2] // STRIDES[-1]), -(-images.shape[3] // STRIDES[-1]))
+        box = draw_box(size)
+        return Tokens(self._tokens(images, box), own_share(box, size))
+
+    def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
+        """A class-token and a token classifier, or one linear layer for the plain head."""
+        if self.cls_token is None:
+            return super().classifier(num_classes, drop)
+        return TokenClassifier(self.num_features, num_classes, drop)
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names, of classification and of dense prediction."""
+        return rename(state_dict, RENAMES)
+
+
+def _register(steps: int) -> None:
+    name = f"lvt_r{steps}"
+
+    def build(
+        config: HostConfig,
+        *,
+        class_blocks: bool = True,
+        mix_token: bool = True,
+        swap_class_ffn: bool = True,
+    ) -> LVT:
+        refuse_pretrained(name, config)
+        return LVT(
+            config,
+            steps,
+            class_blocks=class_blocks,
+            mix_token=mix_token,
+            swap_class_ffn=swap_class_ffn,
+        )
+
+    build.__doc__ = f"Widths 64, 64, 160, 256, depths 2, {steps} steps; options of ``LVT``."
+    register_host(name, source="LVT (CVPR 2022)")(build)
+
+
+for _steps in (1, 2, 3, 4):
+    _register(_steps)

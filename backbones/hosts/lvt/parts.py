@@ -1,0 +1,119 @@
+"""Blocks and stages of LVT; see ``backbones.hosts.lvt``.
+
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
+
+Axes: B images, H W map, C channels, N tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from backbones.base import Mixer, MixerFactory, Slot, fill
+from backbones.hosts.lvt.attention import (
+    ClassAttention,
+    ConvolutionalSelfAttention,
+    RecursiveAtrousSelfAttention,
+)
+from backbones.layers.conv_ffn import ConvFFN
+from backbones.layers.patch_embed import PatchEmbed
+from backbones.mixers.ffn import FFN
+
+CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage.
+
+    Attributes:
+        dim: C.
+        kernel_size: Of the embedding's convolution.
+        stride: Of the same.
+        ratio: Hidden width of the FFNs over C.
+        reduction: Of the keys of RASA; None has CSA and a plain FFN instead.
+    """
+
+    dim: int
+    kernel_size: int
+    stride: int
+    ratio: int
+    reduction: int | None
+
+
+SPECS = (
+    StageSpec(64, 7, 4, ratio=4, reduction=None),
+    StageSpec(64, 3, 2, ratio=8, reduction=4),
+    StageSpec(160, 3, 2, ratio=4, reduction=2),
+    StageSpec(256, 3, 2, ratio=4, reduction=1),
+)
+
+
+class Stage(nn.Module):
+    """The embedding of patches, and blocks: (B, D, H, W) -> (B, h, w, C)."""
+
+    def __init__(
+        self, in_channels: int, spec: StageSpec, steps: int, drop_paths: Sequence[float]
+    ) -> None:
+        super().__init__()
+        self.embed = PatchEmbed(in_channels, spec.dim, spec.kernel_size, spec.stride)
+        self.blocks = nn.Sequential(*(Block(spec, steps, rate) for rate in drop_paths))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, H, W) -> (B, h, w, C)."""
+        return self.blocks(self.embed(x))
+
+
+class Block(nn.Module):
+    """x + attn(LN x), then x + mlp(LN x); the FFN has a depthwise convolution where RASA is.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+    """
+
+    def __init__(self, spec: StageSpec, steps: int, drop_path: float) -> None:
+        super().__init__()
+        dim = spec.dim
+        self.attn: Mixer
+        self.mlp: Mixer
+        if spec.reduction is None:
+            self.attn = ConvolutionalSelfAttention(dim)
+            self.mlp = FFN(dim, hidden_ratio=spec.ratio)
+        else:
+            self.attn = RecursiveAtrousSelfAttention(dim, spec.reduction, steps)
+            self.mlp = ConvFFN(dim, spec.ratio * dim, kernel_size=3)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class ClassBlock(nn.Module):
+    """Updates the class token by what it reads from all tokens, which stay as they are.
+
+    Shape: (B, 1, C) and (B, N, C) -> (B, 1, C).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = ClassAttention(dim)
+        self.mlp: Mixer = FFN(dim, hidden_ratio=CLASS_RATIO)
+
+    def forward(self, token: Tensor, tokens: Tensor) -> Tensor:
+        """(B, 1, C) and (B, N, C) -> (B, 1, C)."""
+        token = token + self.attn(self.norm1(torch.cat([token, tokens], dim=1)))
+        # To a mixer the class token is a map of a single position.
+        return token + self.mlp(self.norm2(token)[:, None])[:, 0]
+
+    def fill_slot(self, factory: MixerFactory | None, index: int) -> None:
+        """Replace the FFN; ``index`` is the block's, behind the stages."""
+        dim = self.norm1.normalized_shape[0]
+        fill(self, "mlp", factory, Slot(dim, CLASS_RATIO, (1, 1), len(SPECS), index))

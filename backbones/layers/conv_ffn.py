@@ -1,0 +1,37 @@
+"""A feed-forward network of 1x1 convolutions, as hosts have it that work on NCHW maps."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layouts import to_nchw, to_nhwc
+
+
+class ConvFFN(Mixer):
+    """W2 GELU(W1 x), or W2 GELU(D(W1 x)) with a depthwise convolution D, all with bias.
+
+    Args:
+        dim: Channels C.
+        hidden: Hidden channels h.
+        kernel_size: Side of D, odd; None leaves it out.
+
+    Shape: (B, H, W, C) -> (B, H, W, C).
+    """
+
+    def __init__(self, dim: int, hidden: int, kernel_size: int | None = None) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(dim, hidden, 1)
+        self.dwconv = None
+        if kernel_size is not None:
+            padding = kernel_size // 2
+            self.dwconv = nn.Conv2d(hidden, hidden, kernel_size, padding=padding, groups=hidden)
+        self.fc2 = nn.Conv2d(hidden, dim, 1)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        hidden = self.fc1(to_nchw(x))
+        if self.dwconv is not None:
+            hidden = self.dwconv(hidden)
+        return to_nhwc(self.fc2(F.gelu(hidden)))
