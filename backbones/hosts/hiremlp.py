@@ -64,7 +64,7 @@ class HireMixer(nn.Module):
         region: p.
         shift: By how many tokens the map is rolled forward.
 
-    Shape: (B, C, H, W) -> (B, C, H, W). Parameters: (2 p + 3) C^2 + (2 p + 33 / 4) C.
+    Shape: (B, C, H, W) -> (B, C, H, W). Parameters: (2 p + 3) C^2 + (2 p + 29 / 4) C.
 
     Source: Hire-MLP (CVPR 2022), hierarchical rearrangement.
     """
