@@ -8,7 +8,6 @@ Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Sec. 3 (Tables 8 and 9
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import partial
 from typing import cast
@@ -24,6 +23,7 @@ from backbones.layouts import mix_nchw, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 
 class ConvNeXt(StagedBackbone):
@@ -70,7 +70,7 @@ class ConvNeXt(StagedBackbone):
 
         Both keep the convolutions of a block in layers of their own and its FFN in two linear ones.
         """
-        return {_ours(key): value for key, value in state_dict.items()}
+        return rename(state_dict, RENAMES)
 
 
 class SlottedBlock(ConvNeXtBlock):
@@ -93,12 +93,6 @@ RENAMES = (
     (r"\.dwconv\.", ".conv_dw."),
     (r"\.pwconv([12])\.", r".mlp.fc\1."),
 )
-
-
-def _ours(key: str) -> str:
-    for pattern, replacement in RENAMES:
-        key = re.sub(pattern, replacement, key)
-    return key
 
 
 @register_host("convnext_t", source="ConvNeXt, Sec. 3")

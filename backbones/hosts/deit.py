@@ -19,6 +19,7 @@ from backbones.layouts import mix_tokens
 from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 
 class DeiT(PlainBackbone):
@@ -99,10 +100,7 @@ class DeiT(PlainBackbone):
         table = state_dict.get("pos_embed")
         if table is not None:
             state_dict["pos_embed"] = self._convert_table(table, "cls_token" in state_dict)
-        return {
-            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
-            for key, value in state_dict.items()
-        }
+        return rename(state_dict, [(r"^head\.", "classifier.")])
 
     def _convert_table(self, table: Tensor, has_class_token: bool) -> Tensor:
         """The positions of a file for this network's tokens."""

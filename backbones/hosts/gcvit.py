@@ -12,7 +12,6 @@ Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023, Tab
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -25,6 +24,7 @@ from backbones.layouts import to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 
 class GCViT(StagedBackbone):
@@ -75,7 +75,7 @@ class GCViT(StagedBackbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept timm's names."""
-        return {_ours(key): value for key, value in state_dict.items()}
+        return rename(state_dict, RENAMES)
 
 
 class AnySizeStage(GlobalContextVitStage):
@@ -121,12 +121,6 @@ class AnySizeBlock(GlobalContextVitBlock):
 
 # timm's last norm ends the last stage, its classifier is a part of the head.
 RENAMES = ((r"^stages\.3\.norm\.", "norm."), (r"^head\.(fc\.)?", "classifier."))
-
-
-def _ours(key: str) -> str:
-    for pattern, replacement in RENAMES:
-        key = re.sub(pattern, replacement, key)
-    return key
 
 
 def _build(variant: str, config: HostConfig) -> GCViT:

@@ -26,6 +26,7 @@ from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
 from backbones.staged import drop_path_rates
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 WINDOW = 14
 HIDDEN_RATIO = 4.0
@@ -51,10 +52,7 @@ class PatchMLP(PlainBackbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept timm's names."""
-        return {
-            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
-            for key, value in state_dict.items()
-        }
+        return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
 class MixerMLP(PatchMLP):

@@ -21,6 +21,7 @@ from backbones.layouts import mix_tokens
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 Size = tuple[int, int]
 
@@ -62,10 +63,7 @@ class PVTv2(StagedBackbone):
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (``block1.0``, ``dwconv.dwconv``) and timm's."""
         state_dict = checkpoint_filter_fn(state_dict, self)  # type: ignore[no-untyped-call]
-        return {
-            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
-            for key, value in state_dict.items()
-        }
+        return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
 class PVTv2Block(Block):

@@ -18,6 +18,7 @@ from backbones.base import HostConfig
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 STEM = ("conv1", "bn1", "act1", "maxpool")
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -50,10 +51,7 @@ class ResNet(StagedBackbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the names of timm and torchvision, which agree."""
-        return {
-            "classifier." + key.removeprefix("fc.") if key.startswith("fc.") else key: value
-            for key, value in state_dict.items()
-        }
+        return rename(state_dict, [(r"^fc\.", "classifier.")])
 
 
 def _build(variant: str, config: HostConfig) -> ResNet:

@@ -29,6 +29,7 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
+from backbones.weights import rename
 
 Size = tuple[int, int]
 TABLE = "relative_position_bias_table"
@@ -84,7 +85,7 @@ class Swin(StagedBackbone):
             foreign = {k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in own}
             state_dict = {k: v for k, v in state_dict.items() if k not in foreign}
             state_dict = checkpoint_filter_fn(state_dict, self) | foreign
-        return {_ours(key): value for key, value in state_dict.items()}
+        return rename(state_dict, [(r"^head\.(fc\.)?", "classifier.")])
 
 
 class SwinBlock(SwinTransformerBlock):
@@ -205,13 +206,6 @@ def _region(length: int, window: int, shift: int, device: torch.device) -> Tenso
     if not shift:
         return torch.zeros_like(position)
     return (position >= length - window).long() + (position >= length - shift).long()
-
-
-def _ours(key: str) -> str:
-    for theirs in ("head.fc.", "head."):
-        if key.startswith(theirs):
-            return "classifier." + key.removeprefix(theirs)
-    return key
 
 
 def _build(variant: str, config: HostConfig) -> Swin:

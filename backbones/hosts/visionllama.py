@@ -43,6 +43,7 @@ from backbones.mixers.glu import gate
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
 from backbones.timm_source import refuse_pretrained
+from backbones.weights import rename
 
 HEAD_DIM = 32
 WINDOW = 7
@@ -134,10 +135,7 @@ class VisionLLaMA(StagedBackbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, which are ours but for the classifier's."""
-        return {
-            "classifier." + key.removeprefix("head.") if key.startswith("head.") else key: value
-            for key, value in state_dict.items()
-        }
+        return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
 class PatchEmbed(nn.Module):
