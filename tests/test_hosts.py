@@ -627,6 +627,10 @@ def test_mixers_see_the_class_token_apart(recorder):
     assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 24
 
 
+def recorders(backbone):
+    return [f"{name}." for name, m in backbone.named_modules() if isinstance(m, Recorder)]
+
+
 @pytest.mark.parametrize("host", TOKEN_SLOTS)
 def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     plain = create_backbone(host).state_dict()
@@ -635,7 +639,10 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     for convert in (dict, AUTHORS.get(host, dict)):
         backbone = create_backbone(host, token_mixer="recorder", **options)
         report = load_state_dict(backbone, convert(plain), "plain")
-        assert len(report.initialised) == sum(isinstance(m, Recorder) for m in backbone.modules())
+        expected = {f"{prefix}weight" for prefix in recorders(backbone)}
+        assert expected
+        assert expected <= set(report.initialised)
+        assert all(key.startswith(tuple(backbone.mixers())) for key in report.initialised)
         replaced = (*backbone.mixers(), *backbone.classification_keys)
         assert all(key.startswith(replaced) for key in report.skipped)
 
