@@ -86,8 +86,10 @@ def export(request: ExportRequest) -> list[Path]:
     }
     files[0].write_text(text_of(config, f"{name} in {request.to}."))
     if request.settings["standalone"] == "true":
-        files.append(write_standalone(package.backbone, folder))
-        check_standalone(files[-1], request.folder, package.backbone, request.images())
+        files.append(write_standalone(name, request.options, folder))
+        with torch.no_grad():
+            before = _outputs(package.backbone, request.images(), request.to)
+        check_standalone(folder, files[1], request.images(), before)
     files.append(write_readme(request, package))
     compare(request, package)
     return files
