@@ -32,6 +32,7 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.exporters import TARGETS
 from tools.published import Row, list_papers, load_rows
 
 DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
@@ -188,6 +189,8 @@ COLUMNS = {
     "ratio_p10": ("10 %", "{:.3f}"),
     "ratio_p90": ("90 %", "{:.3f}"),
     "paper_ratio": ("paper", "{:.3f}"),
+    # of export.py
+    **{to: (to, "{}") for to in TARGETS},
 }
 WORDS = ("backbone", "verdict", "note", "step")  # set flush left
 

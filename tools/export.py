@@ -18,6 +18,8 @@ the original. The folder appears when all is done. list tries every pair and pri
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -79,7 +81,8 @@ def export(arguments: Sequence[str]) -> list[Path]:
             image_size=image_size(options["image_size"]),
             settings={key: options[key] for key in target.settings},
         )
-        files = function(request)
+        with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
+            files = function(request)
     written = [out / path.relative_to(folder) for path in files]
     print("\n".join(map(str, written)))
     return written
@@ -94,26 +97,40 @@ def _of_run(run: object, name: str) -> dict[str, object]:
 
 
 def table(options: dict[str, str]) -> list[Record]:
-    """One record per backbone: for every target "yes", or why not."""
+    """One record per backbone: whether it goes to each target, and why not."""
     targets = options["to"].split(",")
-    functions = {to: exporter(to) for to in targets}
+    for to in targets:
+        if to not in TARGETS:
+            exporter(to)  # refuses it with the nearest name
     size = image_size(options["image_size"])
     records = []
     for name in select(options["backbone"]):
-        record: Record = {"backbone": name}
-        for to in targets:
-            with tempfile.TemporaryDirectory() as folder:
-                request = ExportRequest(
-                    to, name, {"img_size": size}, None, None, Path(folder), size,
-                    TARGETS[to].settings,
-                )  # fmt: skip
-                try:
-                    functions[to](request)
-                    record[to] = "yes"
-                except ValueError as error:
-                    record[to] = str(error)
-        records.append(record)
+        reasons = {to: refusal(name, to, size) for to in targets}
+        notes = [f"{to}: {why}" for to, why in reasons.items() if why]
+        answers = {to: "no" if why else "yes" for to, why in reasons.items()}
+        records.append({"backbone": name, **answers, "note": "; ".join(notes)})
     return records
+
+
+def refusal(name: str, to: str, size: tuple[int, int]) -> str:
+    """Why a backbone cannot be exported to a target, found by exporting it; empty if it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = ExportRequest(
+            to=to,
+            backbone=name,
+            options={},
+            ckpt=None,
+            run=None,
+            folder=Path(folder),
+            image_size=size,
+            settings=TARGETS[to].settings,
+        )
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exporter(to)(request)
+        except ValueError as error:
+            return str(error)
+    return ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +94,8 @@ class Merger:
             top = re.split(r"[ .]", line)[1]
             if top not in self.allowed and top not in sys.stdlib_module_names:
                 raise ValueError(f"a module of its own cannot hold what has {line!r} in it")
-        parts = [f'"""{title}"""', "from __future__ import annotations", "\n".join(imports)]
+        head = [f'"""{title}"""', "from __future__ import annotations", _import_block(imports)]
+        parts = ["\n\n".join(head)]
         for module in modules:
             heading = [module.name.replace(".", "/"), *module.docstring.strip().splitlines()]
             parts.append("\n".join(f"# {line}".rstrip() for line in heading))
@@ -218,6 +219,23 @@ def load(name: str, package: str) -> Module:
             names[bound] = (name, bound)
             defined_by[bound] = statement
     return Module(name, source.splitlines(), ast.get_docstring(tree) or "", body, names, defined_by)
+
+
+def _import_block(lines: Sequence[str]) -> str:
+    """Import statements, those from one module joined."""
+    joined: dict[str, list[str]] = {}
+    for line in lines:
+        module, _, name = line.partition(" import ")
+        joined.setdefault(module, []).append(name)
+    statements = []
+    for module, names in joined.items():
+        listed = ", ".join(names)
+        line = f"{module} import {listed}" if listed else module
+        if len(line) > 100:
+            rows = "".join(f"    {name},\n" for name in names)
+            line = f"{module} import (\n{rows})"
+        statements.append(line)
+    return "\n".join(statements)
 
 
 def _imported(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, Entity]:

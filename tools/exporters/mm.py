@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
 from backbones.weights import read_state_dict
+from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.benchmark import unusual
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
@@ -40,7 +41,7 @@ class Package:
     Attributes:
         model: The toolkit's config of the model, its backbone in it.
         tensors: The checkpoint, by the names of the toolkit's model.
-        classes: Names of the classes; empty if the checkpoint knows none.
+        metainfo: Names and perhaps colours of the classes; empty if the checkpoint knows none.
         backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
         whole: The original model around it, if the toolkit's model is trained.
         data: Config of datasets and evaluators.
@@ -48,7 +49,7 @@ class Package:
 
     model: dict[str, Any]
     tensors: dict[str, Tensor]
-    classes: tuple[str, ...]
+    metainfo: dict[str, Any]
     backbone: Backbone
     whole: nn.Module | None
     data: dict[str, Any]
@@ -60,6 +61,7 @@ def export(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The outputs differ, or the checkpoint is of another model.
     """
+    require_package(f"{request.to}.datasets")  # first of all, as it says what it does not find
     task = (request.run or {}).get("task_name")
     if request.to == "mmpretrain":
         package = classifier_package(request)
@@ -70,7 +72,7 @@ def export(request: ExportRequest) -> list[Path]:
     name, folder = request.backbone, request.folder
     files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]
     tensors = {key: value.detach().contiguous().clone() for key, value in package.tensors.items()}
-    meta = {"dataset_meta": {"classes": package.classes}} if package.classes else {}
+    meta = {"dataset_meta": package.metainfo} if package.metainfo else {}
     torch.save({"state_dict": tensors, "meta": meta}, files[1])
     safetensors.torch.save_file(tensors, files[2])
     start = f"{HERE}/{files[1].name}"
@@ -101,7 +103,7 @@ def backbone_package(request: ExportRequest) -> Package:
     return Package(
         model=model_config(request.to, backbone) | {"backbone": _backbone_config(request)},
         tensors=_prefixed(backbone),
-        classes=(),
+        metainfo={},
         backbone=backbone,
         whole=None,
         data=dataset_config(request.to),
@@ -127,10 +129,15 @@ def whole_package(request: ExportRequest) -> Package:
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
     load_exactly(whole, content["state_dict"], request.ckpt)
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
+    first = model.get("neck", {}).get("start_level", 0)
+    if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
+        neck = {"start_level": 0, "in_channels": list(model["neck"]["in_channels"])[first:]}
+        model["neck"] = {**model["neck"], **neck}
+        model["backbone"]["out_indices"] = tuple(range(first, 4))
     return Package(
         model=model,
         tensors=whole.model.state_dict(),
-        classes=datamodule.class_names,
+        metainfo=datamodule.metainfo,
         backbone=backbone.eval(),
         whole=whole.eval(),
         data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
@@ -144,13 +151,13 @@ def classifier_package(request: ExportRequest) -> Package:
         plain = create_backbone(request.backbone, **request.options)
         converted = plain.convert_state_dict(read_state_dict(request.ckpt))
         has_classifier = "classifier.weight" in converted
-    whole, classes = None, ()
+    whole, metainfo = None, {}
     if has_classifier:
         whole = request.create_classifier()
         backbone: Backbone = whole.backbone
         num_classes = whole.classifier.out_features
-        content = _content(request.ckpt)
-        classes = tuple(content.get("class_names", ()))
+        names = _content(request.ckpt).get("class_names")
+        metainfo = {"classes": tuple(names)} if names else {}
     else:
         backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
     tensors = _prefixed(backbone)
@@ -163,7 +170,7 @@ def classifier_package(request: ExportRequest) -> Package:
     return Package(
         model=model,
         tensors=tensors,
-        classes=classes,
+        metainfo=metainfo,
         backbone=backbone,
         whole=whole,
         data=dataset_config("mmpretrain", num_classes=num_classes, side=side),
@@ -179,7 +186,10 @@ def _content(path: Path | None) -> Mapping[str, Any]:
 
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:
-    return {"type": request.backbone, **unusual(request.backbone, dict(request.options))}
+    options = {key: value for key, value in request.options.items() if value is not None}
+    config = {"type": request.backbone, **unusual(request.backbone, options)}
+    maps = {} if request.to == "mmpretrain" else {"out_indices": (0, 1, 2, 3)}
+    return {**config, **maps, "frozen_stages": -1}
 
 
 def _prefixed(backbone: Backbone) -> dict[str, Tensor]:
@@ -214,7 +224,12 @@ def compare(request: ExportRequest, package: Package) -> None:
             after = [opened(images, mode="tensor")]
             check_equal(request.backbone, [package.whole(images)], after)
         else:
-            check_equal(request.backbone, package.backbone(images), opened.backbone(images))
+            before = package.backbone(images)
+            check_equal(
+                request.backbone,
+                [before[index] for index in opened.backbone.out_indices],
+                opened.backbone(images),
+            )
 
 
 def _outputs(backbone: Backbone, images: Tensor, toolkit: str) -> Sequence[Tensor]:

@@ -84,8 +84,8 @@ def dataset_config(
         num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
         side: Image size of MMPretrain's.
     """
-    name = DATASETS[toolkit] if with_mask else "coco_detection"
-    config = shipped(toolkit, "datasets", name)
+    boxes_only = toolkit == "mmdet" and not with_mask
+    config = shipped(toolkit, "datasets", "coco_detection" if boxes_only else DATASETS[toolkit])
     if toolkit == "mmpretrain":
         _set_side(config, side or 224)
         if num_classes != 1000:

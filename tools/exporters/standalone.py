@@ -93,7 +93,7 @@ def check_standalone(
         torch.save(images, given)
         paths = map(str, (folder, checkpoint, given, taken))
         ended = subprocess.run(
-            [sys.executable, "-I", "-c", CHECK, *paths],
+            [sys.executable, "-I", "-B", "-c", CHECK, *paths],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if ended.returncode:
