@@ -14,6 +14,7 @@ for its own ``layer_id``. MMPretrain's asks every backbone by itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,8 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
     def freeze(self) -> None:
         """Stop the gradients of frozen stages and of what no output reads, as DDP waits for all."""
         depth, last = self._backbone.depth, max(self.out_indices)
+        # What merges after the last map that is read is not read either.
+        order = dataclasses.replace(depth, merges_end_stages=False)
         unread = [key for i, key in enumerate(self._backbone.map_keys) if i not in self.out_indices]
         for name, parameter in self.named_parameters():
             stage = depth.stage(name)
@@ -83,7 +86,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
             if self.out_type == "featmap":
                 of_maps = len(depth.depths) == len(self._backbone.feature_info)
                 frozen = frozen or name.startswith(tuple(unread))
-                frozen = frozen or (of_maps and last + 1 < stage <= len(depth.depths))
+                frozen = frozen or (of_maps and last + 1 < order.stage(name) <= len(depth.depths))
             if frozen:
                 parameter.requires_grad_(False)
 
