@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from backbones import create_backbone, list_backbones, list_hosts
 from heads.linear import LinearClassifier
@@ -318,7 +319,7 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
         (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
-        (["backbone=deit_t", "to=timm", "standalone=true"], "cannot use 'standalone=true'"),
+        (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
@@ -393,6 +394,7 @@ def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
 
 
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
+    from mmengine.dataset import default_collate
     from mmengine.runner import Runner
     from mmpretrain.apis import get_model
     from mmpretrain.structures import DataSample
@@ -412,18 +414,15 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     sample = {"inputs": torch.zeros(3, 64, 64, dtype=torch.uint8), "data_samples": DataSample()}
     sample["data_samples"].set_gt_label(1)
     config.model.train_cfg = None
-    config.load_from = str(folder / "deit_t_glu.pth")
-    config.train_dataloader = {
-        "batch_size": 2, "dataset": [sample] * 2, "num_workers": 0,
-        "sampler": {"type": "DefaultSampler", "shuffle": False},
-        "collate_fn": {"type": "default_collate"},
-    }  # fmt: skip
-    config.train_cfg.max_epochs = 1
-    for key in ("val_dataloader", "val_cfg", "val_evaluator", "test_dataloader", "test_cfg",
-                "test_evaluator"):  # fmt: skip
-        config[key] = None
-    config.work_dir, config.visualizer = str(tmp_path / "work"), None
-    runner = Runner.from_cfg(config)
+    runner = Runner(
+        model=config.model,
+        work_dir=str(tmp_path / "work"),
+        train_dataloader=DataLoader([sample] * 2, batch_size=2, collate_fn=default_collate),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper=config.optim_wrapper,
+        load_from=str(folder / "deit_t_glu.pth"),
+        default_scope="mmpretrain",
+    )
     runner.train()
     trained = LinearClassifier.from_pretrained(
         "deit_t_glu", tmp_path / "work" / "epoch_1.pth", img_size=64
