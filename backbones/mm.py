@@ -211,7 +211,7 @@ def _is_pretrained(config: Mapping[str, Any]) -> bool:
 
 def _extend_layer_decay() -> None:
     """Let the constructors of the toolkits that are imported by now ask our backbones."""
-    for registry in OPTIM_WRAPPER_CONSTRUCTORS.children.values():
+    for registry in list(OPTIM_WRAPPER_CONSTRUCTORS.children.values()):  # imports add to them
         registry.import_from_location()
         for name in LAYER_DECAY:
             constructor = registry.module_dict.get(name)
