@@ -140,7 +140,7 @@ class AnyWindowAttention(WindowAttention):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         bias = self._bias(window)
         if mask is not None:
-            repeats = len(x) // len(mask)
+            repeats = x.shape[0] // mask.shape[0]
             bias = (bias + mask[:, None]).repeat(repeats, 1, 1, 1)
         drop = self.attn_drop.p if self.training else 0.0
         query, key, value = qkv.unbind(0)
