@@ -101,8 +101,8 @@ def backbone_run(options: dict[str, str]) -> list[Network]:
     """The baseline, then all networks."""
     if not options["backbone"]:
         raise ValueError("say which: backbone=NAME,NAME")
-    networks = [_network(item) for item in options["backbone"].split(",")]
-    baseline = _network(options["baseline"]) if options["baseline"] else networks[0]
+    networks = [network_of(item) for item in options["backbone"].split(",")]
+    baseline = network_of(options["baseline"]) if options["baseline"] else networks[0]
     return [baseline, *networks]
 
 
@@ -217,7 +217,7 @@ def _names(text: str, known: Sequence[str], what: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _network(text: str) -> Network:
+def network_of(text: str) -> Network:
     """``deit_t_afbo mixer.g2=6`` as a name and options."""
     from backbones import backbone_schema
     from backbones.options import unknown
