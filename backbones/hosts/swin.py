@@ -43,6 +43,8 @@ class Swin(StagedBackbone):
     both, where the detector would let padding attend.
     """
 
+    merges_end_stages = True  # the authors' stages end with it, timm's begin with it
+
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
