@@ -170,6 +170,16 @@ class TimmModel(nn.Module):
                     setattr(self.backbone, key.rstrip("."), nn.Identity())
         return list(take)
 
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """Layer of a parameter for timm's layer decay: stem, each block, then the classifier."""
+
+        def layer(name: str) -> int:
+            if not name.startswith("backbone."):
+                return self.backbone.num_layers - 1
+            return self.backbone.layer_id(name.removeprefix("backbone."))
+
+        return layer
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Refused: blocks of these hosts do not recompute themselves.
 

@@ -1,16 +1,26 @@
-"""Small members of every host family on their way out."""
+"""Requests of exports with networks of few blocks."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
-from backbones import create_backbone
 from tools.exporters import TARGETS, ExportRequest
+
+# One of every host's family, with mixers that work in different ways.
+FAMILIES = (
+    "deit_t_afbo",
+    "ffnet_1",
+    "gmlp_ti",
+    "poolformer_s12_scheme_12",
+    "posmlp_t",
+    "sbm_t_convglu",
+    "swin_t_iffn",
+)
 
 
 def shorten(network):
-    """Keep the first two of equal blocks in a row; both kinds of window blocks are among them."""
+    """Keep the first two of equal blocks in a row; shifted and plain windows are among them."""
     for module in list(network.modules()):
         for name, blocks in list(module.named_children()):
             if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks) > 2:
@@ -33,11 +43,7 @@ class SmallRequest(ExportRequest):
         return network
 
 
-def request(name, to, folder, *, small=True, size=(64, 96), ckpt=None, **settings):
-    """A request as the command makes it."""
-    made = SmallRequest if small else ExportRequest
+def small_request(name, to, folder, size=(64, 96), **settings):
+    """What the command asks of an exporter, for random weights."""
     settings = {**TARGETS[to].settings, **settings}
-    return made(to, name, {"img_size": size}, ckpt, None, Path(folder), size, settings)
-
-
-__all__ = ["create_backbone", "request", "shorten"]
+    return SmallRequest(to, name, {"img_size": size}, None, None, Path(folder), size, settings)
