@@ -59,7 +59,9 @@ def _write(request: ExportRequest, graph: Graph, path: Path) -> None:
         level = logging.root.manager.disable
         logging.disable(logging.WARNING)
         try:
-            model = torch.onnx.export(graph.program, dynamo=True, verbose=False)
+            model = torch.onnx.export(
+                graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),)
+            )
             assert model is not None
             model.save(path, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:

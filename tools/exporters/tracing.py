@@ -8,7 +8,9 @@ and the README beside the file says so.
 from __future__ import annotations
 
 import copy
+import linecache
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,10 @@ class Graph:
     free: tuple[str, ...]
     why_fixed: str
 
+    def axes(self) -> dict[int, str]:
+        """The free axes of the images by their position."""
+        return {axis: name for axis, name in AXES.items() if name in self.free}
+
     def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
         """(B, H, W) to compare on: the traced size and, where they are free, others."""
         if "height" not in self.free:
@@ -55,55 +61,71 @@ def inference_form(network: nn.Module) -> nn.Module:
 def trace(network: nn.Module, request: ExportRequest) -> Graph:
     """Record a network, with as many free axes as it allows.
 
+    Every graph is run on other sizes, since torch.export may fix an axis without a word.
+
     Raises:
         ValueError: It cannot be recorded at any size; module and operator are named.
     """
-    images = request.images()
-    try:
-        return Graph(_export(network, images, AXES), tuple(AXES.values()), "")
-    except Exception as error:  # torch.export raises what the traced code does
-        why = culprit(network, error)
-    try:
-        return Graph(_export(network, images, {0: "batch"}), ("batch",), why)
-    except Exception as error:
-        raise ValueError(
-            f"{request.backbone} cannot be recorded as a graph: {culprit(network, error)}"
-        ) from error
+    why = ""
+    for axes in (AXES, {0: "batch"}):
+        try:
+            program = _export(network, request.images(), axes)
+        except Exception as error:  # torch.export raises whatever the traced code does
+            why, cause = culprit(network, error), error
+            continue
+        graph = Graph(program, tuple(axes.values()), "" if axes is AXES else why)
+        cause = _first_failure(graph, request)
+        if cause is None:
+            return graph
+        why = culprit(network, cause)
+    raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
 
 
 def _export(network: nn.Module, images: Tensor, axes: Mapping[int, str]) -> ExportedProgram:
-    dims = {axis: Dim(name, min=1 if axis == 0 else MIN_SIDE) for axis, name in axes.items()}
+    dims = {axis: Dim.AUTO(min=1 if axis == 0 else MIN_SIDE) for axis in axes}
     with torch.no_grad():
         return torch.export.export(network, (images,), dynamic_shapes=(dims,))
 
 
+def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
+    """What a size that should be free raises."""
+    run = graph.program.module()
+    for batch, *size in graph.sizes(request.image_size):
+        try:
+            with torch.no_grad():
+                run(request.images(batch, (size[0], size[1])))
+        except Exception as error:  # guards and operators raise many kinds
+            return error
+    return None
+
+
 def culprit(network: nn.Module, error: BaseException) -> str:
-    """Module and operator of a failure, and the first sentence of its message."""
-    module, operator = "", ""
-    trace, frames = error.__traceback__, []
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
+    """Module and operator (or line) of a failure, and the beginning of its message."""
+    module, operator, line = "the network", "", ""
     names = {id(part): name for name, part in network.named_modules()}
-    for frame in frames:
+    for frame, number in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:
             module = f"{names[id(owner)] or 'the network'} ({type(owner).__name__})"
+            line = linecache.getline(frame.f_code.co_filename, number).strip()
         called = frame.f_locals.get("func")
         if isinstance(called, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
             operator = str(called)
     found = re.search(r"aten[.:]+\w+(\.\w+)?", str(error))
-    operator = operator or (found.group() if found else "its own code")
-    return f"{module or 'the network'}, {operator}: {_sentence(error)}"
+    operator = (
+        operator or (found.group() if found else "") or (f"`{line}`" if line else "its sizes")
+    )
+    return f"{module}, {operator}: {_sentence(error)}"
 
 
 def module_of(program: ExportedProgram, operator: str) -> str:
     """The innermost module whose code called an operator of a program."""
-    for node in program.graph.nodes:
-        if str(node.target) == operator and node.meta.get("nn_module_stack"):
-            path, kind = list(node.meta["nn_module_stack"].values())[-1]
-            kind = kind if isinstance(kind, str) else kind.__name__
-            return f"{path} ({kind.rpartition('.')[2]})"
+    for graph in (program, program.run_decompositions()):
+        for node in graph.graph.nodes:
+            if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
+                path, kind = list(node.meta["nn_module_stack"].values())[-1]
+                kind = kind if isinstance(kind, str) else kind.__name__
+                return f"{path} ({kind.rpartition('.')[2]})"
     return "the network"
 
 
