@@ -5,6 +5,8 @@ A host's own modules (timm's) keep the host's layout; a ``Mixer`` in their place
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -40,3 +42,13 @@ def to_nhwc(x: Tensor) -> Tensor:
 def to_nchw(x: Tensor) -> Tensor:
     """View (B, H, W, C) as (B, C, H, W); a contiguous input comes out in channels_last memory."""
     return x.permute(0, 3, 1, 2)
+
+
+def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sizes are equal; an exported graph that serves any size takes them as different.
+
+    Resampling to the same size changes nothing, and a comparison would fix the graph to its answer.
+    """
+    if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in size):
+        return False
+    return tuple(size) == tuple(other)

@@ -62,7 +62,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     Raises:
         ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
     """
-    return _strip_wrappers(read_tensors(path))
+    return strip_wrappers(read_tensors(path))
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -165,7 +165,8 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+def strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take off prefixes that all keys share; of a whole model keep backbone and classifier."""
     stripped = True
     while stripped:
         stripped = False

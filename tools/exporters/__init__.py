@@ -53,6 +53,7 @@ class Target:
 
 DENSE, EXPORT = "make install", "pip install -e '.[export]'"
 SWITCH = ("false", "true")
+PARTS = ("all", "classifier", "maps", "dense")
 TARGETS = {
     "mmdet": Target(
         "mm",
@@ -77,9 +78,19 @@ TARGETS = {
     ),
     "timm": Target("timm", "a checkpoint for timm.create_model"),
     "onnx": Target(
-        "onnx", "an ONNX model", {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT}
+        "onnx",
+        "ONNX models of classifier and maps, checked in onnxruntime",
+        {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
+        {"network": "all"},
+        {"network": PARTS},
     ),
-    "torch_export": Target("torch_export", "a torch.export program"),
+    "torch_export": Target(
+        "torch_export",
+        "torch.export programs of classifier and maps",
+        {},
+        {"network": "all"},
+        {"network": PARTS},
+    ),
 }
 
 
@@ -107,8 +118,8 @@ class ExportRequest:
     image_size: tuple[int, int]
     settings: Mapping[str, str]
 
-    def create_backbone(self, *, dense: bool) -> Backbone:
-        """The backbone in evaluation mode with the checkpoint's weights.
+    def create_backbone(self, *, dense: bool, random: bool = False) -> Backbone:
+        """The backbone in evaluation mode with the checkpoint's weights, or random ones.
 
         Raises:
             ValueError: Weights of another model; the keys that differ are listed.
@@ -120,7 +131,8 @@ class ExportRequest:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return create_backbone(
-                self.backbone, **{**self.options, "dense": dense, "pretrained": self.ckpt}
+                self.backbone,
+                **{**self.options, "dense": dense, "pretrained": None if random else self.ckpt},
             ).eval()
 
     def create_classifier(self) -> LinearClassifier:

@@ -75,7 +75,7 @@ def fast(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Bl
 
 
 def _forward(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
-    out = x.new_empty(len(x), len(bias))
+    out = x.new_empty(x.shape[0], bias.shape[0])
     sizes = [len(weights[index]) for index, _ in blocks]
     runs = zip(blocks, out.split(sizes, dim=1), bias.split(sizes), strict=True)
     for (index, start), run, offset in runs:
