@@ -72,7 +72,7 @@ TARGETS = {
     "mmpretrain": Target(
         "mm",
         "config, checkpoint and README for MMPretrain",
-        {"mmpretrain": "pip install onedl-mmpretrain"},
+        {"mmpretrain": EXPORT},
         {"standalone": "false"},
         {"standalone": SWITCH},
     ),
