@@ -8,7 +8,7 @@ classification network, with its classifier where the checkpoint has one.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ def export(request: ExportRequest) -> list[Path]:
     files[0].write_text(text_of(config, f"{name} in {request.to}."))
     if request.settings["standalone"] == "true":
         files.append(write_standalone(name, request.options, folder))
-        with torch.no_grad():
-            before = _outputs(package.backbone, request.images(), request.to)
+        before = _outputs(package, request.images())
         check_standalone(folder, files[1], request.images(), before)
     files.append(write_readme(request, package))
     compare(request, package)
@@ -209,8 +208,7 @@ def compare(request: ExportRequest, package: Package) -> None:
         if package.whole is None:
             backbone = _models(request.to).build(config.model.backbone)
             backbone.init_weights()
-            before = _outputs(package.backbone, images, request.to)
-            check_equal(request.backbone, before, backbone.eval()(images))
+            check_equal(request.backbone, _outputs(package, images), backbone.eval()(images))
             return
         opened = open_whole(request.to, config, folder / f"{request.backbone}.pth")
         own = opened.state_dict()
@@ -224,16 +222,17 @@ def compare(request: ExportRequest, package: Package) -> None:
             after = [opened(images, mode="tensor")]
             check_equal(request.backbone, [package.whole(images)], after)
         else:
-            before = package.backbone(images)
-            check_equal(
-                request.backbone,
-                [before[index] for index in opened.backbone.out_indices],
-                opened.backbone(images),
-            )
+            check_equal(request.backbone, _outputs(package, images), opened.backbone(images))
 
 
-def _outputs(backbone: Backbone, images: Tensor, toolkit: str) -> Sequence[Tensor]:
-    return [backbone.embed(images)] if toolkit == "mmpretrain" else backbone(images)
+def _outputs(package: Package, images: Tensor) -> list[Tensor]:
+    """What the toolkit's backbone has to give: the maps of its config, or the embedding."""
+    config = package.model["backbone"]
+    with torch.no_grad():
+        if config.get("out_type") == "embedding":
+            return [package.backbone.embed(images)]
+        maps = package.backbone(images)
+    return [maps[index] for index in config["out_indices"]]
 
 
 def open_whole(toolkit: str, config: Config, checkpoint: Path) -> Any:
