@@ -451,6 +451,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
     assert all(v.equal(ours.backbone.state_dict()[k]) for k, v in back.state_dict().items())
 
 
+@pytest.mark.slow
 def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmseg.apis import inference_model, init_model
 
