@@ -120,12 +120,11 @@ def culprit(network: nn.Module, error: BaseException) -> str:
 
 def module_of(program: ExportedProgram, operator: str) -> str:
     """The innermost module whose code called an operator of a program."""
-    for graph in (program, program.run_decompositions()):
-        for node in graph.graph.nodes:
-            if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
-                path, kind = list(node.meta["nn_module_stack"].values())[-1]
-                kind = kind if isinstance(kind, str) else kind.__name__
-                return f"{path} ({kind.rpartition('.')[2]})"
+    for node in program.graph.nodes:
+        if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
+            path, kind = list(node.meta["nn_module_stack"].values())[-1]
+            kind = kind if isinstance(kind, str) else kind.__name__
+            return f"{path} ({kind.rpartition('.')[2]})"
     return "the network"
 
 
