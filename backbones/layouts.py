@@ -44,11 +44,15 @@ def to_nchw(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
 
-def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two sizes are equal; an exported graph that serves any size takes them as different.
+def is_any_size(size: Sequence[int]) -> bool:
+    """Whether a graph is exported in which a size is a symbol, so that it has to serve any.
 
-    Resampling to the same size changes nothing, and a comparison would fix the graph to its answer.
+    Compilers may guard on a comparison of sizes and record again; an exported graph would keep the
+    answer for ever.
     """
-    if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in size):
-        return False
-    return tuple(size) == tuple(other)
+    return any(isinstance(side, torch.SymInt) for side in size) and torch.compiler.is_exporting()
+
+
+def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sizes are equal, so that nothing need be resampled; any size is never equal."""
+    return not is_any_size(size) and tuple(size) == tuple(other)

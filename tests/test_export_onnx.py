@@ -34,7 +34,7 @@ def check_sizes(name, sizes):
             assert "any batch, any height and width from 64" in line
 
 
-@pytest.mark.parametrize("name", ["deit_t_afbo", "posmlp_t"])
+@pytest.mark.parametrize("name", ["deit_t_afbo", pytest.param("posmlp_t", marks=pytest.mark.slow)])
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
     """The exporter itself compares several sizes and batches; here only one not among them."""
     sizes = written(name, "onnx", tmp_path, network="maps")
@@ -52,7 +52,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ffnet_1", "sbm_t_convglu"])
+@pytest.mark.parametrize("name", ["ffnet_1", pytest.param("sbm_t_convglu", marks=pytest.mark.slow)])
 def test_programs_run_at_any_size(name, tmp_path):
     check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))
 

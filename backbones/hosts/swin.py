@@ -27,6 +27,7 @@ from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
+from backbones.layouts import is_any_size
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -105,7 +106,7 @@ class SwinBlock(SwinTransformerBlock):
         if isinstance(self.attn, Mixer):
             return cast("Tensor", self.attn(x))
         _, height, width, channels = x.shape
-        if torch.compiler.is_exporting() and any(isinstance(s, torch.SymInt) for s in x.shape[1:3]):
+        if is_any_size(x.shape[1:3]):
             return self._attn_any_size(x)
         (window_h, shift_h), (window_w, shift_w) = self._window(height), self._window(width)
         window, shift = (window_h, window_w), (shift_h, shift_w)

@@ -95,8 +95,11 @@ class AnyLength:
         position = torch.arange(self.padded, device=device)
         shifts = (size >= window if shift_single_window else size > window).long()
         by = shifts * shift
-        self.source = (position + by) % self.padded
-        self.target = ((torch.arange(length, device=device) - by) % self.padded).contiguous()
+        # No remainders by a symbol: ONNX's converter has none.
+        source = position + by
+        self.source = torch.where(source >= self.padded, source - self.padded, source)
+        target = torch.arange(length, device=device) - by
+        self.target = torch.where(target < 0, target + self.padded, target)
         moved = (position >= self.padded - window).long() + (position >= self.padded - by).long()
         outside = (position >= length) & (size < window)
         self.regions = torch.where(outside, 3, moved * shifts)
@@ -105,8 +108,9 @@ class AnyLength:
         """Pad the axis ``dim`` with zeros and roll it."""
         shape = [1] * x.ndim
         shape[dim] = -1
-        inside = (self.source < self.length).to(x.dtype).reshape(shape)
-        return x.index_select(dim, self.source.clamp(max=self.length - 1)) * inside
+        inside = self.source < self.length
+        x = x.index_select(dim, torch.where(inside, self.source, 0))
+        return x * inside.to(x.dtype).reshape(shape)
 
     def unroll(self, x: Tensor, dim: int) -> Tensor:
         """The inverse of ``roll``."""

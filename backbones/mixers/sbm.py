@@ -28,7 +28,7 @@ from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import EvalCache
-from backbones.layouts import same_size, to_nchw, to_nhwc
+from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
 from backbones.registry import register_mixer
 
 Size = tuple[int, int]
@@ -178,7 +178,7 @@ class BilinearMapping(nn.Module):
         read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
         latent = torch.bmm(read, x.flatten(1, 2))
         # An exported graph serves any size, where the second form is never much worse.
-        few = not torch.compiler.is_exporting() and size[0] * size[1] <= self.rank
+        few = not is_any_size(size) and size[0] * size[1] <= self.rank
         if few or _is_counted(x):
             return cast("Tensor", self.proj(torch.bmm(write.mT, latent)).unflatten(1, size))
         # W_s and W_c act on different axes and may change places: W_c then sees m rows, not n.

@@ -65,21 +65,24 @@ def _write(request: ExportRequest, graph: Graph, path: Path) -> None:
             assert model is not None
             model.save(path, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:
-            found = re.search(r"aten[.:]+\w+(\.\w+)?", _root(error))
+            messages = _messages(error)
+            found = re.search(r"aten[.:]+\w+", " ".join(messages))
             operator = found.group().replace("::", ".") if found else "an operator"
             raise ValueError(
                 f"{request.backbone} has no ONNX form: {module_of(graph.program, operator)}, "
-                f"{operator}: {_root(error).splitlines()[0][:200]}"
+                f"{operator}: {messages[-1].splitlines()[0][:200]}"
             ) from error
         finally:
             logging.disable(level)
 
 
-def _root(error: BaseException) -> str:
-    """The message of the error that began it."""
-    while error.__cause__ is not None:
+def _messages(error: BaseException | None) -> list[str]:
+    """What an error says, then each of its causes."""
+    messages = []
+    while error is not None:
+        messages.append(str(error) or type(error).__name__)
         error = error.__cause__
-    return str(error) or type(error).__name__
+    return messages
 
 
 def _run(session: onnxruntime.InferenceSession, images: Tensor) -> list[Tensor]:

@@ -8,12 +8,14 @@ and the README beside the file says so.
 from __future__ import annotations
 
 import copy
+import itertools
 import linecache
 import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +69,10 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
         ValueError: It cannot be recorded at any size; module and operator are named.
     """
     why = ""
-    for axes in (AXES, {0: "batch"}):
+    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
+    for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
         try:
-            program = _export(network, request.images(), axes)
+            program = _export(network, request.images(), axes, named)
         except Exception as error:  # torch.export raises whatever the traced code does
             why, cause = culprit(network, error), error
             continue
@@ -81,8 +84,14 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
     raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
 
 
-def _export(network: nn.Module, images: Tensor, axes: Mapping[int, str]) -> ExportedProgram:
-    dims = {axis: Dim.AUTO(min=1 if axis == 0 else MIN_SIDE) for axis in axes}
+def _export(
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool
+) -> ExportedProgram:
+    least = {axis: 1 if axis == 0 else MIN_SIDE for axis in axes}
+    dims: Any = {
+        axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
+        for axis, name in axes.items()
+    }
     with torch.no_grad():
         return torch.export.export(network, (images,), dynamic_shapes=(dims,))
 
@@ -120,12 +129,11 @@ def culprit(network: nn.Module, error: BaseException) -> str:
 
 def module_of(program: ExportedProgram, operator: str) -> str:
     """The innermost module whose code called an operator of a program."""
-    for graph in (program, program.run_decompositions()):
-        for node in graph.graph.nodes:
-            if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
-                path, kind = list(node.meta["nn_module_stack"].values())[-1]
-                kind = kind if isinstance(kind, str) else kind.__name__
-                return f"{path} ({kind.rpartition('.')[2]})"
+    for node in program.graph.nodes:
+        if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
+            path, kind = list(node.meta["nn_module_stack"].values())[-1]
+            kind = kind if isinstance(kind, str) else kind.__name__
+            return f"{path} ({kind.rpartition('.')[2]})"
     return "the network"
 
 
