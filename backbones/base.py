@@ -5,6 +5,7 @@ Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.classifier import Classifier
+from backbones.depth import Depth, depths_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Backbone(nn.Module):
         classification_keys: Prefixes of state-dict keys that only the classification network has.
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
+        merges_end_stages: Whether downsampling belongs to the stage before it.
     """
 
     name: str = ""
@@ -47,6 +50,7 @@ class Backbone(nn.Module):
     classification_keys: tuple[str, ...] = ()
     map_keys: tuple[str, ...] = ()
     no_weight_decay: frozenset[str] = frozenset()
+    merges_end_stages: bool = False
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per ``feature_info`` entry.
@@ -81,6 +85,31 @@ class Backbone(nn.Module):
                 f"{self.name or type(self).__name__} was built with dense=True and has no "
                 "embedding of an image; build it with dense=False"
             )
+
+    @property
+    def num_layers(self) -> int:
+        """How many ids ``layer_id`` gives: the stem, every block, and what follows them."""
+        return self.depth.num_layers
+
+    def layer_id(self, name: str) -> int:
+        """How deep a parameter lies, for layer-wise learning rates: 0 for the stem."""
+        return self.depth.layer(name)
+
+    @functools.cached_property
+    def depth(self) -> Depth:
+        """Where the parameters lie.
+
+        Raises:
+            ValueError: The network has no blocks under the names that the rule knows.
+        """
+        depths = depths_of(name for name, _ in self.named_parameters())
+        if not depths:
+            raise ValueError(
+                f"{self.name or type(self).__name__} has no parameters in stages.N.blocks.M, "
+                "stages.N.M, layers.N.blocks.M or blocks.M; name the parts of the host like this"
+            )
+        maps = self.map_keys if len(self.map_keys) == len(depths) else ()
+        return Depth(depths, maps, self.classification_keys, self.merges_end_stages)
 
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""

@@ -5,6 +5,8 @@ A host's own modules (timm's) keep the host's layout; a ``Mixer`` in their place
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -40,3 +42,17 @@ def to_nhwc(x: Tensor) -> Tensor:
 def to_nchw(x: Tensor) -> Tensor:
     """View (B, H, W, C) as (B, C, H, W); a contiguous input comes out in channels_last memory."""
     return x.permute(0, 3, 1, 2)
+
+
+def is_any_size(size: Sequence[int]) -> bool:
+    """Whether a graph is exported in which a size is a symbol, so that it has to serve any.
+
+    Compilers may guard on a comparison of sizes and record again; an exported graph would keep the
+    answer for ever.
+    """
+    return any(isinstance(side, torch.SymInt) for side in size) and torch.compiler.is_exporting()
+
+
+def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sizes are equal, so that nothing need be resampled; any size is never equal."""
+    return not is_any_size(size) and tuple(size) == tuple(other)

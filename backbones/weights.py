@@ -9,20 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
+import timm
 import torch
 from torch import Tensor
 
 from backbones.base import Backbone, Mixer
+from backbones.inert import holds_histories, load_without_histories
 
 logger = logging.getLogger(__name__)
 
 # Where published files keep their weights (timm, mmengine and DeiT's release); averages come first,
 # as in timm.
 CONTAINERS = ("state_dict_ema", "ema_state_dict", "model_ema", "state_dict", "model")
-# What foreign bytes make the readers raise.
-UNREADABLE = (RuntimeError, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError)
+MMPRETRAIN_CLASSIFIER = "head.fc."
 WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
 
 
@@ -33,20 +32,24 @@ class LoadReport:
     Attributes:
         source: The file.
         loaded: Number of tensors taken over.
+        resized: Those of them that were computed anew for this network, such as a table of
+            positions for other windows or images.
         initialised: Keys of the model that the file does not have (a new mixer, a new output norm).
         skipped: Keys of the file that the model has no place for (a replaced FFN, the classifier).
     """
 
     source: str
     loaded: int
+    resized: tuple[str, ...]
     initialised: tuple[str, ...]
     skipped: tuple[str, ...]
 
     def __str__(self) -> str:
         """One line for a log."""
         return (
-            f"{self.source}: {self.loaded} tensors loaded, {len(self.initialised)} left at their "
-            f"initialisation{_some(self.initialised)}, {len(self.skipped)} in the file not used"
+            f"{self.source}: {self.loaded} tensors loaded, of these {len(self.resized)} resized"
+            f"{_some(self.resized)}, {len(self.initialised)} left at their initialisation"
+            f"{_some(self.initialised)}, {len(self.skipped)} in the file not used"
             f"{_some(self.skipped)}"
         )
 
@@ -60,7 +63,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     Raises:
         ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
     """
-    return _strip_wrappers(read_tensors(path))
+    return strip_wrappers(read_tensors(path))
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -94,7 +97,8 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     Raises:
         ValueError: Anything else is missing, left over or of another shape; the keys are listed.
     """
-    state_dict = backbone.convert_state_dict(dict(state_dict))
+    file = state_dict
+    state_dict = backbone.convert_state_dict(dict(file))
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):
             converted = mixer.convert_state_dict(_below(f"{prefix}.", state_dict))
@@ -123,7 +127,9 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
             f"keys differ{_some(wrong, 8)}; name the backbone and options it was trained with"
         )
     backbone.load_state_dict(usable, strict=False)
-    report = LoadReport(source, len(usable), tuple(missing), tuple(surplus))
+    places = {_place(value) for value in file.values()}
+    resized = tuple(key for key, value in usable.items() if _place(value) not in places)
+    report = LoadReport(source, len(usable), resized, tuple(missing), tuple(surplus))
     logger.info("%s", report)
     return report
 
@@ -143,7 +149,9 @@ def rename(
 def _read(path: Path) -> object:
     try:
         if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
+            return timm.models.load_state_dict(str(path))
+        if holds_histories(path):
+            return load_without_histories(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
@@ -151,7 +159,7 @@ def _read(path: Path) -> object:
             "opened, as it could run code. Re-save its state_dict with safetensors where you "
             "trust it"
         ) from error
-    except (*UNREADABLE, safetensors.SafetensorError) as error:
+    except Exception as error:  # foreign bytes make the readers raise all kinds
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is truncated or not a checkpoint ({reason})") from error
 
@@ -170,7 +178,8 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+def strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take off prefixes that all keys share; of a whole model keep backbone and classifier."""
     stripped = True
     while stripped:
         stripped = False
@@ -180,11 +189,18 @@ def _strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
                 stripped = True
     # LVT's authors call their stages backbone.0 to backbone.3; no backbone of ours is a mere list.
     if any(re.match(r"backbone\.\D", key) for key in state_dict):
-        kept = ("backbone.", "classifier.")
+        kept = ("backbone.", "classifier.", MMPRETRAIN_CLASSIFIER)
         state_dict = {
-            k.removeprefix("backbone."): v for k, v in state_dict.items() if k.startswith(kept)
+            k.replace(MMPRETRAIN_CLASSIFIER, "classifier.", 1).removeprefix("backbone."): v
+            for k, v in state_dict.items()
+            if k.startswith(kept)
         }
     return state_dict
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor's values lie: equal for a view of it, another one for what was computed."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _below(prefix: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

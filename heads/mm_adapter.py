@@ -5,9 +5,11 @@ The toolkits are imported inside functions, so that everything else works where 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,14 @@ class ToolkitModel(nn.Module):
 
     Args:
         model: Built by ``build_model``; its backbone is ours.
+        config: The toolkit's config that it was built from.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.model: Any = model
+        # Exporters write it down; the backbone's part is theirs to say.
+        self.config = {key: value for key, value in config.items() if key != "backbone"}
 
     @property
     def backbone(self) -> Backbone:
@@ -86,17 +91,24 @@ def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:
 
     importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
     config.backbone = {"type": lambda: backbone}
-    # Heads and necks start from the toolkit's own initialisation, which logs a line per parameter;
-    # a Backbone has no init_weights and keeps its weights.
+    # Heads and necks start from the toolkit's own initialisation; a Backbone has no init_weights
+    # and keeps its weights.
+    with quiet(), DefaultScope.overwrite_default_scope(toolkit):
+        models = importlib.import_module(f"{toolkit}.registry").MODELS
+        model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
+        model.init_weights()  # type: ignore[operator]
+    return model
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the toolkits' remarks, of which initialisation makes one per parameter."""
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
-        with DefaultScope.overwrite_default_scope(toolkit):
-            model: nn.Module = importlib.import_module(f"{toolkit}.registry").MODELS.build(config)
-        model.init_weights()  # type: ignore[operator]
+        yield
     finally:
         logging.disable(disabled)
-    return model
 
 
 def check_pyramid(backbone: Backbone, head: str) -> list[int]:

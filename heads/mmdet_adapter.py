@@ -58,13 +58,8 @@ def build_detector(
     Raises:
         ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
     """
-    if name not in DETECTORS:
-        raise ValueError(f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}")
-    channels = check_pyramid(backbone, name)
-    config = base_config("mmdet", DETECTORS[name])
-    config.neck.in_channels = channels
+    config = base_detector(backbone, name)
     freeze_unread(backbone, config.neck.get("start_level", 0))
-    config.data_preprocessor.pad_size_divisor = backbone.size_divisor
     set_everywhere(config, "num_classes", num_classes)
     _resize(config, num_rois, num_proposals, mask_size, anchor_scale)
     if group_norm:
@@ -72,7 +67,22 @@ def build_detector(
     override(config, options or {})
     model = build_model("mmdet", config, backbone)
     _keep_operators_in_float(model)
-    return ToolkitModel(model)
+    return ToolkitModel(model, config)
+
+
+def base_detector(backbone: Backbone, name: str) -> Any:
+    """MMDetection's own config of a detector, fitted to a backbone, which itself is not in it.
+
+    Raises:
+        ValueError: Unknown name, MMDetection absent, or a backbone without four maps.
+    """
+    if name not in DETECTORS:
+        raise ValueError(f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}")
+    channels = check_pyramid(backbone, name)
+    config = base_config("mmdet", DETECTORS[name])
+    config.neck.in_channels = channels
+    config.data_preprocessor.pad_size_divisor = backbone.size_divisor
+    return config
 
 
 def _keep_operators_in_float(model: nn.Module) -> None:

@@ -61,6 +61,24 @@ def build_segmentor(
     Raises:
         ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.
     """
+    config = base_segmentor(backbone, name)
+    if channels is not None:
+        config.decode_head.channels, config.auxiliary_head.channels = channels, channels // 2
+    set_everywhere(config, "num_classes", num_classes)
+    norm = {"type": "GN", "num_groups": 32} if group_norm else {"type": "BN"}
+    set_everywhere(config, "norm_cfg", norm | {"requires_grad": True})
+    if class_weights is not None:
+        _weight_classes(config, list(class_weights), num_classes)
+    override(config, options or {})
+    return Segmentor(build_model("mmseg", config, backbone), config)
+
+
+def base_segmentor(backbone: Backbone, name: str) -> Any:
+    """MMSegmentation's own config of a segmentor, fitted to a backbone, which is not in it.
+
+    Raises:
+        ValueError: Unknown name, MMSegmentation absent, or a backbone without four maps.
+    """
     if name not in SEGMENTORS:
         raise ValueError(f"there is no segmentor called {name!r}; known: {', '.join(SEGMENTORS)}")
     widths = check_pyramid(backbone, name)
@@ -68,17 +86,9 @@ def build_segmentor(
     config.pretrained = None
     config.decode_head.in_channels = widths
     config.auxiliary_head.in_channels = widths[config.auxiliary_head.in_index]
-    if channels is not None:
-        config.decode_head.channels, config.auxiliary_head.channels = channels, channels // 2
     divisor = backbone.size_divisor
     config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
-    set_everywhere(config, "num_classes", num_classes)
-    norm = {"type": "GN", "num_groups": 32} if group_norm else {"type": "BN"}
-    set_everywhere(config, "norm_cfg", norm | {"requires_grad": True})
-    if class_weights is not None:
-        _weight_classes(config, list(class_weights), num_classes)
-    override(config, options or {})
-    return Segmentor(build_model("mmseg", config, backbone))
+    return config
 
 
 def _weight_classes(config: Any, weights: list[float], num_classes: int) -> None:

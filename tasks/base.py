@@ -163,7 +163,8 @@ class BaseTask(LightningModule):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the average where loaders of weights look first, under the same names."""
+        """Keep the names of the classes, and the average where loaders of weights look first."""
+        checkpoint["class_names"] = list(self.class_names)
         if self.average is not None and self.average.tensors:
             state = self.average.state_dict()
             tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
@@ -188,21 +189,7 @@ class BaseTask(LightningModule):
         if not ours and hasattr(self.model, "load_weights"):
             self.model.load_weights(path)
             return
-        given = {key.removeprefix("model."): value for key, value in given.items()}
-        own = self.model.state_dict()
-        wrong = [f"missing {key}" for key in own if key not in given]
-        wrong += [f"unexpected {key}" for key in given if key not in own]
-        wrong += [
-            f"{key}: {tuple(given[key].shape)} instead of {tuple(own[key].shape)}"
-            for key in own
-            if key in given and own[key].shape != given[key].shape
-        ]
-        if wrong:
-            raise ValueError(
-                f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
-                "pass the task, backbone, head and data that it was trained with"
-            )
-        self.model.load_state_dict(given)
+        load_exactly(self.model, given, path)
 
     def update_metrics(self, batch: Batch, predictions: Any) -> None:
         """Take in one batch."""
@@ -243,3 +230,31 @@ class BaseTask(LightningModule):
 def batch_size(batch: Batch) -> int:
     """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
     return len(batch["image"] if "image" in batch else batch["inputs"])
+
+
+def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path) -> None:
+    """Load the tensors of a task's checkpoint into its model.
+
+    Args:
+        model: What the task wraps.
+        given: The tensors, ``model.`` before their names.
+        path: For messages.
+
+    Raises:
+        ValueError: Weights of another model; the keys that differ are listed.
+    """
+    given = {key.removeprefix("model."): value for key, value in given.items()}
+    own = model.state_dict()
+    wrong = [f"missing {key}" for key in own if key not in given]
+    wrong += [f"unexpected {key}" for key in given if key not in own]
+    wrong += [
+        f"{key}: {tuple(given[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in given and own[key].shape != given[key].shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
+            "pass the task, backbone, head and data that it was trained with"
+        )
+    model.load_state_dict(given)

@@ -148,7 +148,7 @@ def test_mixer_with_the_names_of_the_ffn_at_other_widths(host):
     # A file of the same model fills its mixers too.
     again = create_backbone(host, mixer={"hidden_ratio": 3})
     report = load_state_dict(again, dict(before), "own.pth")
-    assert report == LoadReport("own.pth", len(before), (), ())
+    assert report == LoadReport("own.pth", len(before), (), (), ())
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -189,7 +189,7 @@ def test_classification_checkpoint_loads_into_a_dense_backbone(host):
 def test_dense_checkpoint_loads_into_a_dense_backbone(host):
     tensors = create_backbone(host, dense=True).state_dict()
     report = load_state_dict(create_backbone(host, dense=True), tensors, "file")
-    assert report == LoadReport("file", len(tensors), (), ())
+    assert report == LoadReport("file", len(tensors), (), (), ())
 
 
 # What is refused

@@ -33,6 +33,7 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.exporters import TARGETS
 from tools.published import Row, list_papers, load_rows
 
 DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
@@ -194,6 +195,8 @@ COLUMNS = {
     "paper_ratio": ("paper", "{:.3f}"),
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
+    # of export.py
+    **{to: (to, "{}") for to in TARGETS},
 }
 WORDS = ("backbone", "mixer", "verdict", "note", "step")  # set flush left
 NAMES = ("backbone", "mixer")

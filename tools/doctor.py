@@ -47,6 +47,10 @@ FEATURES = {
     "cvxpy": "semidefinite programs",
     "clarabel": "semidefinite programs",
     "scs": "semidefinite programs",
+    "onedl-mmpretrain": "exports to MMPretrain",
+    "onnx": "exports to ONNX",
+    "onnxruntime": "exports to ONNX",
+    "onnxscript": "exports to ONNX",
 }
 # Distributions that write into the folders of the ones we use.
 ORIGINALS = {

@@ -186,7 +186,7 @@ put_headless_opencv_on_top
 step "compiling mmcv's operators (the slow step: about 6 minutes on 2 cores)"
 install_mmcv
 step "timm, lightning, mmdet, mmseg, hydra and the rest (about 1 minute)"
-pip_install --no-build-isolation -e '.[dense,lipschitz,dev]'
+pip_install --no-build-isolation -e '.[dense,lipschitz,export,dev]'
 put_headless_opencv_on_top
 step "checking"
 logged "$py" -m pip check

@@ -115,7 +115,7 @@ def placed(model: Any, options: Mapping[str, str]) -> Any:
 
 def paper_ratio(network: Network, baseline: Network) -> float | None:
     """The quotient of two latencies that one paper reports, on its own hardware."""
-    one, other = (label((name, _unusual(name, own))) for name, own in (network, baseline))
+    one, other = (label((name, unusual(name, own))) for name, own in (network, baseline))
     for paper in list_papers():
         reported = _latencies(paper)
         if one != other and {one, other} <= reported.keys():
@@ -129,12 +129,12 @@ def _latencies(paper: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in load_rows(paper, "classification"):
         if "latency_ms" in row.reported:
-            name = label((row.backbone, _unusual(row.backbone, row.options)))
+            name = label((row.backbone, unusual(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])
     return found
 
 
-def _unusual(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def unusual(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from the backbone's defaults."""
     from backbones import backbone_schema
 

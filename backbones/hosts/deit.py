@@ -71,7 +71,7 @@ class DeiT(PlainBackbone):
         grid = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)
         if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = x.contiguous()  # without a token to join, it lies as the convolution left it
         x = x + resample_abs_pos_embed(self.pos_embed, grid, self.grid, self.num_prefix_tokens)
         for block in self.blocks:

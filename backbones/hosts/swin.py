@@ -9,13 +9,13 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from timm.models.swin_transformer import (
+    PatchMerging,
     SwinTransformer,
     SwinTransformerBlock,
     WindowAttention,
@@ -26,12 +26,13 @@ from timm.models.swin_transformer import (
 from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
+from backbones.layouts import is_any_size
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
 from backbones.weights import rename
 
-Size = tuple[int, int]
 TABLE = "relative_position_bias_table"
 
 
@@ -43,6 +44,8 @@ class Swin(StagedBackbone):
     output has its own LayerNorm. A map smaller than the window is one window of its own size in
     both, where the detector would let padding attend.
     """
+
+    merges_end_stages = True  # the authors' stages end with it, timm's begin with it
 
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()
@@ -59,6 +62,8 @@ class Swin(StagedBackbone):
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
+            if isinstance(layer.downsample, PatchMerging):
+                layer.downsample.__class__ = AnyPatchMerging
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
                 block.__class__ = SwinBlock
                 block.shift_single_window = config.dense
@@ -102,6 +107,8 @@ class SwinBlock(SwinTransformerBlock):
         if isinstance(self.attn, Mixer):
             return cast("Tensor", self.attn(x))
         _, height, width, channels = x.shape
+        if is_any_size(x.shape[1:3]):
+            return self._attn_any_size(x)
         (window_h, shift_h), (window_w, shift_w) = self._window(height), self._window(width)
         window, shift = (window_h, window_w), (shift_h, shift_w)
         x = F.pad(x, (0, 0, 0, -width % window_w, 0, -height % window_h))
@@ -116,11 +123,43 @@ class SwinBlock(SwinTransformerBlock):
             x = torch.roll(x, shift, dims=(1, 2))
         return x[:, :height, :width]
 
+    def _attn_any_size(self, x: Tensor) -> Tensor:
+        """The same where a graph is recorded for any size, hence without a branch on sizes."""
+        _, height, width, channels = x.shape
+        side: int = self.window_size[0]
+        window, shift = (side, side), self.target_shift_size[0]
+        rows, columns = (
+            AnyLength(size, side, shift, self.shift_single_window, x.device)
+            for size in (height, width)
+        )
+        x = columns.roll(rows.roll(x, 1), 2)
+        mask = mask_of_regions(rows.regions, columns.regions, window, x.dtype)
+        windows = self.attn(window_partition(x, window).flatten(1, 2), window, mask)
+        x = windows.reshape(-1, *window, channels)
+        x = window_reverse(x, window, rows.padded, columns.padded)
+        return columns.unroll(rows.unroll(x, 1), 2)
+
     def _window(self, size: int) -> Size:
         """Window and shift along an axis of ``size`` tokens."""
         full: int = self.window_size[0]
         shifts = size > full or (self.shift_single_window and size == full)
         return min(full, size), self.target_shift_size[0] if shifts else 0
+
+
+class AnyPatchMerging(PatchMerging):
+    """timm's merging of 2x2 neighbours, without a view that a graph for any size cannot take."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 C)."""
+        # One more row and column are as good as H % 2 of them: every second one is taken.
+        rows = (x, F.pad(x, (0, 0, 0, 0, 0, 1)))
+        parts = []
+        for column in (0, 1):
+            for row in (0, 1):
+                part = rows[row][:, row::2]
+                part = F.pad(part, (0, 0, 0, 1)) if column else part
+                parts.append(part[:, :, column::2])
+        return cast("Tensor", self.reduction(self.norm(torch.cat(parts, dim=-1))))
 
 
 class AnyWindowAttention(WindowAttention):
@@ -141,7 +180,7 @@ class AnyWindowAttention(WindowAttention):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         bias = self._bias(window)
         if mask is not None:
-            repeats = len(x) // len(mask)
+            repeats = x.shape[0] // mask.shape[0]
             bias = (bias + mask[:, None]).repeat(repeats, 1, 1, 1)
         drop = self.attn_drop.p if self.training else 0.0
         query, key, value = qkv.unbind(0)
@@ -162,50 +201,6 @@ class AnyWindowAttention(WindowAttention):
         return cast(
             "Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
         )
-
-
-def shift_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """(num_windows, h * w, h * w): -100 between tokens that the roll brought together, else 0.
-
-    Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
-    """
-    # Compilers and tracers take the computation itself into their graph; sizes may be symbols.
-    graph = torch.compiler.is_compiling()
-    graph = graph or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    make = _make_mask if graph else _cached_mask
-    return make(size, window, shift, device, dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    # A tensor made under inference_mode could not serve a later training step from the cache.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return _make_mask(size, window, shift, device, dtype)
-
-
-def _make_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    rows, columns = (
-        _region(length, side, offset, device)
-        for length, side, offset in zip(size, window, shift, strict=True)
-    )
-    regions = rows[:, None] * 3 + columns[None, :]
-    windows = window_partition(regions[None, :, :, None], window).flatten(1)
-    differ = windows[:, :, None] != windows[:, None, :]
-    return torch.zeros(differ.shape, device=device, dtype=dtype).masked_fill_(differ, -100.0)
-
-
-def _region(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Region index of every position along one axis: bulk, last window's start, rolled-in end."""
-    position = torch.arange(length, device=device)
-    if not shift:
-        return torch.zeros_like(position)
-    return (position >= length - window).long() + (position >= length - shift).long()
 
 
 def _build(variant: str, config: HostConfig) -> Swin:

@@ -28,7 +28,7 @@ from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import EvalCache
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
 from backbones.registry import register_mixer
 
 Size = tuple[int, int]
@@ -177,7 +177,9 @@ class BilinearMapping(nn.Module):
         # (B, m, n) without copies; plain matmul would copy the tokens of all images instead.
         read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
         latent = torch.bmm(read, x.flatten(1, 2))
-        if size[0] * size[1] <= self.rank or _is_counted(x):
+        # An exported graph serves any size, where the second form is never much worse.
+        few = not is_any_size(size) and size[0] * size[1] <= self.rank
+        if few or _is_counted(x):
             return cast("Tensor", self.proj(torch.bmm(write.mT, latent)).unflatten(1, size))
         # W_s and W_c act on different axes and may change places: W_c then sees m rows, not n.
         latent = F.linear(latent, self.proj.weight)
@@ -185,7 +187,7 @@ class BilinearMapping(nn.Module):
 
     def factors(self, size: Size) -> tuple[Tensor, Tensor]:
         """Read and write factors (m, h, w) for a map of ``size``."""
-        if size == self.grid:
+        if same_size(size, self.grid):
             # Cast before they are expanded, or autocast would cast them once per image.
             dtype = _product_type(self.space_read)
             return self.space_read.to(dtype), self.space_write.to(dtype)
@@ -239,7 +241,7 @@ def resample_factors(
     so that the latents of the same picture stay what they are.
     """
     gh, gw = read.shape[1], read.shape[2]
-    if (gh, gw) == size:
+    if same_size(size, (gh, gw)):
         return read, write
     if mode not in ("bicubic", "bilinear"):
         raise ValueError(f"resample must be 'bicubic' or 'bilinear', got {mode!r}")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.sbm.parts import SBMBlock, Stem, downsampling
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import same_size, to_nchw, to_nhwc
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
@@ -169,7 +169,7 @@ class SBM(StagedBackbone):
 
 def _resized(table: Tensor, size: Size) -> Tensor:
     """A position map (1, d, h, w) at another size."""
-    if table.shape[2:] == size:
+    if same_size(size, table.shape[2:]):
         return table
     precise = table if table.dtype == torch.float64 else table.float()
     precise = F.interpolate(precise, size, mode="bicubic", antialias=True, align_corners=False)

@@ -1,0 +1,256 @@
+"""Every registered backbone in MMDetection, MMSegmentation, MMPretrain and whatever has mmengine.
+
+    custom_imports = dict(imports=["backbones.mm"])
+    model = dict(backbone=dict(type="swin_t_afbo", out_indices=(0, 1, 2, 3), frozen_stages=1,
+                               init_cfg=dict(type="Pretrained", checkpoint="swin_t_afbo.pth")))
+
+Importing this module registers the names with mmengine's root registry, of which those of the
+toolkits are children: they resolve in every scope, whatever is imported first.
+
+The layer-decay constructors of MMDetection and MMSegmentation know a few networks by the names of
+their classes and refuse all others; they are extended here so that one of our backbones is asked
+for its own ``layer_id``. MMPretrain's asks every backbone by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from mmengine import fileio
+from mmengine.model import BaseModule, PretrainedInit
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from backbones import backbone_schema, create_backbone, list_backbones
+from backbones.base import Backbone
+from backbones.layer_decay import layer_decay_groups
+from backbones.weights import LoadReport, load_state_dict, read_state_dict, read_tensors
+
+OutType = Literal["featmap", "embedding"]
+LAYER_DECAY = ("LearningRateDecayOptimizerConstructor", "LayerDecayOptimizerConstructor")
+
+
+class ToolkitBackbone(BaseModule):  # type: ignore[misc]
+    """What a backbone does besides in a toolkit; mixed into the class of the backbone itself.
+
+    So the keys of a toolkit's checkpoint are ours behind ``backbone.``, and ``create_backbone``
+    takes it.
+    """
+
+    out_indices: tuple[int, ...]
+    out_type: OutType
+    frozen_stages: int
+    norm_eval: bool
+    init_cfg: Any
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> the maps (B, C_i, h_i, w_i) of ``out_indices``, or the embedding."""
+        if self.out_type == "embedding":
+            return (self._backbone.embed(images),)
+        maps = super().forward(images)
+        return tuple(maps[index] for index in self.out_indices)
+
+    @property
+    def _backbone(self) -> Backbone:
+        return cast("Backbone", self)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
+        super().train(mode)
+        depth = self._backbone.depth
+        if self.frozen_stages >= 0:
+            for name, module in self.named_modules():
+                if name and depth.stage(f"{name}.") <= self.frozen_stages:
+                    module.eval()
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def freeze(self) -> None:
+        """Stop the gradients of frozen stages and of what no output reads, as DDP waits for all."""
+        depth, last = self._backbone.depth, max(self.out_indices)
+        # What merges after the last map that is read is not read either.
+        order = dataclasses.replace(depth, merges_end_stages=False)
+        unread = [key for i, key in enumerate(self._backbone.map_keys) if i not in self.out_indices]
+        for name, parameter in self.named_parameters():
+            stage = depth.stage(name)
+            frozen = stage <= self.frozen_stages
+            if self.out_type == "featmap":
+                of_maps = len(depth.depths) == len(self._backbone.feature_info)
+                frozen = frozen or name.startswith(tuple(unread))
+                frozen = frozen or (of_maps and last + 1 < order.stage(name) <= len(depth.depths))
+            if frozen:
+                parameter.requires_grad_(False)
+
+    def init_weights(self) -> None:
+        """Initialise as ``init_cfg`` says; its weights have to fit, the report goes to the log.
+
+        Raises:
+            ValueError: Weights of another model; the keys that differ are listed.
+        """
+        given = self.init_cfg
+        configs = given if isinstance(given, Sequence) else [given] if given else []
+        again, self.init_cfg = self.is_init, [c for c in configs if not _is_pretrained(c)] or None
+        super().init_weights()
+        self.init_cfg = given
+        for config in configs:
+            if _is_pretrained(config) and not again:
+                self.load_weights(config["checkpoint"], config.get("prefix"))
+
+    def load_weights(self, checkpoint: str, prefix: str | None = None) -> LoadReport:
+        """Load a file of ours, timm's, the authors' or a toolkit's; no code in it is ever run.
+
+        Args:
+            checkpoint: A path, or an address that mmengine can read.
+            prefix: Takes the keys behind it only; by default ``backbone.`` where there is one.
+
+        Raises:
+            ValueError: No such file, or weights of another model.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(checkpoint)
+            if "://" in checkpoint:
+                path = Path(folder) / checkpoint.rpartition("/")[2]
+                path.write_bytes(fileio.get(checkpoint))
+            tensors = read_state_dict(path) if prefix is None else read_tensors(path)
+        if prefix is not None:
+            start = f"{prefix.removesuffix('.')}."
+            found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+            if not found:
+                tops = sorted({key.partition(".")[0] for key in tensors})
+                raise ValueError(
+                    f"{checkpoint} has no keys behind init_cfg.prefix={prefix!r}; it has "
+                    f"{', '.join(tops[:8])}"
+                )
+            tensors = found
+        return load_state_dict(self._backbone, tensors, checkpoint)
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """Layer of a parameter and number of layers, as MMPretrain's layer decay asks for them."""
+        num_layers = self._backbone.num_layers
+        if not param_name.startswith(prefix):
+            return num_layers - 1, num_layers
+        return self._backbone.layer_id(param_name.removeprefix(prefix)), num_layers
+
+
+def build_toolkit_backbone(
+    name: str,
+    *,
+    out_indices: Sequence[int] | None = None,
+    frozen_stages: int = -1,
+    norm_eval: bool | None = None,
+    out_type: OutType = "featmap",
+    init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Backbone:
+    """Build a backbone that behaves as those of the toolkits do.
+
+    Args:
+        name: Registered name.
+        out_indices: Maps to return; all by default.
+        frozen_stages: Stages without gradient and in evaluation mode: -1 none, 0 the stem, 1 also
+            the first stage with its norm, and so on; blocks where a host has no stages.
+        norm_eval: Keep the statistics of BatchNorm in training; by default the host decides.
+        out_type: "featmap", or "embedding" for MMPretrain's linear heads without a neck: one
+            vector (B, num_features), the host's own norm and pooling.
+        init_cfg: mmengine's; of type "Pretrained" it takes every file that ``create_backbone``
+            takes.
+        **options: Of ``create_backbone``.
+
+    Raises:
+        ValueError: A value out of range, or an option that belongs elsewhere.
+    """
+    for option, instead in (("pretrained", "init_cfg"), ("dense", "out_type")):
+        if option in options:
+            raise ValueError(f"backbone.{option} is not for a toolkit's config; use {instead}")
+    if out_type not in ("featmap", "embedding"):
+        raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
+    if norm_eval is not None and "norm_eval" in backbone_schema(name):
+        options["norm_eval"] = norm_eval
+    dense = out_type == "featmap"
+    backbone = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
+    num_maps, num_stages = len(backbone.feature_info), len(backbone.depth.depths)
+    chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
+    if not chosen or not set(chosen) <= set(range(num_maps)):
+        raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")
+    if not -1 <= frozen_stages <= num_stages:
+        raise ValueError(f"backbone.frozen_stages={frozen_stages} must be from -1 to {num_stages}")
+    ours: Any = backbone
+    ours.__class__ = _toolkit_class(ours.__class__)
+    ours.out_indices, ours.out_type, ours.frozen_stages = chosen, out_type, frozen_stages
+    ours.norm_eval, ours.init_cfg, ours.is_init = bool(norm_eval), _plain(init_cfg), False
+    ours.freeze()
+    _extend_layer_decay()
+    return backbone.train()
+
+
+@functools.cache
+def _toolkit_class(host: Any) -> type[Backbone]:
+    own = {"__module__": __name__, "__doc__": host.__doc__}
+    return type(f"Toolkit{host.__name__}", (ToolkitBackbone, host), own)
+
+
+def _plain(value: Any) -> Any:
+    """Values of mmengine's configs as what they are made of."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_pretrained(config: Mapping[str, Any]) -> bool:
+    return config["type"] == "Pretrained" or config["type"] is PretrainedInit
+
+
+def _extend_layer_decay() -> None:
+    """Let the constructors of the toolkits that are imported by now ask our backbones."""
+    for registry in list(OPTIM_WRAPPER_CONSTRUCTORS.children.values()):  # imports add to them
+        registry.import_from_location()
+        for name in LAYER_DECAY:
+            constructor = registry.module_dict.get(name)
+            if constructor is not None and not hasattr(constructor, "asks_backbone"):
+                registry.register_module(name, force=True, module=_asking(constructor))
+
+
+def _asking(constructor: Any) -> Any:
+    class Constructor(constructor):  # type: ignore[misc]
+        asks_backbone = True
+
+        def add_params(self, params: list[dict[str, Any]], module: Any, **kwargs: Any) -> None:
+            if not isinstance(getattr(module, "backbone", None), ToolkitBackbone):
+                super().add_params(params, module, **kwargs)
+                return
+            params += layer_decay_groups(
+                module, self.paramwise_cfg, self.base_lr, self.base_wd or 0.0
+            )
+
+    Constructor.__name__, Constructor.__doc__ = constructor.__name__, constructor.__doc__
+    return Constructor
+
+
+def register(names: Iterable[str]) -> None:
+    """Make names known to mmengine.
+
+    Raises:
+        ValueError: A name is taken by something that is none of our backbones.
+    """
+    for name in names:
+        other = MODELS.module_dict.get(name)
+        if other is not None and not hasattr(other, "backbone_name"):
+            raise ValueError(
+                f"mmengine's registry has a {name} from {other.__module__} already; import "
+                "backbones.mm without it"
+            )
+        build: Any = functools.partial(build_toolkit_backbone, name)
+        build.backbone_name = build.__name__ = name
+        MODELS.register_module(name, force=True, module=build)
+
+
+register(list_backbones())

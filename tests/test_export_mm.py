@@ -1,0 +1,489 @@
+"""Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from backbones import create_backbone, list_backbones, list_hosts
+from heads.linear import LinearClassifier
+from tests.runs import arguments, run_here
+from tools import export
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytest.importorskip("mmpretrain")
+
+from mmengine import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, DefaultScope
+
+import backbones.mm
+from tools.exporters.standalone import standalone_source
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
+# One of each family, the smallest; each with another mixer.
+SMALL = (
+    "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
+    "gmlp_ti_ggqpe",
+)  # fmt: skip
+SIZE = "image_size=64"
+
+
+def build(name, scope="mmengine", **options):
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build({"type": name, **options})
+
+
+def images():
+    return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+
+
+def exported(tmp_path, *typed):
+    """The folder that the command writes."""
+    assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
+    return tmp_path / "out"
+
+
+# ---- the registries
+
+
+def test_names_resolve_in_every_scope_whatever_is_imported_first():
+    script = (
+        "import sys; import backbones.mm\n"
+        "assert not {'mmdet', 'mmseg', 'mmpretrain'} & sys.modules.keys()\n"
+        "import importlib\n"
+        "for toolkit in ('mmseg', 'mmpretrain', 'mmdet'):\n"
+        "    models = importlib.import_module(f'{toolkit}.registry').MODELS\n"
+        "    assert models.build({'type': 'deit_t'}).name == 'deit_t'\n"
+    )
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "HOME": "/tmp"}, check=True)
+
+
+@pytest.mark.parametrize("scope", TOOLKITS)
+def test_names_resolve_in_a_toolkit_imported_before(scope):
+    assert build("deit_t", scope, frozen_stages=1).name == "deit_t"
+
+
+def test_taken_names_are_refused():
+    MODELS.register_module("taken_by_others", module=nn.Identity)
+    with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
+        backbones.mm.register(["taken_by_others"])
+
+
+# ---- what a toolkit's backbone can do
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_maps_are_those_of_the_backbone(name):
+    ours = create_backbone(name, dense=True).eval()
+    theirs = build(name, out_indices=[3, 1]).eval()
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        before, after = ours(images()), theirs(images())
+    assert len(after) == 2
+    torch.testing.assert_close(after[0], before[3], rtol=0, atol=0)
+    torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_learns_has_a_gradient_whatever_is_returned(name):
+    backbone = build(name, out_indices=(1, 2), frozen_stages=1)
+    sum(x.square().mean() for x in backbone(images())).backward()
+    stuck = [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None]
+    assert not stuck
+    frozen = {n for n, p in backbone.named_parameters() if not p.requires_grad}
+    assert any(n.startswith(("stem.", "patch_embed.")) for n in frozen)
+    assert not any("stages.1.blocks" in n or "blocks.1." in n[:9] for n in frozen)
+
+
+@pytest.mark.parametrize("stages", range(-1, 5))
+def test_as_many_parameters_are_frozen_as_in_the_toolkits_swin(stages):
+    from mmdet.models.backbones import SwinTransformer
+
+    theirs = SwinTransformer(frozen_stages=stages)
+    theirs.train()
+    ours = build("swin_t", frozen_stages=stages)
+
+    def frozen(model):
+        return sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+    assert frozen(ours) == frozen(theirs)
+    dropped = [m.training for m in ours.modules() if type(m).__name__ == "DropPath"]
+    assert not any(dropped[: len(dropped) * max(stages, 0) // 4])
+
+
+def test_frozen_stages_and_norms_stay_in_evaluation():
+    backbone = build("sbm_t", frozen_stages=1, norm_eval=True, drop_path_rate=0.5).train()
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert not any(m.training for m in norms)
+    assert not any(m.training for m in backbone.stages[0].modules() if m is not backbone.stages[0])
+    assert all(m.training for m in backbone.stages[1][1].modules())
+    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
+        build("sbm_t", frozen_stages=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"out_indices": (0, 4)}, "swin_t has maps 0 to 3"),
+        ({"pretrained": "x.pth"}, "use init_cfg"),
+        ({"dense": False}, "use out_type"),
+        ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
+    ],
+)
+def test_options_out_of_place_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        build("swin_t", **options)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("prefix", [None, "backbone."])
+def test_init_cfg_loads_and_reports(tmp_path, caplog, suffix, prefix):
+    import safetensors.torch
+
+    source = create_backbone("poolformer_s12", dense=True)
+    tensors = {f"backbone.{k}": v for k, v in source.state_dict().items()}
+    path = tmp_path / f"weights.{suffix}"
+    (safetensors.torch.save_file if suffix == "safetensors" else torch.save)(tensors, path)
+    init = {"type": "Pretrained", "checkpoint": str(path)}
+    backbone = build(
+        "poolformer_s12", init_cfg=init if prefix is None else init | {"prefix": prefix}
+    )
+    with caplog.at_level("INFO"):
+        backbone.init_weights()
+    assert f"{len(tensors)} tensors loaded, of these 0 resized" in caplog.text
+    assert all(value.equal(tensors[f"backbone.{k}"]) for k, value in backbone.state_dict().items())
+
+
+def test_init_cfg_of_another_model_is_refused(tmp_path):
+    torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
+    init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
+    with pytest.raises(ValueError, match=r"does not fit sbm_t: \d+ keys differ \(missing "):
+        build("sbm_t", init_cfg=init).init_weights()
+    with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
+        build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
+
+
+def test_other_initialisations_are_mmengines():
+    init = {"type": "Constant", "layer": "Linear", "val": 0.25, "bias": 0.5}
+    backbone = build("swin_t", init_cfg=init)
+    backbone.init_weights()
+    linear = backbone.layers[0].blocks[0].mlp.fc1
+    assert (linear.weight == 0.25).all()
+    assert (linear.bias == 0.5).all()
+
+
+# ---- depth and layer decay
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("host", list_hosts())
+def test_every_parameter_has_a_layer(host, dense):
+    check_layers(host, dense)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_parameter_of_every_backbone_has_a_layer(name):
+    check_layers(name, dense=True)
+
+
+def check_layers(name, dense):
+    with torch.device("meta"):
+        backbone = create_backbone(name, dense=dense)
+    names = [n for n, _ in backbone.named_parameters()]
+    layers = {n: backbone.layer_id(n) for n in names}
+    inner = range(backbone.num_layers - 1)  # dense FFNet_seg has nothing behind its blocks
+    assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
+    last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
+    assert all(n.startswith(("norm", "head.", "pyramid.")) for n in last)
+    stages = {backbone.depth.stage(n) for n in names}
+    assert set(range(len(backbone.depth.depths) + 1)) <= stages
+
+
+@pytest.mark.parametrize(
+    ("scope", "constructor", "paramwise"),
+    [
+        ("mmdet", "LearningRateDecayOptimizerConstructor", {"decay_rate": 0.5, "num_layers": 12}),
+        ("mmseg", "LearningRateDecayOptimizerConstructor", {"decay_rate": 0.5}),
+        ("mmseg", "LayerDecayOptimizerConstructor", {"layer_decay_rate": 0.5, "num_layers": 12}),
+        ("mmpretrain", "LearningRateDecayOptimWrapperConstructor", {"layer_decay_rate": 0.5}),
+    ],
+)
+def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwise):
+    model = nn.Module()
+    model.backbone, model.neck = build("swin_t", scope), nn.Linear(2, 2)
+    model.get_layer_depth = lambda name: model.backbone.get_layer_depth(name, "backbone.")
+    wrapper = {
+        "type": "OptimWrapper", "constructor": constructor, "paramwise_cfg": dict(paramwise),
+        "optimizer": {"type": "AdamW", "lr": 1.0, "weight_decay": 0.1},
+    }  # fmt: skip
+    with DefaultScope.overwrite_default_scope(scope):
+        groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert len(rates) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        own = name.removeprefix("backbone.")
+        layer = model.backbone.layer_id(own) if own != name else 13
+        assert rates[id(parameter)] == pytest.approx(0.5 ** (13 - layer)), name
+
+
+def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_toolkit():
+    from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+    class ConvNeXt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
+
+    def groups(backbone, **paramwise):
+        model = nn.Module()
+        model.backbone = backbone
+        constructor = OPTIM_WRAPPER_CONSTRUCTORS.get("LearningRateDecayOptimizerConstructor")
+        config = {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 1.0}}
+        with DefaultScope.overwrite_default_scope("mmdet"):
+            return constructor(config, paramwise)(model).optimizer.param_groups
+
+    ours = build("swin_t", "mmdet")
+    with pytest.raises(ValueError, match="swin_t has 12 blocks; set num_layers=12"):
+        groups(ours, decay_rate=0.9, num_layers=6)
+    by_stage = groups(ours, decay_rate=0.5, decay_type="stage_wise")
+    assert {group["lr"] for group in by_stage} == {0.5**k for k in range(1, 6)}
+    assert {g["lr"] for g in groups(ConvNeXt(), decay_rate=0.5, num_layers=6)} == {0.5**6}
+
+
+# ---- exports
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("swin_t_afbo", "mmdet"), ("poolformer_s12_glu", "mmseg"), ("deit_t_iffn", "mmpretrain")],
+)
+def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
+    check_export(tmp_path, name, to)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", TOOLKITS)
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_backbone_goes_to_every_toolkit_and_back(tmp_path, name, to):
+    check_export(tmp_path, name, to)
+
+
+def check_export(tmp_path, name, to):
+    """The command itself compares the outputs; here its files come back."""
+    folder = exported(tmp_path, f"backbone={name}", f"to={to}", SIZE)
+    dense = to != "mmpretrain"
+    back = [
+        create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
+        for suffix in ("pth", "safetensors")
+    ]
+    config = Config.fromfile(folder / "config.py")
+    theirs = build(**config.model.backbone, name=config.model.backbone.pop("type"), scope=to).eval()
+    theirs.init_weights()
+    with torch.no_grad():
+        outputs = [b(images()) if dense else (b.embed(images()),) for b in (*back,)]
+        outputs.append(theirs(images()))
+    for one in outputs[1:]:
+        torch.testing.assert_close(one, outputs[0], rtol=1e-5, atol=1e-5)
+    assert f"{to}" in (folder / "README.md").read_text()
+
+
+def test_the_folder_is_whole_or_absent(tmp_path, capsys):
+    out = tmp_path / "out"
+    typed = ["backbone=deit_t", "to=mmdet", f"ckpt={tmp_path / 'x.pth'}", f"out={out}"]
+    torch.save({"a": torch.zeros(1)}, tmp_path / "x.pth")
+    assert export.main(typed) == 2
+    assert "does not fit deit_t" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
+    out.mkdir()
+    (out / "mine").touch()
+    assert export.main(typed) == 2
+    assert "pass overwrite=true" in capsys.readouterr().err
+    assert (out / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
+        (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
+        (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
+        (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
+        (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
+    ],
+)
+def test_wrong_arguments_are_answered(capsys, typed, said):
+    assert export.main(typed) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_table_is_made_by_trying(capsys):
+    typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
+    assert export.main(typed) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["backbone"] for record in records] == ["deit_t", "posmlp_t"]
+    assert all(record["mmdet"] == record["mmpretrain"] == "yes" for record in records)
+
+
+# ---- the module that stands alone
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_module_of_its_own_is_whole_and_imports_nothing_else(name):
+    import ast
+
+    tree = ast.parse(standalone_source(name, {}))
+    tops = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            tops.add(node.module.partition(".")[0])
+    assert tops - sys.stdlib_module_names == {"torch", "timm", "mmengine"}
+
+
+def test_two_meanings_of_a_name_stay_apart(tmp_path, monkeypatch):
+    from tools.exporters.merge_modules import Merger
+
+    (tmp_path / "pairpackage").mkdir()
+    (tmp_path / "pairpackage/__init__.py").touch()
+    (tmp_path / "pairpackage/one.py").write_text(
+        "SCALE = 2  # of one\n\n\ndef scale(x):\n    return SCALE * x\n"
+    )
+    (tmp_path / "pairpackage/two.py").write_text(
+        "from pairpackage.one import scale as other\n\nSCALE = 3\n\n\n"
+        "def unused():\n    return 0\n\n\n"
+        "def scale(x, *, SCALE_=SCALE):\n    local = [SCALE for SCALE in (5,)]\n"
+        "    return other(x) + SCALE * x + local[0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    merger = Merger("pairpackage", frozenset())
+    merger.add_name("pairpackage.two", "scale")
+    source = merger.source("Both.")
+    space = {}
+    exec(compile(source, "merged", "exec"), space)
+    assert "unused" not in source
+    assert "# of one" in source
+    assert space["two_scale"](10) == 20 + 30 + 5
+
+
+@pytest.mark.parametrize("name", ["swin_t_afbo"])
+def test_a_standalone_export_runs_without_us(tmp_path, capsys, name):
+    folder = exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
+    assert (folder / "backbones" / "mm.py").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
+    exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
+
+
+# ---- whole models, there and back
+
+
+def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
+    from mmengine.dataset import default_collate
+    from mmengine.runner import Runner
+    from mmpretrain.apis import get_model
+    from mmpretrain.structures import DataSample
+
+    ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
+    torch.save(ours.state_dict(), tmp_path / "ours.pth")
+    folder = exported(
+        tmp_path, "backbone=deit_t_glu img_size=64", f"ckpt={tmp_path / 'ours.pth'}", SIZE,
+        "to=mmpretrain",
+    )  # fmt: skip
+    config = Config.fromfile(folder / "config.py")
+    theirs = get_model(config, pretrained=str(folder / "deit_t_glu.pth"), device="cpu").eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x, mode="tensor"), ours(x), rtol=1e-5, atol=1e-5)
+
+    sample = {"inputs": torch.zeros(3, 64, 64, dtype=torch.uint8), "data_samples": DataSample()}
+    sample["data_samples"].set_gt_label(1)
+    config.model.train_cfg = None
+    runner = Runner(
+        model=config.model,
+        work_dir=str(tmp_path / "work"),
+        train_dataloader=DataLoader([sample] * 2, batch_size=2, collate_fn=default_collate),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper=config.optim_wrapper,
+        load_from=str(folder / "deit_t_glu.pth"),
+        default_scope="mmpretrain",
+    )
+    runner.train()
+    trained = LinearClassifier.from_pretrained(
+        "deit_t_glu", tmp_path / "work" / "epoch_1.pth", img_size=64
+    ).eval()
+    with torch.no_grad():
+        after = runner.model.eval()(x, mode="tensor")
+        assert (after - ours(x)).abs().max() > 1e-4  # it has learned
+        torch.testing.assert_close(trained(x), after, rtol=1e-5, atol=1e-5)
+
+
+def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
+    from mmdet.apis import inference_detector, init_detector
+
+    folder, ours, batch, picture = trained("detection", "mmdet", tmp_path, capsys)
+    theirs = init_detector(str(folder / "config.py"), str(folder / "swin_t_afbo.pth"), device="cpu")
+    assert theirs.dataset_meta["classes"] == tuple("0123456789")
+    for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
+        model.test_cfg.rcnn.score_thr = model.roi_head.test_cfg.score_thr = 0.0
+    with torch.no_grad():
+        before = ours.predict(batch)[0].pred_instances
+    after = inference_detector(theirs, picture).pred_instances
+    assert len(before) > 10
+    for key in ("bboxes", "scores", "labels", "masks"):
+        torch.testing.assert_close(after[key], before[key], rtol=1e-5, atol=1e-4)
+    back = create_backbone("swin_t_afbo", dense=True, pretrained=folder / "swin_t_afbo.pth")
+    assert all(v.equal(ours.backbone.state_dict()[k]) for k, v in back.state_dict().items())
+
+
+@pytest.mark.slow
+def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample_cache):
+    from mmseg.apis import inference_model, init_model
+
+    folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
+    theirs = init_model(str(folder / "config.py"), str(folder / "swin_t_afbo.pth"), device="cpu")
+    with torch.no_grad():
+        before = ours.predict(batch)[0].seg_logits.data
+    after = inference_model(theirs, picture).seg_logits.data
+    assert np.ptp(after.numpy()) > 0
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def trained(task, to, tmp_path, capsys):
+    """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
+    import yaml
+
+    from tasks.base import load_exactly
+    from tools.instantiate import build as build_part
+
+    ended = run_here(arguments(task, tmp_path / "runs", backbone="swin_t_afbo"), capsys)
+    assert ended.status == 0, ended.err
+    run = ended.folder()
+    folder = exported(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    data = build_part(config, "data", seed=0, predict_path=None)
+    data.prepare_data()
+    picture = next(path for path in sorted(Path(data.root).rglob("*.jpg")) if "val" in str(path))
+    data = build_part(config, "data", seed=0, predict_path=str(picture))
+    data.prepare_data()
+    data.setup()
+    backbone = create_backbone(**config["backbone"])
+    model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    load_exactly(model, content["state_dict"], run)
+    return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

@@ -1,0 +1,164 @@
+"""Backbones as ONNX models and torch.export programs: sizes, refusals, outputs."""
+
+import importlib
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from backbones import create_backbone, list_backbones
+from heads.linear import LinearClassifier
+from tests.small_export import FAMILIES, shorten, small_request
+from tools import export
+from tools.exporters import exporter, tracing
+
+# Their windows are cut by Python code that counts, so height and width are fixed.
+FIXED = ("gmlp", "posmlp")
+
+
+def written(name, to, folder, **settings):
+    """Export a small network; what the README says about sizes, by file."""
+    files = exporter(to)(small_request(name, to, folder, **settings))
+    assert {path.name for path in files} == {path.name for path in folder.iterdir()}
+    lines = (folder / "README.md").read_text().splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("* ")}
+
+
+def check_sizes(name, sizes):
+    for line in sizes.values():
+        if name.startswith(FIXED):
+            assert "any batch of 64x96 images (another size: export with image_size" in line
+            assert "Not free because of" in line
+        else:
+            assert "any batch, any height and width from 64" in line
+
+
+@pytest.mark.parametrize("name", ["deit_t_afbo", pytest.param("posmlp_t", marks=pytest.mark.slow)])
+def test_onnx_models_run_in_onnxruntime(name, tmp_path):
+    """The exporter itself compares several sizes and batches; here only one not among them."""
+    sizes = written(name, "onnx", tmp_path, network="maps")
+    check_sizes(name, sizes)
+    session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
+    (given,) = session.get_inputs()
+    assert given.name == "images"
+    fixed = name.startswith(FIXED)
+    assert given.shape == ["batch", 3, *((64, 96) if fixed else ("height", "width"))]
+    images = torch.randn(4, 3, *((64, 96) if fixed else (90, 110)))
+    backbone = small_request(name, "onnx", tmp_path).create_backbone(dense=False)
+    with torch.no_grad():
+        expected = backbone(images)
+    for found, wanted in zip(session.run(None, {"images": images.numpy()}), expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ffnet_1", pytest.param("sbm_t_convglu", marks=pytest.mark.slow)])
+def test_programs_run_at_any_size(name, tmp_path):
+    check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))
+
+
+def test_programs_are_re_parameterised():
+    network = shorten(create_backbone("ffnet_1"))
+    folded = tracing.inference_form(network)
+    count = [sum(isinstance(m, nn.BatchNorm2d) for m in n.modules()) for n in (network, folded)]
+    assert count[0] > 10
+    assert count[1] == 1  # the classifier's own norm follows no convolution
+    assert network.training
+    assert not folded.training
+
+
+def test_parts_are_those_that_a_checkpoint_holds(tmp_path, capsys):
+    network = LinearClassifier(shorten(create_backbone("deit_t")), 5)
+    state = {k: v for k, v in network.state_dict().items() if not k.startswith("classifier")}
+    torch.save({"state_dict": state}, tmp_path / "backbone.pth")
+    arguments = ["backbone=deit_t", "to=torch_export", f"ckpt={tmp_path / 'backbone.pth'}"]
+    assert export.main([*arguments, "network=classifier", f"out={tmp_path / 'out'}"]) == 2
+    assert "holds no classifier; pass network=maps, or leave it out" in capsys.readouterr().err
+    assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2  # ten blocks are missing
+    assert "keys differ" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Branching(nn.Module):
+    """Code that no graph holds: it asks for a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 3, 1), Asking())
+
+    def forward(self, images):
+        return self.inner(images)
+
+
+class Asking(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_what_cannot_be_recorded_is_refused_by_module_and_operator(tmp_path):
+    request = small_request("deit_t", "torch_export", tmp_path)
+    with pytest.raises(ValueError, match=r"inner\.1 \(Asking\), .return x \* 2 if.*data-dep"):
+        tracing.trace(Branching().eval(), request)
+
+
+class Windows(nn.Module):
+    """Code that counts: a graph holds it for one size."""
+
+    def forward(self, images):
+        return images * sum(1 for _ in range(int(images.shape[2]) // 7))
+
+
+def test_sizes_that_code_counts_are_fixed(tmp_path):
+    request = small_request("deit_t", "torch_export", tmp_path)
+    graph = tracing.trace(Windows(), request)
+    assert graph.free == ("batch",)
+    assert graph.why_fixed
+    assert torch.equal(
+        graph.program.module()(torch.ones(5, 3, 64, 96)).unique(), torch.tensor([9.0])
+    )
+
+
+class Odd(nn.Module):
+    """An operator that ONNX does not have."""
+
+    def forward(self, images):
+        return torch.linalg.eigvals(images[:, :, :64, :64]).abs()
+
+
+def test_an_operator_without_onnx_form_is_named(tmp_path):
+    request = small_request("deit_t", "onnx", tmp_path)
+    graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)
+    onnx = importlib.import_module("tools.exporters.onnx")
+    with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Odd\), aten\.linalg_eig"):
+        onnx._write(request, graph, tmp_path / "odd.onnx")
+
+
+def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
+    )
+    with pytest.raises(
+        ValueError, match=r"needs onnxruntime, .*type: pip install -e '\.\[export\]'"
+    ):
+        exporter("onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch_export"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_goes_out_whole(name, to, tmp_path):
+    """Classifier and maps, then the maps for dense prediction."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "dense").mkdir()
+    sizes = written(name, to, tmp_path / "all")
+    check_sizes(name, sizes)
+    assert len(sizes) == 2
+    check_sizes(name, written(name, to, tmp_path / "dense", network="dense"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch_export"])
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_backbone_goes_out(name, to, tmp_path):
+    check_sizes(name, written(name, to, tmp_path, network="classifier"))

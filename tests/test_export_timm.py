@@ -1,0 +1,260 @@
+"""Backbones as timm's users know models, and the folders that ``to=timm`` writes."""
+
+import json
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from timm.optim import create_optimizer_v2
+
+import backbones.timm_models
+from backbones import create_backbone, list_backbones, register_mixer, registry
+from backbones.mixers.ffn import FFN
+from backbones.timm_models import TimmModel, timm_name
+from heads.linear import LinearClassifier
+from tools import export
+
+SMALL = "deit_t_afbo"
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+
+
+def checkpoint(path, name=SMALL, num_classes=10):
+    """A file as a training run leaves it, and its network."""
+    network = LinearClassifier(create_backbone(name), num_classes).eval()
+    torch.save({"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}, path)
+    return network
+
+
+def test_timm_lists_every_backbone_and_keeps_its_own():
+    names = {timm_name(name): name for name in list_backbones()}
+    assert set(names) <= set(timm.list_models(module="timm_models"))
+    assert names["swin_t_afbo"] == "swin_t_afbo"
+    clashing = {entry for entry, name in names.items() if entry != name}
+    assert clashing == {f"mixerlab_poolformer_{s}" for s in ("s12", "s24", "s36", "m36", "m48")}
+    with torch.device("meta"):
+        assert type(timm.create_model("poolformer_s12")).__module__ == "timm.models.metaformer"
+        assert timm.create_model("mixerlab_poolformer_s12").backbone.name == "poolformer_s12"
+    assert backbones.timm_models.register() == []
+
+
+def test_mixers_of_a_user_are_registered_on_demand(monkeypatch):
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    register_mixer("mine", kind="channel", source="this test")(FFN)
+    added = backbones.timm_models.register()
+    assert "swin_t_mine" in added
+    with torch.device("meta"):
+        assert timm.create_model("deit_t_mine").backbone.name == "deit_t_mine"
+    monkeypatch.undo()
+    for name in added:
+        timm.models._registry._clear_model_entries(name)
+        del timm.models._registry._model_entrypoints[name]
+
+
+@torch.no_grad()
+def test_a_model_is_the_classifier_of_the_tasks(images, tmp_path):
+    network = checkpoint(tmp_path / "last.ckpt")
+    model = timm.create_model(SMALL, num_classes=10).eval()
+    model.load_state_dict(network.state_dict())
+    assert torch.equal(model(images), network(images))
+    assert model.get_classifier().out_features == 10
+    features = model.forward_features(images)
+    assert torch.equal(features, network.backbone.embed(images))
+    assert torch.equal(model.forward_head(features, pre_logits=True), features)
+    assert torch.equal(model.forward_head(features), network(images))
+
+
+@torch.no_grad()
+def test_classifiers_come_and_go(images):
+    model = timm.create_model(SMALL, num_classes=0, drop_path_rate=0.1).eval()
+    assert model(images).shape == (2, model.num_features)
+    assert isinstance(model.get_classifier(), torch.nn.Identity)
+    model.reset_classifier(7)
+    assert model(images).shape == (2, 7)
+    assert model.num_classes == 7
+    model.reset_classifier(0, "")
+    assert model(images).shape == (2, 192, 4, 6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mixerlab_poolformer_s12", "deit_t_afbo"])
+def test_features_are_the_maps(images, name):
+    net = timm.create_model(name, features_only=True).eval()
+    backbone = net.model.backbone
+    maps = backbone(images)
+    for found, expected in zip(net(images), maps, strict=True):
+        assert torch.equal(found, expected)
+    assert net.feature_info.channels() == [info.channels for info in backbone.feature_info]
+    assert net.feature_info.reduction() == [info.stride for info in backbone.feature_info]
+    unused = [] if name == "deit_t_afbo" else ["norm"]  # DeiT norms its map
+    assert isinstance(net.model.get_classifier(), torch.nn.Identity)
+    assert all(not list(backbone.get_submodule(part).parameters()) for part in unused)
+
+
+@torch.no_grad()
+def test_some_features_of_a_dense_backbone(images):
+    net = timm.create_model(SMALL, features_only=True, dense=True, out_indices=(1, -1)).eval()
+    assert [tuple(x.shape) for x in net(images)] == [(2, 256, 8, 12), (2, 256, 2, 3)]
+    assert net.feature_info.reduction() == [8, 32]
+
+
+@torch.no_grad()
+def test_intermediates_with_and_without_the_features(images):
+    model = timm.create_model("mixerlab_poolformer_s12", num_classes=10).eval()
+    features, maps = model.forward_intermediates(images, indices=2)
+    assert torch.equal(model.forward_head(features), model(images))
+    only = model.forward_intermediates(images, indices=[2, 3], intermediates_only=True)
+    for found, expected in zip(only, maps, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_the_input_is_described_as_evaluation_prepares_it():
+    with torch.device("meta"):
+        model = timm.create_model(SMALL)
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (3, 224, 224)
+    assert (config["crop_pct"], config["interpolation"]) == (0.9, "bicubic")
+    assert config["mean"] == timm.data.IMAGENET_DEFAULT_MEAN
+    assert model.default_cfg["classifier"] == "classifier"
+
+
+def test_decay_of_weights_and_of_layers():
+    with torch.device("meta"):
+        model = timm.create_model(SMALL, num_classes=10)
+    assert model.no_weight_decay() == {"backbone.pos_embed", "backbone.cls_token"}
+    assert model.no_weight_decay() <= dict(model.named_parameters()).keys()
+    groups = create_optimizer_v2(model, opt="adamw", lr=1.0, layer_decay=0.5).param_groups
+    assert {group["lr_scale"] for group in groups} == {0.5**i for i in range(14)}
+    head = next(g for g in groups if any(p is model.classifier.weight for p in g["params"]))
+    assert head["lr_scale"] == 1.0
+
+
+@torch.no_grad()
+def test_weights_of_a_file(images, tmp_path):
+    network = checkpoint(tmp_path / "last.ckpt")
+    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
+    model = timm.create_model(SMALL, pretrained=True, num_classes=10, pretrained_cfg_overlay=file)
+    assert torch.equal(model.eval()(images), network(images))
+    other = timm.create_model(SMALL, pretrained=True, num_classes=3, pretrained_cfg_overlay=file)
+    assert torch.equal(other.eval().forward_features(images), network.backbone.embed(images))
+    # A plain host's weights go around a new mixer, as in create_backbone.
+    plain = checkpoint(tmp_path / "plain.pth", "deit_t").backbone
+    file["file"] = str(tmp_path / "plain.pth")
+    around = timm.create_model(SMALL, pretrained=True, num_classes=10, pretrained_cfg_overlay=file)
+    assert torch.equal(around.backbone.pos_embed, plain.pos_embed)
+
+
+class Payload:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_weights_that_do_not_fit_or_run_code_are_refused(tmp_path, capsys):
+    checkpoint(tmp_path / "last.ckpt", "deit_t_glu")
+    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
+    with pytest.raises(ValueError, match=r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"):
+        timm.create_model("deit_s_glu", pretrained=True, pretrained_cfg_overlay=file)
+    with pytest.raises(ValueError, match="nobody publishes weights of deit_t_glu for timm; pass"):
+        timm.create_model("deit_t_glu", pretrained=True)
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Payload()}))
+    file["file"] = str(tmp_path / "evil.pth")
+    with pytest.raises(RuntimeError, match="weights_only"):
+        timm.create_model("deit_t_glu", pretrained=True, pretrained_cfg_overlay=file)
+    assert "code ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_chans": 1}, "takes images of 3 channels, got in_chans=1"),
+        ({"global_pool": "avg"}, "has its own pooling, got global_pool='avg'"),
+        ({"global_pool": ""}, "pass global_pool='' with num_classes=0"),
+        (
+            {"clas_token": False},
+            "no option of deit_t called 'clas_token'; did you mean class_token",
+        ),
+        ({"mixer": {"g9": 1}}, "no option of mixer afbo called 'g9'"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        timm.create_model(SMALL, **options)
+
+
+def test_what_a_model_cannot_do_is_refused(images):
+    with torch.device("meta"):
+        model = timm.create_model(SMALL)
+        dense = timm.create_model(SMALL, dense=True)
+    model.set_grad_checkpointing(False)
+    with pytest.raises(ValueError, match="has no gradient checkpointing"):
+        model.set_grad_checkpointing()
+    with pytest.raises(ValueError, match="NCHW, got output_fmt='NHWC'"):
+        model.forward_intermediates(images, output_fmt="NHWC")
+    with pytest.raises(ValueError, match="one norm per map with dense=True only"):
+        model.forward_intermediates(images, norm=True)
+    with pytest.raises(ValueError, match="build it with dense=False"):
+        dense.reset_classifier(10)
+
+
+# The folders of tools/export.py
+
+
+@torch.no_grad()
+def test_a_folder_opens_in_timm(images, tmp_path):
+    network, out = checkpoint(tmp_path / "last.ckpt"), tmp_path / "out"
+    arguments = [f"backbone={SMALL}", "to=timm", f"ckpt={tmp_path / 'last.ckpt'}", f"out={out}"]
+    assert export.main([*arguments, "image_size=64x96"]) == 0
+    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    assert torch.equal(model(images), network(images))
+    assert json.loads((out / "config.json").read_text())["architecture"] == SMALL
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "README.md",
+    }
+    # And back: the tasks read it.
+    again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
+    assert torch.equal(again(images), network(images))
+
+
+@torch.no_grad()
+def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
+    backbone, out = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval(), tmp_path / "out"
+    state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"state_dict": state | {"roi_head.weight": torch.ones(1)}}, tmp_path / "det.pth")
+    arguments = [f"backbone={SMALL} mixer.g2=6", "to=timm", f"ckpt={tmp_path / 'det.pth'}"]
+    assert export.main([*arguments, f"out={out}", "image_size=64x96"]) == 0
+    model = timm.create_model(f"local-dir:{out}", pretrained=True, features_only=True).eval()
+    for found, expected in zip(model(images), backbone(images), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_weights_of_another_model_are_not_exported(tmp_path, capsys):
+    checkpoint(tmp_path / "last.ckpt", "deit_s")
+    arguments = [f"backbone={SMALL}", "to=timm", f"ckpt={tmp_path / 'last.ckpt'}"]
+    assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2
+    assert "keys differ" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+@torch.no_grad()
+def test_every_backbone_keeps_its_outputs_in_timm(name, images):
+    torch.manual_seed(0)
+    network = LinearClassifier(create_backbone(name), 10).eval()
+    model = timm.create_model(timm_name(name), num_classes=10).eval()
+    assert isinstance(model, TimmModel)
+    model.load_state_dict(network.state_dict())
+    torch.testing.assert_close(model(images), network(images), rtol=1e-5, atol=1e-5)
+    net = timm.create_model(timm_name(name), features_only=True).eval()
+    kept = net.model.state_dict().keys()
+    net.model.load_state_dict({k: v for k, v in network.state_dict().items() if k in kept})
+    for found, expected in zip(net(images), network.backbone(images), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,141 @@
+"""Exports a backbone with its weights to where other people's tools can use it.
+
+usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
+       python tools/export.py list [backbone=NAME,PATTERN] [to=TARGET,TARGET] [format=table]
+
+  backbone=NAME        registered name, with options 'deit_t_afbo mixer.g2=6'; of a run folder's
+                       checkpoint the name and the options are known
+  to=TARGET            {targets}
+  ckpt=PATH            checkpoint file or run folder (default: random weights)
+  out=FOLDER           (default: exports/<backbone>-<target>)
+  overwrite=false      true: replace an existing folder
+  image_size=224       side, or HEIGHTxWIDTH, of the images that outputs are compared on
+  network=all          onnx, torch_export: classifier, maps or dense (maps for dense prediction)
+                       instead of all that the checkpoint holds
+  standalone=false     mmdet, mmseg, mmpretrain; true: with a module that needs nothing of ours
+
+What was written is loaded again as its user will load it, and its outputs have to equal those of
+the original. The folder appears when all is done. list tries every pair and prints what goes where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.complexity import WRITERS, Record, image_size, parse, select
+from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
+from tools.networks import parse_network
+
+SHARED = {
+    "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "224",
+}  # fmt: skip
+LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or {"-h", "--help", "help"} & set(arguments):
+        targets = [f"{name:12} {target.summary}" for name, target in TARGETS.items()]
+        print((__doc__ or "").format(targets=f"\n{' ' * 23}".join(targets)).strip())
+        return 0 if arguments else 2
+    try:
+        if arguments[0] == "list":
+            options = parse(arguments[1:], LIST, {"format": tuple(WRITERS)})
+            WRITERS[options["format"]](table(options))
+        else:
+            export(arguments)
+    except ValueError as error:
+        print(f"export.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def export(arguments: Sequence[str]) -> list[Path]:
+    """Export one backbone to one target and say what was written."""
+    to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
+    if not to:
+        raise ValueError(f"say where to: to={'|'.join(TARGETS)}; see --help")
+    function = exporter(to)
+    target = TARGETS[to]
+    options = parse(
+        arguments, SHARED | target.settings, {"overwrite": ("false", "true"), **target.choices}
+    )
+    ckpt, run = checkpoint_of(options["ckpt"])
+    name, typed = parse_network(
+        options["backbone"] or (run or {}).get("backbone", {}).get("name", "")
+    )
+    out = Path(options["out"] or f"exports/{name}-{to}")
+    with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
+        request = ExportRequest(
+            to=to,
+            backbone=name,
+            options=_of_run(run, name) | typed,
+            ckpt=ckpt,
+            run=run,
+            folder=folder,
+            image_size=image_size(options["image_size"]),
+            settings={key: options[key] for key in target.settings},
+        )
+        with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
+            files = function(request)
+    written = [out / path.relative_to(folder) for path in files]
+    print("\n".join(map(str, written)))
+    return written
+
+
+def _of_run(run: object, name: str) -> dict[str, object]:
+    """The options that a run gave its backbone."""
+    given = run.get("backbone", {}) if isinstance(run, dict) else {}
+    if given and given["name"] != name:
+        raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
+    return {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
+
+
+def table(options: dict[str, str]) -> list[Record]:
+    """One record per backbone: whether it goes to each target, and why not."""
+    targets = options["to"].split(",")
+    for to in targets:
+        if to not in TARGETS:
+            exporter(to)  # refuses it with the nearest name
+    size = image_size(options["image_size"])
+    records = []
+    for name in select(options["backbone"]):
+        reasons = {to: refusal(name, to, size) for to in targets}
+        notes = [f"{to}: {why}" for to, why in reasons.items() if why]
+        answers = {to: "no" if why else "yes" for to, why in reasons.items()}
+        records.append({"backbone": name, **answers, "note": "; ".join(notes)})
+    return records
+
+
+def refusal(name: str, to: str, size: tuple[int, int]) -> str:
+    """Why a backbone cannot be exported to a target, found by exporting it; empty if it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = ExportRequest(
+            to=to,
+            backbone=name,
+            options={},
+            ckpt=None,
+            run=None,
+            folder=Path(folder),
+            image_size=size,
+            settings=TARGETS[to].settings,
+        )
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exporter(to)(request)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""What all exports share: the request, the weights it means, and a folder that is whole or absent.
+
+A target is a module here with a function ``export(request) -> list[Path]``: it writes its files
+into ``request.folder``, loads them back as their user will, compares the outputs with
+``check_equal`` and returns what it wrote. What it cannot export it refuses with a ValueError that
+names module and operator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from backbones import Backbone
+    from heads.linear import LinearClassifier
+
+NUM_CLASSES = 1000  # of a classifier without checkpoint
+SEED = 0  # of weights and images where there is no checkpoint
+
+Exporter = Callable[["ExportRequest"], "list[Path]"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Somewhere a backbone can go.
+
+    Attributes:
+        module: Module of this package that exports it.
+        summary: What is written, for the help.
+        needs: Packages that have to be installed, by import name, with what to type.
+        settings: Its own ``key=value`` arguments with their defaults, all texts.
+        choices: What a setting may be, where that is a closed list.
+    """
+
+    module: str
+    summary: str
+    needs: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+DENSE, EXPORT = "make install", "pip install -e '.[export]'"
+SWITCH = ("false", "true")
+PARTS = ("all", "classifier", "maps", "dense")
+TARGETS = {
+    "mmdet": Target(
+        "mm",
+        "config, checkpoint and README for MMDetection",
+        {"mmdet": DENSE},
+        {"standalone": "false"},
+        {"standalone": SWITCH},
+    ),
+    "mmseg": Target(
+        "mm",
+        "config, checkpoint and README for MMSegmentation",
+        {"mmseg": DENSE},
+        {"standalone": "false"},
+        {"standalone": SWITCH},
+    ),
+    "mmpretrain": Target(
+        "mm",
+        "config, checkpoint and README for MMPretrain",
+        {"mmpretrain": EXPORT},
+        {"standalone": "false"},
+        {"standalone": SWITCH},
+    ),
+    "timm": Target("timm", "a checkpoint for timm.create_model"),
+    "onnx": Target(
+        "onnx",
+        "ONNX models of classifier and maps, checked in onnxruntime",
+        {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
+        {"network": "all"},
+        {"network": PARTS},
+    ),
+    "torch_export": Target(
+        "torch_export",
+        "torch.export programs of classifier and maps",
+        {},
+        {"network": "all"},
+        {"network": PARTS},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """One backbone on its way to one target.
+
+    Attributes:
+        to: Name of the target.
+        backbone: Registered name.
+        options: For ``create_backbone``; those of a run folder, then those typed.
+        ckpt: Checkpoint file; None exports random weights.
+        run: The config of the run that made the checkpoint, if it lies in a run folder.
+        folder: Empty folder to write into; it gets its final name when all is done.
+        image_size: (H, W) of the images that outputs are compared on.
+        settings: The target's own settings.
+    """
+
+    to: str
+    backbone: str
+    options: Mapping[str, Any]
+    ckpt: Path | None
+    run: Mapping[str, Any] | None
+    folder: Path
+    image_size: tuple[int, int]
+    settings: Mapping[str, str]
+
+    def create_backbone(self, *, dense: bool, random: bool = False) -> Backbone:
+        """The backbone in evaluation mode with the checkpoint's weights, or random ones.
+
+        Raises:
+            ValueError: Weights of another model; the keys that differ are listed.
+        """
+        import torch
+
+        from backbones import create_backbone
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return create_backbone(
+                self.backbone,
+                **{**self.options, "dense": dense, "pretrained": None if random else self.ckpt},
+            ).eval()
+
+    def create_classifier(self) -> LinearClassifier:
+        """The classification network in evaluation mode with the checkpoint's weights.
+
+        Raises:
+            ValueError: Weights of another model, or of no classifier.
+        """
+        import torch
+
+        from backbones import create_backbone
+        from heads.linear import LinearClassifier
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            if self.ckpt is not None:
+                options = {**self.options, "dense": False}
+                return LinearClassifier.from_pretrained(self.backbone, self.ckpt, **options).eval()
+            backbone = create_backbone(self.backbone, **{**self.options, "dense": False})
+            return LinearClassifier(backbone, NUM_CLASSES).eval()
+
+    def images(self, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+        """Images (B, 3, H, W) to compare outputs on, the same for every call."""
+        import torch
+
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
+
+
+def exporter(to: str) -> Exporter:
+    """The function of a target.
+
+    Raises:
+        ValueError: There is no such target, or a package that it needs is absent.
+    """
+    from backbones.options import unknown
+
+    if to not in TARGETS:
+        raise ValueError(unknown("target", to, TARGETS))
+    target = TARGETS[to]
+    for package, remedy in target.needs.items():
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"to={to} needs {package}, which is not installed; type: {remedy}")
+    function: Exporter = importlib.import_module(f"tools.exporters.{target.module}").export
+    return function
+
+
+def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
+    """The checkpoint file that a run folder or a path means, and the config of its run.
+
+    Raises:
+        ValueError: There is none.
+    """
+    from tools.run_folder import CONFIG, checkpoint_file
+
+    if not ckpt:
+        return None, None
+    path = checkpoint_file(ckpt)
+    config = path.resolve().parent.parent / CONFIG
+    return path, yaml.safe_load(config.read_text()) if config.is_file() else None
+
+
+@contextmanager
+def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its name if the block succeeds and else is removed.
+
+    Raises:
+        ValueError: ``out`` exists and may not be overwritten, or no folder can be made there.
+    """
+    if out.exists() and not (overwrite and out.is_dir()):
+        remedy = "pass overwrite=true or another out=" if out.is_dir() else "pass another out="
+        raise ValueError(f"{out} exists already; {remedy}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"no folder can be made at {out} ({error}); pass another out=") from error
+    try:
+        temporary.chmod(0o755)  # mkdtemp's is for its owner alone
+        yield temporary
+        if out.exists():
+            shutil.rmtree(out)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_equal(
+    what: str, before: Sequence[Tensor], after: Sequence[Tensor], tolerance: float = 1e-5
+) -> float:
+    """The largest difference of two lists of outputs, relative to the largest value where above 1.
+
+    Raises:
+        ValueError: Other numbers, shapes, or values beyond the tolerance.
+    """
+    shapes = [[tuple(x.shape) for x in outputs] for outputs in (before, after)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{what} gives shapes {shapes[1]} instead of {shapes[0]}; not exported")
+    worst = 0.0
+    for one, other in zip(before, after, strict=True):
+        scale = max(1.0, float(one.abs().max()))
+        worst = max(worst, float((one - other).abs().max()) / scale)
+    if not worst <= tolerance:  # NaN is refused as well
+        raise ValueError(f"{what} differs by {worst:.1e}, allowed is {tolerance:.0e}; not exported")
+    return worst

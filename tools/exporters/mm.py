@@ -1,0 +1,293 @@
+"""Exports to MMDetection, MMSegmentation and MMPretrain: config, checkpoint and two commands.
+
+A run folder of task=detection (or segmentation) gives the whole detector (segmentor); anything else
+gives the backbone in the toolkit's own Mask R-CNN or UperNet, to be trained. MMPretrain gets the
+classification network, with its classifier where the checkpoint has one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from mmengine import Config
+from mmengine.registry import DefaultScope
+from torch import Tensor, nn
+
+from backbones import Backbone, create_backbone
+from backbones.classifier import Classifier
+from backbones.weights import read_state_dict
+from datamodules.dense import require_package
+from heads.mm_adapter import quiet
+from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
+from tools.exporters.mm_configs import dataset_config, model_config, text_of, training_config
+from tools.exporters.standalone import check_standalone, write_standalone
+from tools.networks import unusual
+
+CONFIG, README = "config.py", "README.md"
+HERE = "{{ fileDirname }}"  # mmengine puts the config's folder there
+# The task whose whole models a toolkit opens.
+TASKS = {"mmdet": "detection", "mmseg": "segmentation"}
+
+
+@dataclass(frozen=True)
+class Package:
+    """What is written, and what it has to reproduce.
+
+    Attributes:
+        model: The toolkit's config of the model, its backbone in it.
+        tensors: The checkpoint, by the names of the toolkit's model.
+        metainfo: Names and perhaps colours of the classes; empty if the checkpoint knows none.
+        backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
+        whole: The original model around it, if the toolkit's model is trained.
+        data: Config of datasets and evaluators.
+    """
+
+    model: dict[str, Any]
+    tensors: dict[str, Tensor]
+    metainfo: dict[str, Any]
+    backbone: Backbone
+    whole: nn.Module | None
+    data: dict[str, Any]
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write the folder, open it with the toolkit and compare.
+
+    Raises:
+        ValueError: The outputs differ, or the checkpoint is of another model.
+    """
+    require_package(f"{request.to}.datasets")  # first of all, as it says what it does not find
+    task = (request.run or {}).get("task_name")
+    if request.to == "mmpretrain":
+        package = classifier_package(request)
+    elif task == TASKS[request.to]:
+        package = whole_package(request)
+    else:
+        package = backbone_package(request)
+    name, folder = request.backbone, request.folder
+    files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]
+    tensors = {key: value.detach().contiguous().clone() for key, value in package.tensors.items()}
+    meta = {"dataset_meta": package.metainfo} if package.metainfo else {}
+    torch.save({"state_dict": tensors, "meta": meta}, files[1])
+    safetensors.torch.save_file(tensors, files[2])
+    start = f"{HERE}/{files[1].name}"
+    if package.whole is None:
+        package.model["backbone"]["init_cfg"] = {"type": "Pretrained", "checkpoint": start}
+    config = {
+        "custom_imports": {"imports": ["backbones.mm"], "allow_failed_imports": False},
+        "default_scope": request.to,
+        **package.data,
+        **training_config(request.to, package.backbone),
+        "model": package.model,
+        "load_from": start if package.whole is not None else None,
+    }
+    files[0].write_text(text_of(config, f"{name} in {request.to}."))
+    if request.settings["standalone"] == "true":
+        files.append(write_standalone(name, request.options, folder))
+        before = _outputs(package, request.images())
+        check_standalone(folder, files[1], request.images(), before)
+    files.append(write_readme(request, package))
+    compare(request, package)
+    return files
+
+
+def backbone_package(request: ExportRequest) -> Package:
+    """The backbone alone, in a detector or segmentor of the toolkit that is still to be trained."""
+    backbone = request.create_backbone(dense=True)
+    return Package(
+        model=model_config(request.to, backbone) | {"backbone": _backbone_config(request)},
+        tensors=_prefixed(backbone),
+        metainfo={},
+        backbone=backbone,
+        whole=None,
+        data=dataset_config(request.to),
+    )
+
+
+def whole_package(request: ExportRequest) -> Package:
+    """The detector or segmentor of a run, with its classes and image sizes."""
+    from tasks.base import load_exactly
+    from tools.instantiate import build
+
+    assert request.run is not None
+    assert request.ckpt is not None
+    content = torch.load(request.ckpt, map_location="cpu", weights_only=True)
+    datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
+    if "class_names" in content:
+        datamodule.class_names = tuple(content["class_names"])
+    else:  # checkpoints of an earlier version do not say
+        datamodule.prepare_data()
+        datamodule.setup()
+    options = {**request.options, "dense": True}
+    backbone = create_backbone(request.backbone, **options)
+    whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
+    load_exactly(whole, content["state_dict"], request.ckpt)
+    model = dict(whole.config) | {"backbone": _backbone_config(request)}
+    first = model.get("neck", {}).get("start_level", 0)
+    if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
+        neck = {"start_level": 0, "in_channels": list(model["neck"]["in_channels"])[first:]}
+        model["neck"] = {**model["neck"], **neck}
+        model["backbone"]["out_indices"] = tuple(range(first, 4))
+    return Package(
+        model=model,
+        tensors=whole.model.state_dict(),
+        metainfo=datamodule.metainfo,
+        backbone=backbone.eval(),
+        whole=whole.eval(),
+        data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
+    )
+
+
+def classifier_package(request: ExportRequest) -> Package:
+    """The classification network, as MMPretrain's ImageClassifier."""
+    has_classifier = False
+    if request.ckpt is not None:
+        plain = create_backbone(request.backbone, **request.options)
+        converted = plain.convert_state_dict(read_state_dict(request.ckpt))
+        has_classifier = "classifier.weight" in converted
+    whole, metainfo = None, {}
+    if has_classifier:
+        whole = request.create_classifier()
+        if type(whole.classifier) is not Classifier:
+            raise ValueError(
+                f"the classifier of {request.backbone} is more than the linear layer that "
+                "MMPretrain has; export it to=timm or to=onnx, or its backbone to=mmdet"
+            )
+        backbone: Backbone = whole.backbone
+        num_classes = whole.classifier.out_features
+        names = _content(request.ckpt).get("class_names")
+        metainfo = {"classes": tuple(names)} if names else {}
+    else:
+        backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
+    tensors = _prefixed(backbone)
+    if whole is not None:
+        head = whole.classifier.state_dict()
+        tensors |= {f"head.fc.{key}": value for key, value in head.items()}
+    model = model_config("mmpretrain", backbone, num_classes)
+    model["backbone"] = _backbone_config(request) | {"out_type": "embedding"}
+    side = request.run["data"].get("image_size") if request.run else None
+    return Package(
+        model=model,
+        tensors=tensors,
+        metainfo=metainfo,
+        backbone=backbone,
+        whole=whole,
+        data=dataset_config("mmpretrain", num_classes=num_classes, side=side),
+    )
+
+
+def _content(path: Path | None) -> Mapping[str, Any]:
+    """What a checkpoint of ours holds beside tensors; nothing of other people's files."""
+    if path is None or path.suffix != ".ckpt":
+        return {}
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    return content if isinstance(content, dict) else {}
+
+
+def _backbone_config(request: ExportRequest) -> dict[str, Any]:
+    options = {key: value for key, value in request.options.items() if value is not None}
+    config = {"type": request.backbone, **unusual(request.backbone, options)}
+    maps = {} if request.to == "mmpretrain" else {"out_indices": (0, 1, 2, 3)}
+    return {**config, **maps, "frozen_stages": -1}
+
+
+def _prefixed(backbone: Backbone) -> dict[str, Tensor]:
+    return {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
+
+
+def compare(request: ExportRequest, package: Package) -> None:
+    """Open the written config and checkpoint as a user does, and compare the outputs.
+
+    Raises:
+        ValueError: They differ.
+    """
+    folder = request.folder
+    config = Config.fromfile(folder / CONFIG)
+    images = request.images()
+    with quiet(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
+        if package.whole is None:
+            backbone = _models(request.to).build(config.model.backbone)
+            backbone.init_weights()
+            check_equal(request.backbone, _outputs(package, images), backbone.eval()(images))
+            return
+        opened = open_whole(request.to, config, folder / f"{request.backbone}.pth")
+        own = opened.state_dict()
+        differ = [key for key in package.tensors if not own[key].equal(package.tensors[key])]
+        if differ or own.keys() != package.tensors.keys():
+            raise ValueError(
+                f"{request.to} reads other weights than were written: "
+                f"{differ or sorted(own.keys() ^ package.tensors.keys())}"
+            )
+        if request.to == "mmpretrain":
+            after = [opened(images, mode="tensor")]
+            check_equal(request.backbone, [package.whole(images)], after)
+        else:
+            check_equal(request.backbone, _outputs(package, images), opened.backbone(images))
+
+
+def _outputs(package: Package, images: Tensor) -> list[Tensor]:
+    """What the toolkit's backbone has to give: the maps of its config, or the embedding."""
+    config = package.model["backbone"]
+    with torch.no_grad():
+        if config.get("out_type") == "embedding":
+            return [package.backbone.embed(images)]
+        maps = package.backbone(images)
+    return [maps[index] for index in config["out_indices"]]
+
+
+def open_whole(toolkit: str, config: Config, checkpoint: Path) -> Any:
+    """The toolkit's own way to open a trained model on the CPU."""
+    if toolkit == "mmdet":
+        from mmdet.apis import init_detector
+
+        return init_detector(config, str(checkpoint), device="cpu")
+    if toolkit == "mmseg":
+        from mmseg.apis import init_model
+
+        return init_model(config, str(checkpoint), device="cpu")
+    from mmpretrain.apis import get_model
+
+    return get_model(config, pretrained=str(checkpoint), device="cpu").eval()
+
+
+def _models(toolkit: str) -> Any:
+    importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
+    return importlib.import_module(f"{toolkit}.registry").MODELS
+
+
+def write_readme(request: ExportRequest, package: Package) -> Path:
+    """Say in two commands how the folder is used."""
+    to, name = request.to, request.backbone
+    standalone = request.settings["standalone"] == "true"
+    path = "PYTHONPATH=." if standalone else "PYTHONPATH=<folder of MixerLab>"
+    needs = (
+        "The folder `backbones` here holds the network; it needs torch, timm and mmengine only."
+        if standalone
+        else "`backbones.mm`, which the config imports, is part of MixerLab; installed with pip "
+        "it needs no PYTHONPATH."
+    )
+    tools = f"$(python -c 'import {to}; print({to}.__path__[0])')/.mim/tools"
+    trained = (
+        "the whole trained model" if package.whole is not None else "the weights of the backbone"
+    )
+    file = request.folder / README
+    file.write_text(
+        f"""# {name} in {to}
+
+`{name}.pth` and `{name}.safetensors` hold {trained}, tensors only. {needs}
+
+Train and test, in this folder, after setting the paths of your data in `{CONFIG}`:
+
+```
+{path} python "{tools}/train.py" {CONFIG}
+{path} python "{tools}/test.py" {CONFIG} {name}.pth
+```
+"""
+    )
+    return file

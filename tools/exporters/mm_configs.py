@@ -1,0 +1,168 @@
+"""Configs of the MM toolkits, put together from those that the installed toolkit ships."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine import Config
+
+from backbones import Backbone
+from heads.mm_adapter import set_everywhere
+from heads.mmdet_adapter import base_detector
+from heads.mmseg_adapter import base_segmentor
+
+# Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
+DATASETS = {"mmdet": "coco_instance", "mmseg": "ade20k", "mmpretrain": "imagenet_bs64_swin_224"}
+SCHEDULES = {
+    "mmdet": "schedule_1x",
+    "mmseg": "schedule_160k",
+    "mmpretrain": "imagenet_bs1024_adamw_swin",
+}
+CROP = 0.875  # share of the resized side that MMPretrain's evaluation sees
+# The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
+LEARNING = {
+    "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
+    "mmseg": {"lr": 6e-5, "weight_decay": 0.01},
+}
+
+
+def shipped(toolkit: str, kind: str, name: str) -> dict[str, Any]:
+    """A base config of an installed toolkit as plain values."""
+    package = importlib.import_module(toolkit)
+    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
+    config: dict[str, Any] = Config.fromfile(base / kind / f"{name}.py").to_dict()
+    return config
+
+
+def model_config(toolkit: str, backbone: Backbone, num_classes: int = 0) -> dict[str, Any]:
+    """A model around a backbone, which itself is left out: Mask R-CNN, UperNet or a classifier.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        backbone: Channels and strides are read from it.
+        num_classes: Of MMPretrain's classifier; the others have those of COCO and ADE20K.
+    """
+    if toolkit == "mmpretrain":
+        head = {
+            "type": "LinearClsHead",
+            "num_classes": num_classes,
+            "in_channels": backbone.num_features,
+            "loss": {"type": "LabelSmoothLoss", "label_smooth_val": 0.1, "mode": "original"},
+        }
+        augments = [{"type": "Mixup", "alpha": 0.8}, {"type": "CutMix", "alpha": 1.0}]
+        # A vector comes out of the backbone, so there is no neck.
+        return {
+            "type": "ImageClassifier", "neck": None, "head": head,
+            "train_cfg": {"augments": augments},
+        }  # fmt: skip
+    if toolkit == "mmdet":
+        config = base_detector(backbone, "mask_rcnn")
+    else:
+        config = base_segmentor(backbone, "upernet")
+        set_everywhere(config, "num_classes", 150)
+    del config["backbone"]
+    return dict(config)
+
+
+def dataset_config(
+    toolkit: str,
+    datamodule: Any = None,
+    *,
+    with_mask: bool = True,
+    num_classes: int = 1000,
+    side: int | None = None,
+) -> dict[str, Any]:
+    """Datasets, pipelines and evaluators.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        datamodule: One of ours, whose classes and image sizes are taken.
+        with_mask: Whether a detector of the datamodule's predicts masks.
+        num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
+        side: Image size of MMPretrain's.
+    """
+    boxes_only = toolkit == "mmdet" and not with_mask
+    config = shipped(toolkit, "datasets", "coco_detection" if boxes_only else DATASETS[toolkit])
+    if toolkit == "mmpretrain":
+        _set_side(config, side or 224)
+        if num_classes != 1000:
+            _set_folders(config, num_classes)
+    if datamodule is not None:
+        _take_over(config, datamodule, toolkit)
+    return config
+
+
+def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
+    """Give a toolkit's datasets the classes and image sizes of one of our datamodules."""
+    metainfo = {key: list(value) for key, value in datamodule.metainfo.items()}
+    for step in _steps(config):
+        if step["type"] == "LoadImageFromFile":
+            step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
+        if step["type"] in ("Resize", "RandomResize"):
+            step["scale"] = tuple(datamodule.image_size)
+        if step["type"] == "RandomFlip":
+            step["prob"] = datamodule.flip
+        if step["type"] == "RandomCrop":
+            step["crop_size"] = tuple(datamodule.crop_size)
+    for split in ("train", "val", "test"):
+        dataset = config[f"{split}_dataloader"]["dataset"]
+        dataset["metainfo"] = metainfo
+        if toolkit == "mmseg":  # the dataset's class has ADE20K's names; any will do
+            dataset |= {"type": "BaseSegDataset", "reduce_zero_label": True}
+
+
+def _set_side(config: dict[str, Any], side: int) -> None:
+    for step in _steps(config):
+        if step["type"] == "RandomResizedCrop":
+            step["scale"] = side
+        if step["type"] == "ResizeEdge":
+            step["scale"] = round(side / CROP)
+        if step["type"] == "CenterCrop":
+            step["crop_size"] = side
+
+
+def _set_folders(config: dict[str, Any], num_classes: int) -> None:
+    config["data_preprocessor"]["num_classes"] = num_classes
+    for split in ("train", "val", "test"):
+        dataset = config[f"{split}_dataloader"]["dataset"]
+        folder = "train" if split == "train" else "val"
+        dataset.pop("split")
+        dataset |= {"type": "CustomDataset", "data_prefix": folder, "data_root": "data"}
+
+
+def _steps(value: Any) -> Iterator[dict[str, Any]]:
+    """Every step of every pipeline in a config."""
+    for item in value if isinstance(value, Sequence) and not isinstance(value, str) else []:
+        if isinstance(item, dict) and "type" in item:
+            yield item
+        yield from _steps(item)
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _steps(item)
+
+
+def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
+    """Runtime, schedule and optimiser; biases, norms and tables have no weight decay."""
+    package = importlib.import_module(toolkit)
+    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
+    config: dict[str, Any] = Config.fromfile(base / "default_runtime.py").to_dict()
+    config |= shipped(toolkit, "schedules", SCHEDULES[toolkit])
+    exempt = sorted(backbone.no_weight_decay)
+    keys = {key.rpartition(".")[2]: {"decay_mult": 0.0} for key in exempt}
+    paramwise = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.0, "custom_keys": keys}
+    wrapper = config["optim_wrapper"]
+    if toolkit in LEARNING:
+        wrapper["optimizer"] = {"type": "AdamW", "betas": (0.9, 0.999), **LEARNING[toolkit]}
+        config["optimizer"] = wrapper["optimizer"]
+    wrapper["paramwise_cfg"] = wrapper.get("paramwise_cfg", {}) | paramwise
+    config.pop("load_from", None)
+    return config
+
+
+def text_of(config: dict[str, Any], title: str) -> str:
+    """A config as the text of a Python file."""
+    text = Config(config).pretty_text
+    return f'"""{title}"""\n\n{text}'

@@ -1,0 +1,90 @@
+"""To ONNX: models for onnxruntime and what else reads the format (``.onnx``)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import onnxruntime
+import torch
+from torch import Tensor
+
+from tools.exporters import ExportRequest, check_equal
+from tools.exporters.networks import outputs_of, parts_of
+from tools.exporters.tracing import Graph, describe, inference_form, module_of, trace
+
+TOLERANCE = 1e-4
+USE = """import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+outputs = session.run(None, {{"images": images}})  # (B, 3, H, W) float32, as in training
+"""
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write one model per part of the network, run each in onnxruntime on several sizes.
+
+    Raises:
+        ValueError: An operator without ONNX form, with its module, or other outputs.
+    """
+    files, notes = [], []
+    for part, network in parts_of(request).items():
+        graph = trace(inference_form(network), request)
+        path = request.folder / f"{part}.onnx"
+        _write(request, graph, path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        for batch, *size in graph.sizes(request.image_size):
+            images = request.images(batch, (size[0], size[1]))
+            with torch.inference_mode():
+                expected = outputs_of(network, images)
+            check_equal(
+                f"{path.name} at {batch}x3x{size[0]}x{size[1]}",
+                expected,
+                _run(session, images),
+                TOLERANCE,
+            )
+        files.append(path)
+        notes.append((path.name, graph))
+    return [*files, describe(request, "ONNX", USE, notes)]
+
+
+def _write(request: ExportRequest, graph: Graph, path: Path) -> None:
+    """Convert a graph and write it as one file; the converter's progress stays unprinted."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            model = torch.onnx.export(
+                graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),)
+            )
+            assert model is not None
+            model.save(path, external_data=False)
+        except torch.onnx.errors.OnnxExporterError as error:
+            messages = _messages(error)
+            found = re.search(r"aten[.:]+\w+", " ".join(messages))
+            operator = found.group().replace("::", ".") if found else "an operator"
+            raise ValueError(
+                f"{request.backbone} has no ONNX form: {module_of(graph.program, operator)}, "
+                f"{operator}: {messages[-1].splitlines()[0][:200]}"
+            ) from error
+        finally:
+            logging.disable(level)
+
+
+def _messages(error: BaseException | None) -> list[str]:
+    """What an error says, then each of its causes."""
+    messages = []
+    while error is not None:
+        messages.append(str(error) or type(error).__name__)
+        error = error.__cause__
+    return messages
+
+
+def _run(session: onnxruntime.InferenceSession, images: Tensor) -> list[Tensor]:
+    name = session.get_inputs()[0].name
+    return [torch.from_numpy(array) for array in session.run(None, {name: images.numpy()})]

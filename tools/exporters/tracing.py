@@ -1,0 +1,162 @@
+"""A network as a graph: what torch.export and ONNX have in common.
+
+Batch, height and width stay free wherever the network's code allows. Where it decides by the size
+of the map (the windows of PosMLP and gMLP), height and width are fixed to those of the request,
+and the README beside the file says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import linecache
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from backbones.layers.reparam import fuse, is_fused
+from tools.exporters import ExportRequest
+
+MIN_SIDE = 64  # what every backbone takes
+INPUT = "images"
+AXES = {0: "batch", 2: "height", 3: "width"}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network as one graph.
+
+    Attributes:
+        program: What torch.export made.
+        free: Axes of the images that may have any size, among "batch", "height", "width".
+        why_fixed: What kept the other axes from being free; empty if nothing did.
+    """
+
+    program: ExportedProgram
+    free: tuple[str, ...]
+    why_fixed: str
+
+    def axes(self) -> dict[int, str]:
+        """The free axes of the images by their position."""
+        return {axis: name for axis, name in AXES.items() if name in self.free}
+
+    def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
+        """(B, H, W) to compare on: the traced size and, where they are free, others."""
+        if "height" not in self.free:
+            return [(2, *size), (1, *size)]
+        return [(2, *size), (1, MIN_SIDE, MIN_SIDE), (1, 71, 101), (3, 128, 96)]
+
+
+def inference_form(network: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, re-parameterised where there is something to fold."""
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    return network if is_fused(network) else fuse(network)
+
+
+def trace(network: nn.Module, request: ExportRequest) -> Graph:
+    """Record a network, with as many free axes as it allows.
+
+    Every graph is run on other sizes, since torch.export may fix an axis without a word.
+
+    Raises:
+        ValueError: It cannot be recorded at any size; module and operator are named.
+    """
+    why = ""
+    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
+    for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
+        try:
+            program = _export(network, request.images(), axes, named)
+        except Exception as error:  # torch.export raises whatever the traced code does
+            why, cause = culprit(network, error), error
+            continue
+        graph = Graph(program, tuple(axes.values()), "" if axes is AXES else why)
+        cause = _first_failure(graph, request)
+        if cause is None:
+            return graph
+        why = culprit(network, cause)
+    raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
+
+
+def _export(
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool
+) -> ExportedProgram:
+    least = {axis: 1 if axis == 0 else MIN_SIDE for axis in axes}
+    dims: Any = {
+        axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
+        for axis, name in axes.items()
+    }
+    with torch.no_grad():
+        return torch.export.export(network, (images,), dynamic_shapes=(dims,))
+
+
+def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
+    """What a size that should be free raises."""
+    run = graph.program.module()
+    for batch, *size in graph.sizes(request.image_size):
+        try:
+            with torch.no_grad():
+                run(request.images(batch, (size[0], size[1])))
+        except Exception as error:  # guards and operators raise many kinds
+            return error
+    return None
+
+
+def culprit(network: nn.Module, error: BaseException) -> str:
+    """Module and operator (or line) of a failure, and the beginning of its message."""
+    module, operator, line = "the network", "", ""
+    names = {id(part): name for name, part in network.named_modules()}
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            module = f"{names[id(owner)] or 'the network'} ({type(owner).__name__})"
+            line = linecache.getline(frame.f_code.co_filename, number).strip()
+        called = frame.f_locals.get("func")
+        if isinstance(called, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            operator = str(called)
+    found = re.search(r"aten[.:]+\w+(\.\w+)?", str(error))
+    operator = (
+        operator or (found.group() if found else "") or (f"`{line}`" if line else "its sizes")
+    )
+    return f"{module}, {operator}: {_sentence(error)}"
+
+
+def module_of(program: ExportedProgram, operator: str) -> str:
+    """The innermost module whose code called an operator of a program."""
+    for node in program.graph.nodes:
+        if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
+            path, kind = list(node.meta["nn_module_stack"].values())[-1]
+            kind = kind if isinstance(kind, str) else kind.__name__
+            return f"{path} ({kind.rpartition('.')[2]})"
+    return "the network"
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def describe(
+    request: ExportRequest, what: str, use: str, graphs: Sequence[tuple[str, Graph]]
+) -> Path:
+    """Write the README of a folder: how to use it, and which sizes its graphs take."""
+    lines = [f"# {request.backbone} as {what}", "", "```python", use.format(file=graphs[0][0])]
+    lines[-1] = lines[-1].rstrip() + "\n```\n"
+    height, width = request.image_size
+    for file, graph in graphs:
+        if "height" in graph.free:
+            lines.append(f"* `{file}`: any batch, any height and width from {MIN_SIDE}.")
+        else:
+            lines.append(
+                f"* `{file}`: any batch of {height}x{width} images (another size: export with "
+                f"image_size=HEIGHTxWIDTH). Not free because of {graph.why_fixed}"
+            )
+    path = request.folder / "README.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
