@@ -105,8 +105,8 @@ class Backbone(nn.Module):
         depths = depths_of(name for name, _ in self.named_parameters())
         if not depths:
             raise ValueError(
-                f"{self.name or type(self).__name__} has no parameters in stages.N.blocks.M, "
-                "stages.N.M, layers.N.blocks.M or blocks.M; name the parts of the host like this"
+                f"{self.name or type(self).__name__} has no parameters under a name that "
+                "backbones/depth.py knows, such as stages.N.blocks.M; name its parts like this"
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
         return Depth(depths, maps, self.classification_keys, self.merges_end_stages)

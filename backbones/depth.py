@@ -10,12 +10,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-STEM = ("stem.", "patch_embed.", "pos_embed", "cls_token")
-BLOCK = re.compile(r"(?:(?:layers|stages)\.(?P<stage>\d+)\.(?:blocks\.)?|blocks\.)(?P<block>\d+)\.")
-# Leads into the stage of that number, or out of it.
-INTO = re.compile(r"(?:layers|stages)\.(\d+)\.downsample\.")
-OUT_OF = re.compile(r"downsamples\.(\d+)\.")
+STEM = ("stem.", "patch_embed.", "pos_embed", "cls_token", "conv1.", "bn1.")
+FIRST_EMBEDS = ("stages.0.embed.", "patch_embeds.0.")
+
+
+class Rule(NamedTuple):
+    """A pattern with a number in it, which is ``first`` for stage 0 and ``step`` more for each."""
+
+    pattern: str
+    first: int = 0
+    step: int = 1
+
+
+BLOCKS = (
+    Rule(r"(?:layers|stages)\.(\d+)\.(?:blocks\.)?(\d+)\."),
+    Rule(r"blocks\.(\d+)\.(\d+)\."),
+    Rule(r"network\.(\d+)\.(\d+)\.", step=2),  # transitions have the odd numbers
+    Rule(r"layer(\d+)\.(\d+)\.", first=1),
+    Rule(r"blocks\.(\d+)()\."),  # one list: each block is a stage
+)
+DOWNSAMPLING = Rule(r"(?:layers|stages)\.(\d+)\.downsample\.")
+# What leads into a stage, and what ends it.
+BEGINNINGS = (
+    DOWNSAMPLING,
+    Rule(r"(?:layers|stages)\.(\d+)\.(?:embed|global_block|global_norm)\."),
+    Rule(r"patch_embeds\.(\d+)\."),
+    Rule(r"downsamples\.(\d+)\.", first=-1),
+    Rule(r"network\.(\d+)\.", first=-1, step=2),
+)
+ENDS = (Rule(r"(?:layers|stages)\.(\d+)\.norm\."),)
 
 
 @dataclass(frozen=True)
@@ -43,7 +68,7 @@ class Depth:
         """0 for the stem, 1 for the first block, and so on; ``num_layers - 1`` behind the last."""
         place = self._place(name)
         if place is None:
-            return 0 if name.startswith(STEM) else self.num_layers - 1
+            return 0 if self._in_stem(name) else self.num_layers - 1
         stage, block = place
         return sum(self.depths[:stage]) + block + 1
 
@@ -56,35 +81,50 @@ class Depth:
         place = self._place(name)
         if place is not None:
             return place[0] + 1
-        if name.startswith(STEM):
+        if self._in_stem(name):
             return 0
         for index, prefix in enumerate(self.map_keys):
             if name.startswith(prefix):
                 return index + 1
         return len(self.depths) + (0 if name.startswith(self.end_keys) else 1)
 
+    def _in_stem(self, name: str) -> bool:
+        # A class token is of the stem, or of class blocks at the end.
+        return name.startswith((*STEM, *FIRST_EMBEDS)) and not name.startswith(self.end_keys)
+
     def _place(self, name: str) -> tuple[int, int] | None:
         """Stage and block, from 0; None outside the stages."""
-        found = BLOCK.match(name)
-        if found:
-            return _numbers(found)
-        into, out_of = INTO.match(name), OUT_OF.match(name)
-        if not (into or out_of):
+        if name.startswith(FIRST_EMBEDS):
             return None
-        stage = int(into[1]) if into else int(out_of[1]) + 1  # type: ignore[index]
-        if self.merges_end_stages and stage:
+        place = _block(name)
+        if place is not None:
+            return place
+        ended = _stage(name, ENDS)
+        if ended is not None:
+            return ended, self.depths[ended] - 1
+        stage = _stage(name, BEGINNINGS)
+        if stage and self.merges_end_stages and re.match(DOWNSAMPLING.pattern, name):
             return stage - 1, self.depths[stage - 1] - 1
-        return stage, 0
+        return None if stage is None else (stage, 0)
 
 
 def depths_of(names: Iterable[str]) -> tuple[int, ...]:
     """Blocks per stage, out of the names of a network's parameters."""
-    places = {_numbers(found) for found in map(BLOCK.match, names) if found}
-    stages = [stage for stage, _ in places]
+    stages = [stage for stage, _ in {place for place in map(_block, names) if place}]
     return tuple(stages.count(stage) for stage in range(max(stages, default=-1) + 1))
 
 
-def _numbers(found: re.Match[str]) -> tuple[int, int]:
-    if found["stage"] is None:  # one list: each block is a stage
-        return int(found["block"]), 0
-    return int(found["stage"]), int(found["block"])
+def _block(name: str) -> tuple[int, int] | None:
+    for rule in BLOCKS:
+        found = re.match(rule.pattern, name)
+        if found:
+            return (int(found[1]) - rule.first) // rule.step, int(found[2] or 0)
+    return None
+
+
+def _stage(name: str, rules: Iterable[Rule]) -> int | None:
+    for rule in rules:
+        found = re.match(rule.pattern, name)
+        if found:
+            return (int(found[1]) - rule.first) // rule.step
+    return None

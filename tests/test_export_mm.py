@@ -206,7 +206,8 @@ def check_layers(name, dense):
     inner = range(backbone.num_layers - 1)  # dense FFNet_seg has nothing behind its blocks
     assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
-    assert all(n.startswith(("norm", "head.", "pyramid.")) for n in last)
+    ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
+    assert all(n.startswith(ends) for n in last)
     stages = {backbone.depth.stage(n) for n in names}
     assert set(range(len(backbone.depth.depths) + 1)) <= stages
 
