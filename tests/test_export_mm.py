@@ -21,6 +21,7 @@ pytest.importorskip("mmseg")
 pytest.importorskip("mmpretrain")
 
 from mmengine import Config
+from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 
@@ -35,6 +36,13 @@ SMALL = (
     "gmlp_ti_ggqpe",
 )  # fmt: skip
 SIZE = "image_size=64"
+
+
+@pytest.fixture(autouse=True)
+def no_logger_stays():
+    """A toolkit's Runner leaves its logger, whose file the next model would write to."""
+    yield
+    MMLogger._instance_dict.clear()
 
 
 def build(name, scope="mmengine", **options):

@@ -399,7 +399,12 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", SWAPPED)
+QUICK = ("deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo", "lvt_r1_afbo")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SWAPPED]
+)
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
     backbone = create_backbone(name).eval()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -138,4 +139,5 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())
