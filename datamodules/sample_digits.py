@@ -84,7 +84,11 @@ def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: 
 
 
 def digit_alpha(
-    rng: np.random.Generator, digit: Pixels, height: int, max_angle: float = 12
+    rng: np.random.Generator,
+    digit: Pixels,
+    height: int,
+    max_angle: float = 12,
+    max_stretch: float = 0.15,
 ) -> Floats:
     """The opacity of a digit, enlarged smoothly, slightly turned, cut to its ink.
 
@@ -93,6 +97,7 @@ def digit_alpha(
         digit: (8, 8) grey values.
         height: Height of the result in pixels.
         max_angle: Largest turn in degrees.
+        max_stretch: Largest change of the width, relative to it.
 
     Returns:
         (height, width) values from 0 to 1; every border row and column holds some ink.
@@ -103,7 +108,7 @@ def digit_alpha(
     ink = np.asarray(turned) > 125
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
-    stretch = rng.uniform(0.85, 1.15)
+    stretch = 1 + rng.uniform(-max_stretch, max_stretch)
     width = max(round((box[2] - box[0]) / (box[3] - box[1]) * height * stretch), 4)
     small = turned.resize((width, height), Image.Resampling.BOX, box=box)
     grey = np.asarray(small, dtype=np.float32) / 255

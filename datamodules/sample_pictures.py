@@ -24,6 +24,10 @@ from datamodules.sample_scenes import DIGIT_NAMES, JPEG, SPLIT_IDS
 
 PAIR_SIDE = 32  # as in CIFAR
 PAIR_NAMES = tuple(f"{number:02d}" for number in range(100))
+# These pictures are for networks that start from random weights and have minutes to learn: darker
+# photographs and hardly turned digits halve the steps that DeiT-T needs.
+DIMMED = 0.5
+POSE = {"max_angle": 5.0, "max_stretch": 0.05}
 
 
 def write_image_folder(
@@ -51,14 +55,14 @@ def write_image_folder(
 
 
 def one_digit(rng: np.random.Generator, source: Material, index: int, size: int) -> Image.Image:
-    """A digit of 80 to 92 % of the picture's height in the middle of a photo crop, almost."""
-    canvas = photo_crop(rng, source.photos, size)
-    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.80, 0.92)))
+    """A digit of 86 to 92 % of the picture's height in the middle of a photo crop, almost."""
+    canvas = DIMMED * photo_crop(rng, source.photos, size)
+    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.86, 0.92)), **POSE)
     alpha = alpha[:, :size]
     height, width = alpha.shape
     top = int(rng.integers(size - height + 1))
     room = size - width
-    left = int(np.clip(room / 2 + rng.uniform(-0.05, 0.05) * size, 0, room))
+    left = int(np.clip(room / 2 + rng.uniform(-0.03, 0.03) * size, 0, room))
     colour = contrasting_colour(rng, canvas[top : top + height, left : left + width])
     paste(canvas, alpha, top, left, colour)
     return to_image(canvas)
@@ -115,13 +119,13 @@ def two_digits(rng: np.random.Generator, source: Material, number: int) -> NDArr
     Returns:
         (3072,) pixels, channel by channel.
     """
-    canvas = photo_crop(rng, source.photos, PAIR_SIDE)
+    canvas = DIMMED * photo_crop(rng, source.photos, PAIR_SIDE)
     height = int(rng.integers(22, 29))
     half = PAIR_SIDE // 2
     colour = contrasting_colour(rng, canvas)
     for place, digit in enumerate(divmod(number, 10)):
         choice = rng.choice(np.flatnonzero(source.labels == digit))
-        alpha = digit_alpha(rng, source.digits[choice], height, max_angle=6)
+        alpha = digit_alpha(rng, source.digits[choice], height, **POSE)
         if alpha.shape[1] > half - 1:
             narrow = Image.fromarray(alpha).resize((half - 1, height), Image.Resampling.BILINEAR)
             alpha = np.asarray(narrow)
