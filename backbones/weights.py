@@ -77,6 +77,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"there is no checkpoint at {path}")
     tensors = _unwrap(_read(path), path)
     for key, value in tensors.items():
+        if value.layout != torch.strided or value.is_complex():
+            raise ValueError(f"{path}: {key} is no plain tensor but {value.layout}, {value.dtype}")
         if value.is_floating_point() and not value.isfinite().all():
             raise ValueError(f"{path}: {key} holds NaN or Inf; use an earlier checkpoint")
     return tensors
@@ -171,6 +173,9 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    nameless = [key for key in tensors if not isinstance(key, str)]
+    if nameless:
+        raise ValueError(f"{path} is no state_dict: its tensors have the keys {nameless[:8]}")
     if not tensors:
         raise ValueError(
             f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"

@@ -268,6 +268,9 @@ def test_pickled_module_is_not_opened(tmp_path):
             r"holds no tensors; its entries are \['args', 'epoch'\]",
         ),
         ({"state_dict": {}}, "holds no tensors"),
+        ({1: torch.ones(1)}, r"is no state_dict: its tensors have the keys \[1\]"),
+        ({"a": torch.eye(2).to_sparse()}, "a is no plain tensor but torch.sparse_coo"),
+        ({"a": torch.ones(1, dtype=torch.complex64)}, "a is no plain tensor but .*complex64"),
     ],
 )
 def test_file_without_weights(content, message, tmp_path):
