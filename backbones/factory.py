@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
-from backbones.options import check_arguments, keywords, unknown
+from backbones.options import check_arguments, check_value, keywords, unknown
 from backbones.registry import (
     OWN_FFN,
     HostEntry,
@@ -67,6 +67,8 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
         ValueError: Unknown name or option, or a value that the mixer refuses.
     """
     entry = find_mixer(name)
+    if not isinstance(dim, int) or dim < 1:
+        raise ValueError(f"dim must be a whole number from 1 up, got {dim!r}")
     return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0), options)
 
 
@@ -101,7 +103,13 @@ def create_backbone(
     Raises:
         ValueError: Unknown name or option, a value out of range, or weights of another model.
     """
+    check_value("name", name, str)
     host, mixer_name = look_up(name)
+    given: dict[str, Any] = {
+        "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
+        "mixer": mixer, "token_mixer": token_mixer, "dense": dense,
+    }  # fmt: skip
+    check_arguments(create_backbone, given, "backbone")
     known = keywords(host.build)
     for option in host_kwargs:
         if option not in known:
@@ -186,7 +194,10 @@ def _build_mixer(
 
 
 def _image_size(size: int | tuple[int, int] | None) -> tuple[int, int]:
-    height, width = (size or 224, size or 224) if isinstance(size, int | None) else size
+    sides = (size or 224, size or 224) if isinstance(size, int | None) else size
+    if len(sides) != 2:
+        raise ValueError(f"img_size must be a side or (height, width), got {size}")
+    height, width = sides
     if min(height, width) < 64:
         raise ValueError(f"img_size must be at least 64 in both directions, got {(height, width)}")
     return int(height), int(width)

@@ -84,7 +84,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in choices
     if hint in (int, float):
         numbers = int if hint is int else (int, float)
-        return isinstance(value, numbers) and not isinstance(value, bool)
+        is_number = isinstance(value, numbers) and not isinstance(value, bool)
+        return is_number and value == value  # which NaN alone is not
     if hint in (str, bool, types.NoneType):
         return isinstance(value, hint)
     if hint is Path:

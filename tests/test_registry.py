@@ -203,12 +203,25 @@ def test_unknown_options_are_refused_with_the_nearest():
         ({"drop_path_rate": -0.1}, r"drop_path_rate must be in \[0, 1\), got -0.1"),
         ({"img_size": 32}, r"img_size must be at least 64 in both directions, got \(32, 32\)"),
         ({"img_size": (224, 32)}, r"img_size must be at least 64 .* got \(224, 32\)"),
+        ({"img_size": (224, 224, 3)}, r"img_size must be a side or \(height, width\), got"),
+        ({"img_size": "224"}, "img_size=224 is not a whole number"),
+        ({"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
+        ({"mixer": "afbo"}, "mixer=afbo is not a group of options"),
+        ({"mixer": {"hidden_ratio": float("nan")}}, "hidden_ratio=nan is not a number"),
+        ({"pretrained": 3}, "pretrained=3 is not true or false or a text"),
+        ({"dense": "yes"}, "dense=yes is not true or false"),
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         create_backbone("swin_t", **options)
+
+
+@pytest.mark.parametrize("dim", [0, -8, 19.5, "192"])
+def test_a_mixer_of_no_width_is_refused(dim):
+    with pytest.raises(ValueError, match=f"dim must be a whole number from 1 up, got {dim!r}"):
+        create_mixer("afbo", dim)
 
 
 def test_host_without_the_slot_refuses_a_mixer(registry_copy):
