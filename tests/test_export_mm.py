@@ -326,6 +326,7 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
     ("typed", "said"),
     [
         (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
+        (["to=timm"], "say what to export: backbone=NAME"),
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),

@@ -71,6 +71,8 @@ def export(arguments: Sequence[str]) -> list[Path]:
         arguments, SHARED | target.settings, {"overwrite": ("false", "true"), **target.choices}
     )
     ckpt, run = checkpoint_of(options["ckpt"])
+    if not options["backbone"] and not run:
+        raise ValueError("say what to export: backbone=NAME, or ckpt=<run folder>; see --help")
     name, typed = parse_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", "")
     )
