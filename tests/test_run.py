@@ -404,6 +404,8 @@ MISTAKES = {
     "task=detection head.num_rois=some": "head.num_rois=some is not a whole number",
     "task=detection head.name=yolo": "known: mask_rcnn",
     "head._target_=os.system": "head._target_=os.system is refused",
+    "head._target_=heads.nowhere.Linear": "is refused: there is no such class",
+    "head._target_=heads.linear.Nobody": "is refused: there is no such class",
     # What does not go together.
     "mode=train": "mode=train is not one of fit, validate, test, predict",
     "mode=test": "pass ckpt=",

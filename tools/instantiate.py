@@ -35,7 +35,14 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
             f"{group}._target_={target} is refused: it must start with one of {', '.join(ALLOWED)}"
         )
     module, _, name = target.rpartition(".")
-    factory = getattr(importlib.import_module(module), name)
+    try:
+        factory = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        factory = None
+    if factory is None:
+        raise ValueError(f"{group}._target_={target} is refused: there is no such class")
     arguments = {
         key: _build(value, f"{group}.{key}", {}) if _is_target(value) else value
         for key, value in config.items()
