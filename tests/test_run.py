@@ -406,6 +406,12 @@ MISTAKES = {
     "head._target_=os.system": "head._target_=os.system is refused",
     "head._target_=heads.nowhere.Linear": "is refused: there is no such class",
     "head._target_=heads.linear.Nobody": "is refused: there is no such class",
+    "optimizer.lr=nan": "optimizer.lr=nan is not a number",
+    "optimizer=sgd": "optimizer=sgd is not a group of options",
+    "data=null": "data=null is refused: a run needs its data",
+    "~trainer": "~trainer is refused: a run needs its trainer",
+    "backbone=[deit_t,swin_t]": "pass -m backbone=deit_t,swin_t",
+    "backbone.name=swin_t": "pass backbone=swin_t",
     # What does not go together.
     "mode=train": "mode=train is not one of fit, validate, test, predict",
     "mode=test": "pass ckpt=",

@@ -44,6 +44,8 @@ TOP = {
     "output_dir": str,
     "require_pretrained": bool,
 }
+# Groups that every run has.
+GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 # What the machine does not give; the message of the error is all that there is to say.
 REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -80,6 +82,8 @@ def resolved(config: Any) -> dict[str, Any]:
     config = dict(config)
     for option, hint in TOP.items():
         check_value(option, config[option], hint)
+    for group in GROUPS:
+        check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
     for group in ("head", "data"):
@@ -220,6 +224,15 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def _check(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        group = key.removeprefix("~")
+        if key == "backbone.name":
+            raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
+        if group in GROUPS and (group != key or (equals and value in ("", "null"))):
+            raise ValueError(f"{override} is refused: a run needs its {group}")
+        if group in GROUPS and value.startswith("["):
+            raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
     try:
         compose_config(overrides)
     except MissingConfigException as error:
