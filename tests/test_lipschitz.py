@@ -382,6 +382,15 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
 
 
+def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
+    path = tmp_path / "plain.pth"
+    torch.save(create_backbone("deit_t").state_dict(), path)
+    assert command.main(["backbone=deit_t_affn", f"ckpt={path}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "has no weights of deit_t_affn for blocks.0.mlp" in err
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
