@@ -461,6 +461,7 @@ def test_survives_copies_and_files(fused):
     assert is_fused(backbone) == fused
 
 
+@pytest.mark.slow  # test_registry compiles one of each family
 @pytest.mark.parametrize("fused", [False, True], ids=FORMS)
 @pytest.mark.parametrize("name", ["tiny_3", "tiny_seg"])
 @torch.no_grad()

@@ -335,6 +335,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.slow  # test_registry compiles one of each family
 @pytest.mark.parametrize("name", ["posmlp_t", "gmlp_ti_glrpe"])
 @torch.no_grad()
 def test_compiles_into_one_graph(name):

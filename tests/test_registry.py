@@ -337,6 +337,7 @@ def test_parameters_are_exact_and_macs_within_a_thousandth(name):
     assert count_macs(model) / 1e9 == pytest.approx(macs, rel=1e-3)
 
 
+@pytest.mark.slow  # also what `python tools/complexity.py paper=...` prints
 @pytest.mark.parametrize("paper", list_papers())
 def test_published_rows_with_options_or_another_size_are_exact(paper):
     for row in load_rows(paper, task="classification"):
@@ -396,7 +397,7 @@ def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
 # What a built backbone can do
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
 def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
     backbone = create_backbone(name, dense=True).eval()
@@ -412,7 +413,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-QUICK = ("deit_t_afbo", "swin_t_afbo", "poolformer_s12_afbo", "lvt_r1_afbo")
+QUICK = ("deit_t_afbo", "ffnet_1_afbo", "lvt_r1_afbo", "posmlp_t", "sbm_t_afbo", "swin_t_afbo")
 
 
 @pytest.mark.parametrize(

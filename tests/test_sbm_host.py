@@ -371,6 +371,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, **EXACT)
 
 
+@pytest.mark.slow  # test_registry compiles one of each family
 @pytest.mark.parametrize(
     ("size", "options"),
     [((96, 64), {}), ((65, 100), {}), ((65, 100), {"pos": "ape", "preset": "alt"})],

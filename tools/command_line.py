@@ -62,8 +62,10 @@ def prepare(arguments: Sequence[str]) -> None:
 
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     ConfigStore.__deepcopy__ = lambda self, memo: self
+    store = ConfigStore.instance()
     for name in list_backbones():
-        ConfigStore.instance().store(group="backbone", name=name, node=backbone_schema(name))
+        if f"{name}.yaml" not in store.repo.get("backbone", {}):  # a milli-second each
+            store.store(group="backbone", name=name, node=backbone_schema(name))
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
