@@ -19,8 +19,8 @@ from backbones.inert import holds_histories, load_without_histories
 logger = logging.getLogger(__name__)
 
 # Where published files keep their weights (timm, mmengine and DeiT's release); averages come first,
-# as in timm.
-CONTAINERS = ("state_dict_ema", "ema_state_dict", "model_ema", "state_dict", "model")
+# as in timm. mmengine keeps its average in state_dict, and in ema_state_dict what it was made from.
+CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 MMPRETRAIN_CLASSIFIER = "head.fc."
 WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
 

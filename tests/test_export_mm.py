@@ -182,6 +182,24 @@ def test_init_cfg_of_another_model_is_refused(tmp_path):
         build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
 
 
+def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
+    from mmengine.hooks import EMAHook
+    from mmengine.model import ExponentialMovingAverage
+
+    model = nn.Module()
+    model.backbone = build("sbm_t")
+    hook = EMAHook()
+    hook.ema_model = ExponentialMovingAverage(model, update_buffers=True)
+    average = {k: v.clone() for k, v in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.data.add_(1)  # the average stays behind
+    content = {"state_dict": model.state_dict()}
+    hook.before_save_checkpoint(None, content)
+    torch.save(content, tmp_path / "epoch_1.pth")
+    back = create_backbone("sbm_t", dense=True, pretrained=tmp_path / "epoch_1.pth").state_dict()
+    assert all(value.equal(average[f"backbone.{key}"]) for key, value in back.items())
+
+
 def test_other_initialisations_are_mmengines():
     init = {"type": "Constant", "layer": "Linear", "val": 0.25, "bias": 0.5}
     backbone = build("swin_t", init_cfg=init)

@@ -47,7 +47,10 @@ CONTENTS = {
     "timm_ema": lambda w: {"state_dict": zeros(w), "state_dict_ema": w},
     "deit_release": lambda w: {"model": w},
     "deit_release_ema": lambda w: {"model": zeros(w), "model_ema": w},
-    "mmengine_ema": lambda w: {"state_dict": zeros(w), "ema_state_dict": w},
+    "mmengine_ema": lambda w: {
+        "state_dict": w,
+        "ema_state_dict": {"steps": torch.tensor(7), **prefixed(zeros(w), "module.")},
+    },
     "lightning": lambda w: {
         "state_dict": as_classifier(w, "model."),
         "pytorch-lightning_version": "2.6.6",
