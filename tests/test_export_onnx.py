@@ -11,7 +11,8 @@ from backbones import create_backbone, list_backbones
 from heads.linear import LinearClassifier
 from tests.small_export import FAMILIES, shorten, small_request
 from tools import export
-from tools.exporters import exporter, tracing
+from tools.exporters import ExportRequest, exporter, tracing
+from tools.exporters.networks import content_of
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
 FIXED = ("gmlp", "posmlp")
@@ -77,6 +78,31 @@ def test_parts_are_those_that_a_checkpoint_holds(tmp_path, capsys):
     assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2  # ten blocks are missing
     assert "keys differ" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deit_t", {"class_token": False}),
+        ("gcvit_xxt", {"token_mixer": {"name": "pooling"}}),
+        ("lvt_r1", {"class_blocks": False}),
+        ("resnet18", {}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_backbone_is_for_classes_or_for_dense_prediction_by_what_it_has(name, options, tmp_path):
+    for dense in (False, True):
+        path = tmp_path / f"{dense}.pth"
+        torch.save(create_backbone(name, dense=dense, **options).state_dict(), path)
+        request = ExportRequest("onnx", name, options, path, None, tmp_path, (64, 64), {})
+        assert content_of(request) == ("dense" if dense and name != "resnet18" else "maps")
+
+
+def test_a_plain_backbone_around_new_mixers_is_for_classes(tmp_path):
+    torch.save(create_backbone("lvt_r1").state_dict(), tmp_path / "x.pth")
+    path = tmp_path / "x.pth"
+    request = ExportRequest("onnx", "lvt_r1_glu", {}, path, None, tmp_path, (64, 64), {})
+    assert content_of(request) == "maps"
 
 
 class Branching(nn.Module):

@@ -38,8 +38,10 @@ def content_of(request: ExportRequest) -> Content:
     keys = backbone.convert_state_dict(dict(state_dict)).keys()
     if "classifier.weight" in keys:
         return "classifier"
-    whole = all(any(k.startswith(p) for k in keys) for p in backbone.classification_keys)
-    return "maps" if whole else "dense"
+    mixers = tuple(backbone.mixers())  # which the file need not have
+    own = {k for k in backbone.state_dict() if not k.startswith(mixers)}
+    of_classes = {k for k in own if k.startswith(backbone.classification_keys)}
+    return "maps" if of_classes <= keys else "dense"
 
 
 def network_of(request: ExportRequest, content: Content) -> LinearClassifier | Maps:
