@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 # as in timm. mmengine keeps its average in state_dict, and in ema_state_dict what it was made from.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 MMPRETRAIN_CLASSIFIER = "head.fc."
+# BatchNorm's, which files of early torch (torchvision's first weights) do not have, nor need.
+BATCH_COUNTER = ".num_batches_tracked"
 WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
 
 
@@ -93,8 +95,8 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     """Load tensors under our, timm's or the authors' names into a backbone.
 
     Only these may differ: a swapped-in mixer that is absent as a whole (the file has the host's own
-    FFN or attention there, or another mixer), what dense prediction adds, and what only
-    classification has.
+    FFN or attention there, or another mixer), what dense prediction adds, what only classification
+    has, and BatchNorm's counters of batches.
 
     Raises:
         ValueError: Anything else is missing, left over or of another shape; the keys are listed.
@@ -118,7 +120,11 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
 
     may_miss = (*absent_mixers, *backbone.map_keys)
     may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
-    wrong = [f"missing {key}" for key in missing if not key.startswith(may_miss)]
+    wrong = [
+        f"missing {key}"
+        for key in missing
+        if not (key.startswith(may_miss) or key.endswith(BATCH_COUNTER))
+    ]
     wrong += [f"unexpected {key}" for key in surplus if not key.startswith(may_remain)]
     wrong += [
         f"{k}: {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}" for k in reshaped

@@ -111,6 +111,15 @@ def test_older_torch_files_are_read(tmp_path):
     assert read_state_dict(path) == {"a": torch.ones(1)}
 
 
+def test_batchnorms_of_early_torch_have_no_counters(tmp_path):
+    weights = create_backbone("resnet18").state_dict()
+    kept = {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
+    assert len(kept) == len(weights) - 20
+    torch.save(kept, tmp_path / "resnet18-5c106cde.pth")
+    back = create_backbone("resnet18", pretrained=tmp_path / "resnet18-5c106cde.pth").state_dict()
+    assert all(torch.equal(back[key], value) for key, value in weights.items())
+
+
 # What a load may leave out
 
 
