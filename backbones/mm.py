@@ -206,7 +206,8 @@ def _plain(value: Any) -> Any:
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:
-    return config["type"] == "Pretrained" or config["type"] is PretrainedInit
+    kind = config["type"]  # perhaps with a scope, as in "mmengine.Pretrained"
+    return kind is PretrainedInit or str(kind).rpartition(".")[2] == "Pretrained"
 
 
 def _extend_layer_decay() -> None:

@@ -22,6 +22,7 @@ pytest.importorskip("mmpretrain")
 
 from mmengine import Config
 from mmengine.logging import MMLogger
+from mmengine.model import PretrainedInit
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 
@@ -176,8 +177,9 @@ def test_init_cfg_loads_and_reports(tmp_path, caplog, suffix, prefix):
 def test_init_cfg_of_another_model_is_refused(tmp_path):
     torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
     init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
-    with pytest.raises(ValueError, match=r"does not fit sbm_t: \d+ keys differ \(missing "):
-        build("sbm_t", init_cfg=init).init_weights()
+    for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit):
+        with pytest.raises(ValueError, match=r"does not fit sbm_t: \d+ keys differ \(missing "):
+            build("sbm_t", init_cfg=init | {"type": kind}).init_weights()
     with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
         build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
 
