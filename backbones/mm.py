@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from mmengine import fileio
+from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import Tensor
@@ -103,7 +104,8 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
         self.init_cfg = given
         for config in configs:
             if _is_pretrained(config) and not again:
-                self.load_weights(config["checkpoint"], config.get("prefix"))
+                report = self.load_weights(config["checkpoint"], config.get("prefix"))
+                print_log(str(report), logger="current")
 
     def load_weights(self, checkpoint: str, prefix: str | None = None) -> LoadReport:
         """Load a file of ours, timm's, the authors' or a toolkit's; no code in it is ever run.
