@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -218,24 +218,22 @@ def _extend_layer_decay() -> None:
         registry.import_from_location()
         for name in LAYER_DECAY:
             constructor = registry.module_dict.get(name)
-            if constructor is not None and not hasattr(constructor, "asks_backbone"):
-                registry.register_module(name, force=True, module=_asking(constructor))
+            if constructor is not None and not hasattr(constructor.add_params, "asks_backbone"):
+                # In the class itself, which a config may name instead of its place in a registry.
+                constructor.add_params = _asking(constructor.add_params)
 
 
-def _asking(constructor: Any) -> Any:
-    class Constructor(constructor):  # type: ignore[misc]
-        asks_backbone = True
+def _asking(add_params: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(add_params)
+    def add(self: Any, params: list[dict[str, Any]], module: Any, **kwargs: Any) -> None:
+        if isinstance(getattr(module, "backbone", None), ToolkitBackbone):
+            rate, decay = self.base_lr, self.base_wd or 0.0
+            params += layer_decay_groups(module, self.paramwise_cfg, rate, decay)
+        else:
+            add_params(self, params, module, **kwargs)
 
-        def add_params(self, params: list[dict[str, Any]], module: Any, **kwargs: Any) -> None:
-            if not isinstance(getattr(module, "backbone", None), ToolkitBackbone):
-                super().add_params(params, module, **kwargs)
-                return
-            params += layer_decay_groups(
-                module, self.paramwise_cfg, self.base_lr, self.base_wd or 0.0
-            )
-
-    Constructor.__name__, Constructor.__doc__ = constructor.__name__, constructor.__doc__
-    return Constructor
+    cast("Any", add).asks_backbone = True
+    return add
 
 
 def register(names: Iterable[str]) -> None:

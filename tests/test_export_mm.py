@@ -24,7 +24,7 @@ from mmengine import Config
 from mmengine.logging import MMLogger
 from mmengine.model import PretrainedInit
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
 from tools.exporters.standalone import standalone_source
@@ -261,6 +261,9 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
         groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     assert len(rates) == len(list(model.parameters()))
+    by_class = OPTIM_WRAPPER_CONSTRUCTORS.get(f"{scope}.{constructor}")
+    again = build_optim_wrapper(model, wrapper | {"constructor": by_class, "paramwise_cfg": paramwise})
+    assert [group["lr"] for group in again.optimizer.param_groups] == [g["lr"] for g in groups]
     for name, parameter in model.named_parameters():
         own = name.removeprefix("backbone.")
         layer = model.backbone.layer_id(own) if own != name else 13
@@ -268,7 +271,7 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
 
 
 def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_toolkit():
-    from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS
+    from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMDETS
 
     class ConvNeXt(nn.Module):
         def __init__(self):
@@ -278,7 +281,7 @@ def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_too
     def groups(backbone, **paramwise):
         model = nn.Module()
         model.backbone = backbone
-        constructor = OPTIM_WRAPPER_CONSTRUCTORS.get("LearningRateDecayOptimizerConstructor")
+        constructor = MMDETS.get("LearningRateDecayOptimizerConstructor")
         config = {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 1.0}}
         with DefaultScope.overwrite_default_scope("mmdet"):
             return constructor(config, paramwise)(model).optimizer.param_groups
