@@ -57,6 +57,10 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
         maps = super().forward(images)
         return tuple(maps[index] for index in self.out_indices)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made when a backbone is built: another process makes it again.
+        return _bare, (type(self).__bases__[1],), self.__dict__
+
     @property
     def _backbone(self) -> Backbone:
         return cast("Backbone", self)
@@ -198,6 +202,11 @@ def build_toolkit_backbone(
 def _toolkit_class(host: Any) -> type[Backbone]:
     own = {"__module__": __name__, "__doc__": host.__doc__}
     return type(f"Toolkit{host.__name__}", (ToolkitBackbone, host), own)
+
+
+def _bare(host: type[Backbone]) -> Backbone:
+    kind = _toolkit_class(host)
+    return kind.__new__(kind)
 
 
 def _plain(value: Any) -> Any:

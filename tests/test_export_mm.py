@@ -1,6 +1,8 @@
 """Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,15 @@ def test_maps_are_those_of_the_backbone(name):
     assert len(after) == 2
     torch.testing.assert_close(after[0], before[3], rtol=0, atol=0)
     torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+
+
+def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
+    backbone = build("swin_t_afbo", out_indices=(1, 2), frozen_stages=1).eval()
+    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert type(again) is type(backbone)
+        with torch.no_grad():
+            torch.testing.assert_close(again(images()), backbone(images()), rtol=0, atol=0)
+        assert not again.train().patch_embed.training
 
 
 @pytest.mark.parametrize("name", SMALL)
