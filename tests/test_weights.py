@@ -10,7 +10,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from backbones import create_backbone
+from backbones import create_backbone, list_backbones
 from backbones.weights import LoadReport, load_state_dict, read_state_dict
 from heads.linear import LinearClassifier
 
@@ -103,6 +103,24 @@ def test_pretrained_takes_a_path(suffix, weights, tmp_path):
         backbone = create_backbone("poolformer_s12_afbo", pretrained=given)
         for key, value in backbone.state_dict().items():
             assert torch.equal(value, weights[key]), key
+
+
+@pytest.mark.parametrize("name", ["convnext_t_convglu", "convnext_t_convnext"])
+def test_parts_of_a_mixer_keep_their_names(name):
+    check_own_names(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+def test_names_of_every_backbone_of_ours_are_kept(name):
+    check_own_names(name)
+
+
+def check_own_names(name):
+    with torch.device("meta"):
+        backbone = create_backbone(name)
+    own = backbone.state_dict()
+    assert backbone.convert_state_dict(dict(own)).keys() == own.keys()
 
 
 def test_older_torch_files_are_read(tmp_path):

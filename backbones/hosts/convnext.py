@@ -90,8 +90,9 @@ RENAMES = (
     (r"^downsample_layers\.0\.", "stem."),
     (r"^downsample_layers\.(\d)\.", r"stages.\1.downsample."),
     (r"^stages\.(\d)\.(\d+)\.", r"stages.\1.blocks.\2."),
-    (r"\.dwconv\.", ".conv_dw."),
-    (r"\.pwconv([12])\.", r".mlp.fc\1."),
+    # Of the block itself; a mixer may have parts of these names too.
+    (r"(\.blocks\.\d+)\.dwconv\.", r"\1.conv_dw."),
+    (r"(\.blocks\.\d+)\.pwconv([12])\.", r"\1.mlp.fc\2."),
 )
 
 
