@@ -191,7 +191,7 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
 
 def strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """Take off prefixes that all keys share; of a whole model keep backbone and classifier."""
-    stripped = True
+    stripped = bool(state_dict)
     while stripped:
         stripped = False
         for wrapper in WRAPPERS:

@@ -166,6 +166,10 @@ def test_weights_that_do_not_fit_or_run_code_are_refused(tmp_path, capsys):
     file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
     with pytest.raises(ValueError, match=r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"):
         timm.create_model("deit_s_glu", pretrained=True, pretrained_cfg_overlay=file)
+    torch.save({"epoch": 3}, tmp_path / "empty.pth")
+    file["file"] = str(tmp_path / "empty.pth")
+    with pytest.raises(ValueError, match=r"empty.pth does not fit deit_t_glu.*\(missing cls_token"):
+        timm.create_model("deit_t_glu", pretrained=True, pretrained_cfg_overlay=file)
     with pytest.raises(ValueError, match="nobody publishes weights of deit_t_glu for timm; pass"):
         timm.create_model("deit_t_glu", pretrained=True)
     (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Payload()}))
