@@ -168,8 +168,10 @@ class TimmModel(nn.Module):
             self.reset_classifier(0, "")
         if prune_norm and isinstance(self.backbone, StagedBackbone) and not self.dense:
             for key in self.backbone.classification_keys:
-                if hasattr(self.backbone, key.rstrip(".")):
-                    setattr(self.backbone, key.rstrip("."), nn.Identity())
+                part = getattr(self.backbone, key.rstrip("."), None)
+                if part is not None:  # a module, or LVT's class token
+                    left = nn.Identity() if isinstance(part, nn.Module) else None
+                    setattr(self.backbone, key.rstrip("."), left)
         return list(take)
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:

@@ -89,7 +89,7 @@ def test_classifiers_come_and_go(images):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["mixerlab_poolformer_s12", "deit_t_afbo"])
+@pytest.mark.parametrize("name", ["mixerlab_poolformer_s12", "deit_t_afbo", "lvt_r1"])
 def test_features_are_the_maps(images, name):
     net = timm.create_model(name, features_only=True).eval()
     backbone = net.model.backbone
