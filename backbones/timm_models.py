@@ -273,11 +273,11 @@ def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]
     backbone = model.backbone
     given = strip_wrappers({k: v for k, v in state_dict.items() if isinstance(v, Tensor)})
     load_state_dict(backbone, given, str(model.pretrained_cfg.get("file") or "the checkpoint"))
-    classifier = {
-        key: value
-        for key, value in backbone.convert_state_dict(dict(given)).items()
-        if key.startswith("classifier.")
-    }
+    classifier = {}
+    # Of another number of classes timm itself leaves out one layer only, and LVT's has two.
+    if model.num_classes == model.pretrained_cfg.get("num_classes"):
+        converted = backbone.convert_state_dict(dict(given))
+        classifier = {k: v for k, v in converted.items() if k.startswith("classifier.")}
     return {f"backbone.{key}": value for key, value in backbone.state_dict().items()} | classifier
 
 

@@ -156,6 +156,19 @@ def test_weights_of_a_file(images, tmp_path):
     assert torch.equal(around.backbone.pos_embed, plain.pos_embed)
 
 
+@torch.no_grad()
+def test_a_classifier_of_two_layers_is_taken_or_left_as_a_whole(images, tmp_path):
+    network = checkpoint(tmp_path / "last.ckpt", "lvt_r1")
+    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
+    for classes in (10, 3, 0):
+        model = timm.create_model(
+            "lvt_r1", pretrained=True, num_classes=classes, pretrained_cfg_overlay=file
+        ).eval()
+        assert model(images).shape == (2, classes or 256)
+        assert torch.equal(model.backbone.embed(images), network.backbone.embed(images))
+        assert classes != 10 or torch.equal(model(images), network(images))
+
+
 class Payload:
     def __reduce__(self):
         return print, ("code ran",)
