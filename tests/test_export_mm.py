@@ -364,6 +364,8 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
+        (["backbone=deit_t pretrained=x.pth", "to=onnx"], "pretrained=; pass the file as ckpt="),
+        (["backbone=deit_t dense=true", "to=timm"], "cannot say dense=; targets take the form"),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )

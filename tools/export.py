@@ -39,6 +39,11 @@ SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "224",
 }  # fmt: skip
 LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
+# Options of a backbone that an export decides itself.
+ELSEWHERE = {
+    "pretrained": "pass the file as ckpt=",
+    "dense": "targets take the form they need; network=dense chooses it where there is a choice",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +81,9 @@ def export(arguments: Sequence[str]) -> list[Path]:
     name, typed = parse_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", "")
     )
+    for option, instead in ELSEWHERE.items():
+        if option in typed:
+            raise ValueError(f"backbone= cannot say {option}=; {instead}")
     out = Path(options["out"] or f"exports/{name}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(
