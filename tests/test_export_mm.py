@@ -273,7 +273,8 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     assert len(rates) == len(list(model.parameters()))
     by_class = OPTIM_WRAPPER_CONSTRUCTORS.get(f"{scope}.{constructor}")
-    again = build_optim_wrapper(model, wrapper | {"constructor": by_class, "paramwise_cfg": paramwise})
+    wrapper |= {"constructor": by_class, "paramwise_cfg": paramwise}
+    again = build_optim_wrapper(model, wrapper)
     assert [group["lr"] for group in again.optimizer.param_groups] == [g["lr"] for g in groups]
     for name, parameter in model.named_parameters():
         own = name.removeprefix("backbone.")

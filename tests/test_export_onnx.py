@@ -53,7 +53,10 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ffnet_1", pytest.param("sbm_t_convglu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["ffnet_1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sbm_t_convglu", "lvt_r1"))],
+)
 def test_programs_run_at_any_size(name, tmp_path):
     check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))
 

@@ -45,7 +45,7 @@ class ConvolutionalSelfAttention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        _, height, width, dim = x.shape
+        batch, height, width, dim = x.shape
         h, w = -(-height // STRIDE), -(-width // STRIDE)
         # What the windows see: a border, and one token more where the map ends in mid-stride.
         inside = [
@@ -62,7 +62,7 @@ class ConvolutionalSelfAttention(Mixer):
         values = values.view(len(PLACES), -1, h, w, self.num_heads, HEAD_DIM)
         mixed = self._coefficients(x) @ values.permute(1, 2, 3, 4, 0, 5)  # (B, h, w, n, K, 32)
 
-        total = mixed.new_zeros(len(x), STRIDE * h + 1, STRIDE * w + 1, self.num_heads, HEAD_DIM)
+        total = mixed.new_zeros(batch, STRIDE * h + 1, STRIDE * w + 1, self.num_heads, HEAD_DIM)
         for place, (rows, columns) in enumerate(inside):
             total[:, rows, columns] += mixed[..., place, :]
         return self.proj(total[:, 1 : height + 1, 1 : width + 1].flatten(3))

@@ -124,7 +124,7 @@ class LVT(StagedBackbone):
         """(B, 3, H, W) -> normed tokens (B, 1 + h * w, C), the class token first."""
         x = self._stage_maps(images, box)[-1]
         assert self.cls_token is not None
-        token = self.cls_token.repeat(len(x), 1, 1)
+        token = self.cls_token.repeat(x.shape[0], 1, 1)
         for block in self.class_blocks:
             token = block(token, x.flatten(1, 2))
         if box is not None:
