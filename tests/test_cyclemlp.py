@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from backbones import create_backbone
 from backbones.complexity import count_macs, count_parameters
-from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC
+from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.layers.reweight import Reweight
 from backbones.layouts import to_nchw
 from backbones.weights import load_state_dict
@@ -110,3 +110,9 @@ def test_weights_of_timm_are_refused_and_half_a_network_too(released):
     state = {k: v for k, v in released.items() if "network.4.3." not in k}
     with pytest.raises(ValueError, match=r"missing network\.4\.3\.norm1\.weight"):
         load_state_dict(create_backbone("cyclemlp_b1"), state, "half")
+
+
+@pytest.mark.parametrize("axis", [ROWS, COLUMNS])
+def test_graphs_for_any_size_read_the_same_neighbours(axis):
+    x = torch.randn(2, 5, 4, 8)
+    assert torch.equal(_cycled_any_size(x, axis), cycled(x, axis, 1))

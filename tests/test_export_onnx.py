@@ -55,7 +55,13 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["ffnet_1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sbm_t_convglu", "lvt_r1"))],
+    [
+        "ffnet_1",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("sbm_t_convglu", "lvt_r1", "cyclemlp_b1")
+        ),
+    ],
 )
 def test_programs_run_at_any_size(name, tmp_path):
     check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))

@@ -20,6 +20,7 @@ from backbones.base import HostConfig, Slot
 from backbones.layers.eval_cache import in_graph
 from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
 from backbones.layers.reweight import Reweight
+from backbones.layouts import is_any_size
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
 from backbones.timm_source import refuse_pretrained
@@ -88,6 +89,8 @@ class CycleFC(nn.Conv2d):
         """(B, H, W, C) -> (B, H, W, C)."""
         if torch.is_grad_enabled() and not in_graph():
             x = cast("Tensor", _Cycled.apply(x, self.axis, 1))  # type: ignore[no-untyped-call]
+        elif is_any_size(x.shape[1:3]):
+            x = _cycled_any_size(x, self.axis)
         else:
             x = cycled(x, self.axis, 1)
         return F.linear(x, self.weight.flatten(1), self.bias)
@@ -113,6 +116,14 @@ def cycled(x: Tensor, axis: int, step: int) -> Tensor:
         )
         target.narrow(axis, rest if ahead else 0, 1).zero_()
     return y
+
+
+def _cycled_any_size(x: Tensor, axis: int) -> Tensor:
+    """``cycled`` for graphs that serve any size: no slice of it may have a length of 1."""
+    padded = F.pad(x, (0, 0, *((0, 0, 1, 1) if axis == ROWS else (1, 1))))
+    ahead, behind = padded.narrow(axis, 2, x.shape[axis]), padded.narrow(axis, 0, x.shape[axis])
+    place = torch.arange(x.shape[-1], device=x.device) % 3
+    return torch.where(place == 1, ahead, torch.where(place == 2, behind, x))
 
 
 class _Cycled(torch.autograd.Function):
