@@ -204,7 +204,7 @@ def _toolkit_class(host: Any) -> type[Backbone]:
     return type(f"Toolkit{host.__name__}", (ToolkitBackbone, host), own)
 
 
-def _bare(host: type[Backbone]) -> Backbone:
+def _bare(host: Any) -> Backbone:
     kind = _toolkit_class(host)
     return kind.__new__(kind)
 
