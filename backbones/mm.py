@@ -115,7 +115,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
         """Load a file of ours, timm's, the authors' or a toolkit's; no code in it is ever run.
 
         Args:
-            checkpoint: A path, or an address that mmengine can read.
+            checkpoint: A path, or an address that a file client of mmengine reads (https, s3, ...).
             prefix: Takes the keys behind it only; by default ``backbone.`` where there is one.
 
         Raises:
@@ -125,7 +125,13 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
             path = Path(checkpoint)
             if "://" in checkpoint:
                 path = Path(folder) / checkpoint.rpartition("/")[2]
-                path.write_bytes(fileio.get(checkpoint))
+                try:
+                    path.write_bytes(fileio.get(checkpoint))
+                except KeyError:  # mmengine has no client for it
+                    raise ValueError(
+                        f"init_cfg.checkpoint={checkpoint} is no address of a file; download it "
+                        "and pass its path, or pass one that begins with http:// or https://"
+                    ) from None
             tensors = read_state_dict(path) if prefix is None else read_tensors(path)
         if prefix is not None:
             start = f"{prefix.removesuffix('.')}."

@@ -91,6 +91,24 @@ def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
     return load_state_dict(backbone, read_state_dict(path), str(path))
 
 
+def refuse_untrained(backbone: Backbone, report: LoadReport) -> None:
+    """Refuse a load that leaves mixers as they began, where nothing will train them.
+
+    Raises:
+        ValueError: The file had no weights of swapped-in mixers; they are listed.
+    """
+    mixers = [
+        prefix.removesuffix(".")
+        for prefix in backbone.mixers()
+        if any(key.startswith(prefix) for key in report.initialised)
+    ]
+    if mixers:
+        raise ValueError(
+            f"{report.source} has no weights of the mixers of {backbone.name}{_some(mixers)}, "
+            "which would be random; name the backbone and options it was trained with"
+        )
+
+
 def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: str) -> LoadReport:
     """Load tensors under our, timm's or the authors' names into a backbone.
 

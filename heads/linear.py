@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
 from backbones.classifier import Classifier
-from backbones.weights import LoadReport, load_state_dict, read_state_dict
+from backbones.weights import LoadReport, load_state_dict, read_state_dict, refuse_untrained
 
 
 class LinearClassifier(nn.Module):
@@ -54,11 +54,12 @@ class LinearClassifier(nn.Module):
             **backbone_options: For ``create_backbone``.
 
         Raises:
-            ValueError: The file holds no classifier, or weights of another model.
+            ValueError: The file holds no classifier, or weights of another model; a mixer that it
+                lacks makes it one.
         """
         backbone = create_backbone(name, **backbone_options)
         state_dict = read_state_dict(path)
-        load_state_dict(backbone, state_dict, str(path))
+        refuse_untrained(backbone, load_state_dict(backbone, state_dict, str(path)))
         tensors = _classifier(backbone.convert_state_dict(dict(state_dict)), path)
         model = cls(backbone, num_classes=len(tensors["weight"]))
         model._load_classifier(tensors, path)
@@ -68,7 +69,8 @@ class LinearClassifier(nn.Module):
         """Load backbone and classifier from a file of ours, timm's or the authors'.
 
         Raises:
-            ValueError: Weights of another model, or of another number of classes.
+            ValueError: Weights of another model, or of another number of classes; a mixer that the
+                file lacks makes it another model.
         """
         state_dict = read_state_dict(path)
         tensors = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
@@ -78,6 +80,7 @@ class LinearClassifier(nn.Module):
                 f"{self.classifier.out_features}"
             )
         report = load_state_dict(self.backbone, state_dict, str(path))
+        refuse_untrained(self.backbone, report)
         self._load_classifier(tensors, path)
         return report
 

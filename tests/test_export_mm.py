@@ -193,6 +193,9 @@ def test_init_cfg_of_another_model_is_refused(tmp_path):
             build("sbm_t", init_cfg=init | {"type": kind}).init_weights()
     with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
         build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
+    zoo = "torchvision://resnet18"
+    with pytest.raises(ValueError, match=f"checkpoint={zoo} is no address of a file; download it"):
+        build("resnet18", init_cfg=init | {"checkpoint": zoo}).init_weights()
 
 
 def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):

@@ -282,3 +282,14 @@ def test_every_backbone_keeps_its_outputs_in_timm(name, images):
     net.model.load_state_dict({k: v for k, v in network.state_dict().items() if k in kept})
     for found, expected in zip(net(images), network.backbone(images), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_checkpoint_that_lacks_the_mixers_is_refused(tmp_path, capsys):
+    checkpoint(tmp_path / "plain.pth", "deit_t")
+    for to in ("timm", "torch_export", "mmdet"):
+        typed = [f"backbone={SMALL}", f"ckpt={tmp_path / 'plain.pth'}", f"to={to}"]
+        assert export.main([*typed, f"out={tmp_path / to}"]) == 2
+        assert f"has no weights of the mixers of {SMALL} (blocks.0.mlp, " in capsys.readouterr().err
+        assert not (tmp_path / to).exists()
+    with pytest.raises(ValueError, match="has no weights of the mixers"):
+        LinearClassifier.from_pretrained(SMALL, tmp_path / "plain.pth")

@@ -388,7 +388,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
     assert command.main(["backbone=deit_t_affn", f"ckpt={path}"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "has no weights of deit_t_affn for blocks.0.mlp" in err
+    assert "has no weights of the mixers of deit_t_affn (blocks.0.mlp, " in err
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,14 @@ class ExportRequest:
         import torch
 
         from backbones import create_backbone
+        from backbones.weights import load_backbone_weights, refuse_untrained
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            return create_backbone(
-                self.backbone,
-                **{**self.options, "dense": dense, "pretrained": None if random else self.ckpt},
-            ).eval()
+            backbone = create_backbone(self.backbone, **{**self.options, "dense": dense})
+        if self.ckpt is not None and not random:
+            refuse_untrained(backbone, load_backbone_weights(backbone, self.ckpt))
+        return backbone.eval()
 
     def create_classifier(self) -> LinearClassifier:
         """The classification network in evaluation mode with the checkpoint's weights.
