@@ -26,7 +26,7 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SWAPPED
+from tests.families import SWAPPED
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
