@@ -56,3 +56,13 @@ def is_any_size(size: Sequence[int]) -> bool:
 def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two sizes are equal, so that nothing need be resampled; any size is never equal."""
     return not is_any_size(size) and tuple(size) == tuple(other)
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """The upper left part of a map, (B, C, H, W) -> (B, C, height, width)."""
+    if is_any_size((height, width)):
+        # A graph would compare a view's strides with memory formats and keep the answer for ever.
+        for axis, length in ((2, height), (3, width)):
+            x = x.index_select(axis, torch.arange(length, device=x.device))
+        return x
+    return x[..., :height, :width]

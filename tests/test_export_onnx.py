@@ -15,7 +15,7 @@ from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
-FIXED = ("gmlp", "posmlp")
+FIXED = ("gmlp", "mixer", "posmlp")
 
 
 def written(name, to, folder, **settings):
@@ -59,7 +59,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         "ffnet_1",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("sbm_t_convglu", "lvt_r1", "cyclemlp_b1")
+            for name in ("sbm_t_convglu", "lvt_r1", "cyclemlp_b1", "convnext_t")
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """A network as a graph: what torch.export and ONNX have in common.
 
 Batch, height and width stay free wherever the network's code allows. Where it decides by the size
-of the map (the windows of PosMLP and gMLP), height and width are fixed to those of the request,
-and the README beside the file says so.
+of the map (windows that Python counts, as PosMLP's), height and width are fixed to those of the
+request, and the README beside the file says so.
 """
 
 from __future__ import annotations
