@@ -58,11 +58,22 @@ def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
     return not is_any_size(size) and tuple(size) == tuple(other)
 
 
-def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """The upper left part of a map, (B, C, H, W) -> (B, C, height, width)."""
-    if is_any_size((height, width)):
+def crop(x: Tensor, height: int, width: int, rows: int = 2) -> Tensor:
+    """The upper left part of a map, (B, C, H, W) -> (B, C, height, width); NHWC with ``rows=1``."""
+    return leading(leading(x, rows, height), rows + 1, width)
+
+
+def leading(x: Tensor, axis: int, length: int) -> Tensor:
+    """The first ``length`` places of an axis, a view where one size is recorded or none."""
+    if is_any_size((length,)):
         # A graph would compare a view's strides with memory formats and keep the answer for ever.
-        for axis, length in ((2, height), (3, width)):
-            x = x.index_select(axis, torch.arange(length, device=x.device))
-        return x
-    return x[..., :height, :width]
+        return x.index_select(axis, torch.arange(length, device=x.device))
+    return x.narrow(axis, 0, length)
+
+
+def missing(length: int, divisor: int) -> int:
+    """What a side lacks to the next multiple of ``divisor``.
+
+    Not as a remainder: the sizes that a graph has for symbols stay short if differences cancel.
+    """
+    return -(-length // divisor) * divisor - length

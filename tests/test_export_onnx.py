@@ -15,7 +15,7 @@ from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
-FIXED = ("gmlp", "mixer", "posmlp")
+FIXED = ("gmlp", "hiremlp", "mixer", "posmlp")
 
 
 def written(name, to, folder, **settings):
@@ -53,15 +53,11 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
+ANY_SIZE = ("convnext_t", "cyclemlp_b1", "edgevit_xxs", "lvt_r1", "sbm_t_convglu", "visionllama_s")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ffnet_1",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("sbm_t_convglu", "lvt_r1", "cyclemlp_b1", "convnext_t")
-        ),
-    ],
+    "name", ["ffnet_1", *(pytest.param(name, marks=pytest.mark.slow) for name in ANY_SIZE)]
 )
 def test_programs_run_at_any_size(name, tmp_path):
     check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))

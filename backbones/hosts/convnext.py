@@ -19,7 +19,7 @@ from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layouts import crop, mix_nchw, to_nchw, to_nhwc
+from backbones.layouts import crop, missing, mix_nchw, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -52,7 +52,7 @@ class ConvNeXt(StagedBackbone):
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
         height, width = images.shape[-2:]
         divisor = self.size_divisor
-        x = self.stem(F.pad(images, (0, -width % divisor, 0, -height % divisor)))
+        x = self.stem(F.pad(images, (0, missing(width, divisor), 0, missing(height, divisor))))
         maps = []
         for stage, info in zip(self.stages, self.feature_info, strict=True):
             x = stage(x)

@@ -23,7 +23,7 @@ from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
 from backbones.classifier import init_linear
 from backbones.layers.conv_ffn import ConvFFN
 from backbones.layers.patch_embed import PatchEmbed
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import crop, to_nchw, to_nhwc
 from backbones.metamixer import split_heads
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
@@ -243,7 +243,7 @@ class SampledAttention(Mixer):
         )
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).unflatten(1, size)
         if self.spread is not None and self.norm is not None:
-            x = self.norm(to_nhwc(self.spread(to_nchw(x)))[:, :height, :width])
+            x = self.norm(crop(to_nhwc(self.spread(to_nchw(x))), height, width, rows=1))
         return self.proj(x)
 
 

@@ -20,7 +20,7 @@ from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalCon
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import crop, missing, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -113,10 +113,10 @@ class AnySizeBlock(GlobalContextVitBlock):
             return cast("Tensor", self.attn(x))
         height, width = x.shape[1:3]
         window_h, window_w = self.window()
-        bottom, right = -height % window_h, -width % window_w
+        bottom, right = missing(height, window_h), missing(width, window_w)
         if bottom or right:
             x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        return cast("Tensor", super()._window_attn(x, q_global)[:, :height, :width])
+        return crop(super()._window_attn(x, q_global), height, width, rows=1)
 
 
 # timm's last norm ends the last stage, its classifier is a part of the head.

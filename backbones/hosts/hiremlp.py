@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
 from backbones.layers.reweight import Reweight
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import missing, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.timm_source import refuse_pretrained
 
@@ -98,7 +98,7 @@ class HireMixer(nn.Module):
         if self.shift:
             x = x.roll(self.shift, axis)
         if length % p:
-            x = torch.cat([x, x.narrow(axis, 0, -length % p)], axis)
+            x = torch.cat([x, x.narrow(axis, 0, missing(length, p))], axis)
         # Channel p c + r is channel c of the region's token r.
         x = x.unflatten(axis, (-1, p)).movedim(axis + 1, -1).flatten(-2)
         # The 1x1 convolutions as linear layers: how a convolution lays out maps of one row or

@@ -18,7 +18,7 @@ from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import mix_nchw
+from backbones.layouts import missing, mix_nchw
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -60,7 +60,7 @@ class PoolFormer(StagedBackbone):
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
         height, width = images.shape[-2:]
-        images = F.pad(images, (0, -width % STEM_STRIDE, 0, -height % STEM_STRIDE))
+        images = F.pad(images, (0, missing(width, STEM_STRIDE), 0, missing(height, STEM_STRIDE)))
         x = self.stem(images).contiguous(memory_format=self.memory_format)
         maps = []
         for stage in self.stages:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
-from backbones.layouts import is_any_size
+from backbones.layouts import is_any_size, missing
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -111,7 +111,7 @@ class SwinBlock(SwinTransformerBlock):
             return self._attn_any_size(x)
         (window_h, shift_h), (window_w, shift_w) = self._window(height), self._window(width)
         window, shift = (window_h, window_w), (shift_h, shift_w)
-        x = F.pad(x, (0, 0, 0, -width % window_w, 0, -height % window_h))
+        x = F.pad(x, (0, 0, 0, missing(width, window_w), 0, missing(height, window_h)))
         padded = (x.shape[1], x.shape[2])
         if any(shift):
             x = torch.roll(x, (-shift_h, -shift_w), dims=(1, 2))

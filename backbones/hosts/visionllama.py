@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import crop, missing, to_nchw, to_nhwc
 from backbones.mixers.ffnified import reset_parameters
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
@@ -176,7 +176,7 @@ class WindowAttention(nn.Module):
         both, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
         query, key = rotate(both, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
         x = attend(query, key, value).view(-1, *window, channels)
-        return self.proj(window_reverse(x, window, *size)[:, :height, :width])
+        return self.proj(crop(window_reverse(x, window, *size), height, width, rows=1))
 
 
 class GlobalAttention(nn.Module):
@@ -252,7 +252,7 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 def padded(x: Tensor, side: int) -> Tensor:
     """Pad (B, H, W, C) with zeros at its end to multiples of ``side``."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % side, 0, -x.shape[1] % side))
+    return F.pad(x, (0, 0, 0, missing(x.shape[2], side), 0, missing(x.shape[1], side)))
 
 
 @register_host("visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S")

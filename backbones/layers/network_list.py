@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
 from backbones.layers.prenorm_block import PreNormBlock
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import missing, to_nchw, to_nhwc
 from backbones.mixers.ffnified import reset_parameters
 from backbones.staged import StagedBackbone, drop_path_rates
 
@@ -81,7 +81,7 @@ class NetworkList(StagedBackbone):
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs in the host's layout, before any norm."""
         height, width = images.shape[-2:]
-        images = F.pad(images, (0, -width % STEM_STRIDE, 0, -height % STEM_STRIDE))
+        images = F.pad(images, (0, missing(width, STEM_STRIDE), 0, missing(height, STEM_STRIDE)))
         x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         maps: list[Tensor] = []
         for place, part in enumerate(self.network):

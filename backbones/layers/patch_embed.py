@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layouts import to_nhwc
+from backbones.layouts import missing, to_nhwc
 
 
 class PatchEmbed(nn.Module):
@@ -35,5 +35,5 @@ class PatchEmbed(nn.Module):
         """(B, D, H, W) -> (B, h, w, C)."""
         if not self.overlap:
             height, width = x.shape[-2:]
-            x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride))
+            x = F.pad(x, (0, missing(width, self.stride), 0, missing(height, self.stride)))
         return self.norm(to_nhwc(self.proj(x)))
