@@ -15,7 +15,7 @@ from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
-FIXED = ("gmlp", "hiremlp", "mixer", "posmlp")
+FIXED = ("gcvit", "gmlp", "hiremlp", "mixer", "posmlp")
 
 
 def written(name, to, folder, **settings):
