@@ -94,6 +94,7 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
     check_data(recipe, config["data"]["_target_"])
     _check_mode(config)
+    _check_length(config["trainer"], config["mode"])
     _check_warmup(config["schedule"], config["trainer"])
     backbone = config["backbone"]
     if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
@@ -190,6 +191,15 @@ def _check_mode(config: Mapping[str, Any]) -> None:
         )
     if mode != "predict" and config["input"] is not None:
         raise ValueError("input names images to predict: pass mode=predict")
+
+
+def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
+    for option in ("max_epochs", "max_steps"):
+        if mode == "fit" and trainer[option] == 0:
+            raise ValueError(
+                f"trainer.{option}=0 trains nothing; for the metrics of a checkpoint pass "
+                "mode=validate ckpt=<run folder or checkpoint file>"
+            )
 
 
 def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
