@@ -1,9 +1,11 @@
 """Runs small enough for a test, within this process or as the command that a user types."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
@@ -70,6 +72,8 @@ def start(typed, **options) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell without job control has its background jobs, and theirs, ignore Ctrl-C.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         **options,
     )
 
