@@ -71,9 +71,17 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
     return x.narrow(axis, 0, length)
 
 
+def ceil_div(length: int, divisor: int) -> int:
+    """How many runs of ``divisor`` cover a side.
+
+    Without a negative number, whose quotient ONNX rounds towards zero.
+    """
+    return (length + divisor - 1) // divisor
+
+
 def missing(length: int, divisor: int) -> int:
     """What a side lacks to the next multiple of ``divisor``.
 
     Not as a remainder: the sizes that a graph has for symbols stay short if differences cancel.
     """
-    return -(-length // divisor) * divisor - length
+    return ceil_div(length, divisor) * divisor - length

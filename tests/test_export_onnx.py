@@ -35,7 +35,13 @@ def check_sizes(name, sizes):
             assert "any batch, any height and width from 64" in line
 
 
-@pytest.mark.parametrize("name", ["deit_t_afbo", pytest.param("posmlp_t", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deit_t_afbo",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("posmlp_t", "convnext_t", "lvt_r1")),
+    ],
+)
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
     """The exporter itself compares several sizes and batches; here only one not among them."""
     sizes = written(name, "onnx", tmp_path, network="maps")

@@ -19,7 +19,7 @@ from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layouts import crop, missing, mix_nchw, to_nchw, to_nhwc
+from backbones.layouts import ceil_div, crop, missing, mix_nchw, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -56,7 +56,8 @@ class ConvNeXt(StagedBackbone):
         maps = []
         for stage, info in zip(self.stages, self.feature_info, strict=True):
             x = stage(x)
-            maps.append(crop(x, -(-height // info.stride), -(-width // info.stride)))
+            size = ceil_div(height, info.stride), ceil_div(width, info.stride)
+            maps.append(crop(x, *size))
         return maps
 
     def embed(self, images: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.layers.windows import Pattern, map_windows, spans
-from backbones.layouts import missing
+from backbones.layouts import ceil_div, missing
 from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
 from backbones.staged import drop_path_rates
@@ -49,7 +49,7 @@ class PatchMLP(PlainBackbone):
         """(B, 3, H, W) -> (B, h, w, C) after the last block."""
         height, width = images.shape[-2:]
         tokens = self.stem(F.pad(images, (0, missing(width, PATCH), 0, missing(height, PATCH))))
-        return cast("Tensor", self.blocks(tokens.unflatten(1, (-(-height // PATCH), -1))))
+        return cast("Tensor", self.blocks(tokens.unflatten(1, (ceil_div(height, PATCH), -1))))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept timm's names."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layouts import ceil_div, to_nchw, to_nhwc
 from backbones.metamixer import split_heads
 
 HEAD_DIM = 32
@@ -46,7 +46,7 @@ class ConvolutionalSelfAttention(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
         batch, height, width, dim = x.shape
-        h, w = -(-height // STRIDE), -(-width // STRIDE)
+        h, w = ceil_div(height, STRIDE), ceil_div(width, STRIDE)
         # What the windows see: a border, and one token more where the map ends in mid-stride.
         inside = [
             (
