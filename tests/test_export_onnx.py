@@ -39,6 +39,7 @@ def check_sizes(name, sizes):
     "name",
     [
         "deit_t_afbo",
+        "resnet18",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("posmlp_t", "convnext_t", "lvt_r1")),
     ],
 )

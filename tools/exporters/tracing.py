@@ -70,18 +70,47 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
     """
     why = ""
     # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
+    any_size = _with_any_size_pools(network)
     for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
+        recorded = any_size if axes is AXES else network
         try:
-            program = _export(network, request.images(), axes, named)
+            program = _export(recorded, request.images(), axes, named)
         except Exception as error:  # torch.export raises whatever the traced code does
-            why, cause = culprit(network, error), error
+            why, cause = culprit(recorded, error), error
             continue
         graph = Graph(program, tuple(axes.values()), "" if axes is AXES else why)
         cause = _first_failure(graph, request)
         if cause is None:
             return graph
-        why = culprit(network, cause)
+        why = culprit(recorded, cause)
     raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
+
+
+class _EveryNth(nn.Module):
+    """(B, C, H, W) -> (B, C, ceil(H / n), ceil(W / n)): the first of every n rows and columns."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :: self.n, :: self.n]
+
+
+def _with_any_size_pools(network: nn.Module) -> nn.Module:
+    """The network with strided max pooling as pooling at every place, of which some are taken.
+
+    torch's own decides by the remainder of the size, and a graph would keep the answer for ever.
+    """
+    network = copy.deepcopy(network)
+    for parent in list(network.modules()):
+        for name, pool in list(parent.named_children()):
+            if isinstance(pool, nn.MaxPool2d) and isinstance(pool.stride, int) and pool.stride > 1:
+                if pool.ceil_mode or pool.dilation != 1:
+                    continue
+                everywhere = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
+                setattr(parent, name, nn.Sequential(everywhere, _EveryNth(pool.stride)))
+    return network
 
 
 def _export(
