@@ -14,7 +14,7 @@ from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of
 
-# Their windows are cut by Python code that counts, so height and width are fixed.
+# Python counts their windows, or torch cannot prove their sizes, so height and width are fixed.
 FIXED = ("gcvit", "gmlp", "hiremlp", "mixer", "posmlp")
 
 

@@ -64,7 +64,7 @@ def prepare(arguments: Sequence[str]) -> None:
     ConfigStore.__deepcopy__ = lambda self, memo: self
     store = ConfigStore.instance()
     for name in list_backbones():
-        if f"{name}.yaml" not in store.repo.get("backbone", {}):  # a milli-second each
+        if f"{name}.yaml" not in store.repo.get("backbone", {}):  # two milliseconds each
             store.store(group="backbone", name=name, node=backbone_schema(name))
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]

@@ -69,8 +69,8 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
         ValueError: It cannot be recorded at any size; module and operator are named.
     """
     why = ""
-    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
     any_size = _with_any_size_pools(network)
+    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
     for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
         recorded = any_size if axes is AXES else network
         try:
