@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones.options import check_arguments
 from tasks.base import BaseTask, Batch
-from tasks.drawing import contact_sheet, to_image
+from tasks.drawing import Tile, contact_sheet, to_image
 
 make_mixup: Any = Mixup  # timm's class is untyped
 
@@ -110,13 +110,18 @@ class ClassificationTask(BaseTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[Image.Image]:
-        """One sheet of images with the predicted class, green where it is right."""
+        """One sheet of images with the predicted class, green where it is right.
+
+        It is grey where a negative label says that the class is unknown.
+        """
         images = {"image": batch["image"].to(self.device)}
         predicted = self.model.predict(images).argmax(-1).tolist()
-        labels = batch["label"].tolist() if "label" in batch else predicted
-        tiles = []
-        for image, label, guess in zip(batch["image"], labels, predicted, strict=True):
-            names = self.class_names[label], self.class_names[guess]
-            caption = names[1] if label == guess else f"{names[1]} (is {names[0]})"
-            tiles.append((to_image(image), caption, label == guess))
+        tiles: list[Tile] = []
+        for image, label, guess in zip(
+            batch["image"], batch["label"].tolist(), predicted, strict=True
+        ):
+            caption, right = self.class_names[guess], None if label < 0 else label == guess
+            if right is False:
+                caption += f" (is {self.class_names[label]})"
+            tiles.append((to_image(image), caption, right))
         return [contact_sheet(tiles)]

@@ -12,7 +12,9 @@ from torch import Tensor
 
 IMAGENET_MEAN = np.array([0.485, 0.456, 0.406])
 IMAGENET_STD = np.array([0.229, 0.224, 0.225])
-GOOD, BAD = (40, 160, 60), (210, 50, 40)
+# A picture, its caption, and whether that is right; None where nobody knows.
+Tile = tuple[Image.Image, str, bool | None]
+CAPTION_COLOURS = {True: (40, 160, 60), False: (210, 50, 40), None: (90, 90, 90)}
 # Twelve colours that stay apart for most eyes (Paul Tol's "muted" and "bright" sets), repeated for
 # more classes.
 PALETTE = (
@@ -30,8 +32,8 @@ def to_image(normalised: Tensor) -> Image.Image:
     return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8))
 
 
-def contact_sheet(tiles: Sequence[tuple[Image.Image, str, bool]], side: int = 112) -> Image.Image:
-    """Tiles of (picture, caption, right or wrong) in a square-ish grid."""
+def contact_sheet(tiles: Sequence[Tile], side: int = 112) -> Image.Image:
+    """Tiles in a square-ish grid, the captions green where right, red where wrong, else grey."""
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = math.ceil(len(tiles) / columns)
     strip = 18
@@ -43,7 +45,7 @@ def contact_sheet(tiles: Sequence[tuple[Image.Image, str, bool]], side: int = 11
             picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC), (left, top)
         )
         draw.text(
-            (left + 2, top + side + 1), caption[:18], fill=GOOD if right else BAD, font=_font(13)
+            (left + 2, top + side + 1), caption[:18], fill=CAPTION_COLOURS[right], font=_font(13)
         )
     return sheet
 
