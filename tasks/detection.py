@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.base import BaseTask, Batch
 from tasks.coco_metric import CocoMetric, instances
-from tasks.drawing import draw_instances, side_by_side
+from tasks.drawing import draw_instances, open_upright, side_by_side
 
 PREVIEW_SCORE = 0.3
 
@@ -62,7 +62,7 @@ class DetectionTask(BaseTask):
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):
-            photo = Image.open(sample.img_path)
+            photo = open_upright(sample.img_path)
             found = sample.pred_instances[sample.pred_instances.scores > PREVIEW_SCORE].cpu()
             captions = [
                 f"{self.class_names[label]} {score:.2f}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 IMAGENET_MEAN = np.array([0.485, 0.456, 0.406])
@@ -30,6 +31,11 @@ def to_image(normalised: Tensor) -> Image.Image:
         normalised.detach().float().cpu().permute(1, 2, 0).numpy() * IMAGENET_STD + IMAGENET_MEAN
     )
     return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def open_upright(path: str | Path) -> Image.Image:
+    """A photograph turned as its EXIF data says; so the dense tasks' annotations see it."""
+    return ImageOps.exif_transpose(Image.open(path))
 
 
 def contact_sheet(tiles: Sequence[Tile], side: int = 112) -> Image.Image:

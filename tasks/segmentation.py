@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tasks.base import BaseTask, Batch
-from tasks.drawing import draw_segments, side_by_side
+from tasks.drawing import draw_segments, open_upright, side_by_side
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -93,7 +93,7 @@ class SegmentationTask(BaseTask):
         """Per image: the labels where there are any, and the prediction."""
         pictures = []
         for sample in self.model.predict(batch):
-            photo = Image.open(sample.img_path)
+            photo = open_upright(sample.img_path)
             drawn = draw_segments(
                 photo, sample.pred_sem_seg.data[0].cpu().numpy(), self.class_names
             )

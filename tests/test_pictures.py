@@ -1,12 +1,16 @@
 """Pictures of predictions: what is drawn, and where."""
 
+import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 from tasks import classification
 from tasks.classification import ClassificationTask
-from tasks.drawing import CAPTION_COLOURS, contact_sheet
+from tasks.detection import DetectionTask
+from tasks.drawing import CAPTION_COLOURS, PALETTE, contact_sheet
+from tasks.segmentation import SegmentationTask
 
 RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
@@ -35,3 +39,51 @@ def test_the_colour_of_a_caption_says_whether_it_is_right():
         sheet = contact_sheet([(Image.new("RGB", (8, 8)), "HHHH", right)])
         found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
         assert found & set(CAPTION_COLOURS.values()) == {colour}
+
+
+@pytest.fixture
+def turned(tmp_path):
+    """A JPEG that is stored on its side: upright it is 40 wide and 60 high, with a white box."""
+    upright = Image.new("RGB", (40, 60))
+    upright.paste("white", (10, 40, 30, 55))
+    exif = upright.getexif()
+    exif[274] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", exif=exif)
+    return tmp_path / "turned.jpg"
+
+
+def test_boxes_lie_on_a_turned_photograph(turned):
+    pytest.importorskip("mmdet")
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    boxes = {"bboxes": torch.tensor([[10.0, 40, 30, 55]]), "labels": torch.tensor([0])}
+    sample = DetDataSample(metainfo={"img_path": str(turned)})
+    sample.gt_instances = InstanceData(**boxes)
+    sample.pred_instances = InstanceData(**boxes, scores=torch.tensor([0.9]))
+    task = DetectionTask(Guess([sample]), ["box"], **RECIPE)
+    (pair,) = task.preview({"data_samples": [sample]})
+    assert pair.size == (320 + 320 + 6, 480 + 20)  # eight times as large
+    for left in (0, 326):
+        assert pair.getpixel((left + 10 * 8, 20 + 48 * 8)) == PALETTE[0]
+        assert min(pair.getpixel((left + 20 * 8, 20 + 48 * 8))) > 240
+        assert max(pair.getpixel((left + 20 * 8, 20 + 20 * 8))) < 15
+
+
+def test_masks_lie_on_a_turned_photograph(turned):
+    pytest.importorskip("mmseg")
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    labels = torch.full((1, 60, 40), 255)
+    labels[:, 40:55, 10:30] = 0
+    sample = SegDataSample(metainfo={"img_path": str(turned)})
+    sample.gt_sem_seg = sample.pred_sem_seg = PixelData(data=labels)
+    task = SegmentationTask(Guess([sample]), ["", "other"], **RECIPE)
+    (pair,) = task.preview({"data_samples": [sample]})
+    assert pair.size == (320 + 320 + 6, 480 + 20)
+    tinted = np.array(PALETTE[0]) * 130 / 255 + 125
+    for left in (0, 326):
+        white = pair.getpixel((left + 20 * 8, 20 + 48 * 8))
+        assert white == pytest.approx(tinted, abs=8)  # a JPEG's white
+        assert max(pair.getpixel((left + 20 * 8, 20 + 20 * 8))) < 15
