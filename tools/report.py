@@ -40,9 +40,7 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     That is its settings, the parameters of model and backbone, and the backbone's multiply-adds at
     the training size.
     """
-    data = config["data"]
-    size = data.get("crop_size") or data.get("image_size") or data.get("scene_size")
-    height, width = (size, size) if isinstance(size, int) else (size[1], size[0])
+    height, width = training_size(config["data"])
     return {
         "task": config["task_name"],
         "backbone": config["backbone"]["name"],
@@ -55,6 +53,14 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "macs_at": [height, width],
         "strategy": config["trainer"]["strategy"],
     }
+
+
+def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width that a config's ``data`` trains at, for images wider than high."""
+    edges = data.get("image_size") or data.get("scene_size")
+    # crop_size is (height, width), image_size (longest, shortest edge).
+    size = data.get("crop_size") or (edges if isinstance(edges, int) else edges[::-1])
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def announce(
