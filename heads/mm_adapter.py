@@ -156,13 +156,15 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
         ValueError: A key that the config does not have.
     """
     for dotted, value in options.items():
-        *parents, last = (int(name) if name.isdigit() else name for name in dotted.split("."))
+        *parents, last = (int(name) if name.isdigit() else name for name in str(dotted).split("."))
         node = config
         for name in parents:
             node = node[name] if _has(node, name) else None
         if not _has(node, last):
+            known = range(len(config)) if isinstance(config, list) else sorted(config)
             raise ValueError(
-                f"the toolkit's model config has no {dotted!r} there; top level: {sorted(config)}"
+                f"the toolkit's model config has no '{dotted}' there, but "
+                f"{', '.join(map(str, known))}"
             )
         if isinstance(value, Mapping) and isinstance(node[last], dict | list):
             override(node[last], value)

@@ -321,8 +321,14 @@ def test_options_reach_the_models():
 @pytest.mark.parametrize("head", ADAPTERS)
 @pytest.mark.parametrize("key", ["absent", "backbone.absent", "neck.absent.deeper", "neck.9"])
 def test_unknown_option(head, key):
-    with pytest.raises(ValueError, match=rf"model config has no '{key}'.*; top level: \["):
+    with pytest.raises(ValueError, match=rf"model config has no '{key}' there, but .*backbone, "):
         build(head, options={key: 1})
+
+
+@pytest.mark.parametrize("index", ["3", 3])  # as typed with dots and as a key in braces
+def test_unknown_item_of_a_list(index):
+    with pytest.raises(ValueError, match="model config has no '3' there, but 0, 1, 2"):
+        build("cascade_mask_rcnn", options={"roi_head.bbox_head": {index: {"num_classes": 2}}})
 
 
 @pytest.mark.parametrize("make", [build_detector, build_segmentor])
