@@ -57,7 +57,8 @@ class BaseDataModule(LightningDataModule):
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()
         self.batch_size = at_least("batch_size", batch_size, 1)
-        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size or batch_size, 1)
+        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = at_least("num_workers", num_workers, 0)
         self.seed = at_least("seed", seed, 0)
         self.predict_path = predict_path

@@ -192,3 +192,10 @@ def test_misuse_is_explained():
         module.num_classes  # noqa: B018
     with pytest.raises(ValueError, match=r"setup\(\)"):
         module.train_dataloader()
+
+
+def test_batch_sizes_have_a_lowest_value():
+    assert NoiseModule(None, batch_size=3).eval_batch_size == 3
+    for name in ("batch_size", "eval_batch_size"):
+        with pytest.raises(ValueError, match=rf"data\.{name}=0 is too low"):
+            NoiseModule(None, **{"batch_size": 3, name: 0})
