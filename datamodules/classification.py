@@ -84,6 +84,11 @@ class ClassificationDataModule(BaseDataModule):
         self.repeated_augmentation = at_least("repeated_augmentation", repeated_augmentation, 1)
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
 
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and deviation that the channels of ``image`` are normalised by."""
+        return self.augmentation.mean, self.augmentation.std
+
     def setup(self, stage: str | None = None) -> None:
         """Check everything on disk and build the datasets; later calls do nothing."""
         first = not self._datasets

@@ -13,7 +13,7 @@ import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -85,9 +85,15 @@ class UnlabelledImages:
 
 
 class DenseDataModule(BaseDataModule):
-    """Base of the datamodules that stand on the MM toolkits' datasets."""
+    """Base of the datamodules that stand on the MM toolkits' datasets.
 
-    package = ""
+    Attributes:
+        package: What they need from the toolkits.
+        background: The class, if any, whose pixels are shown as they are in pictures of labels.
+    """
+
+    package: ClassVar[str] = ""
+    background: ClassVar[str | None] = None
 
     @property
     def metainfo(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datamodules.image_folder import ImageFolderDataModule
 from datamodules.sample_cache import cache_root, sample_folder
 from datamodules.sample_digits import SampleSplit
 from datamodules.sample_pictures import write_cifar100, write_image_folder
-from datamodules.sample_scenes import write_ade20k, write_coco
+from datamodules.sample_scenes import BACKGROUND, write_ade20k, write_coco
 from datamodules.transforms import LightAugmentation
 
 
@@ -183,6 +183,8 @@ class SampleSegmentation(SampleDataModule, ADE20KDataModule):
         options: Of ``ADE20KDataModule``; ``image_size`` and ``crop_size`` are the scene's, and the
             augmentation is lighter, unless given.
     """
+
+    background = BACKGROUND
 
     def __init__(
         self,

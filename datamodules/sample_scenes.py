@@ -30,6 +30,7 @@ from datamodules.sample_outlines import bounding_box, encode_mask
 Mask = NDArray[np.bool_]
 
 DIGIT_NAMES = tuple("0123456789")
+BACKGROUND = "photo"
 SPLIT_IDS: dict[SampleSplit, int] = {"train": 0, "val": 1}
 MIN_DIGIT_HEIGHT = 20
 MAX_DIGIT_SHARE = 0.4  # of the scene's side
@@ -158,7 +159,7 @@ def write_ade20k(folder: Path, counts: dict[SampleSplit, int], size: int, seed: 
             Image.fromarray(semantic_mask(scene)).save(
                 folder / "annotations" / split_folder / f"{name}.png"
             )
-    (folder / "class_names.txt").write_text("\n".join(("photo", *DIGIT_NAMES)) + "\n")
+    (folder / "class_names.txt").write_text("\n".join((BACKGROUND, *DIGIT_NAMES)) + "\n")
 
 
 def semantic_mask(scene: Scene) -> NDArray[np.uint8]:

@@ -22,6 +22,16 @@ Transform = Callable[[Image.Image], Tensor]
 class Augmentation(Protocol):
     """Makes the transforms of a datamodule."""
 
+    @property
+    def mean(self) -> Sequence[float]:
+        """Of the channels, subtracted."""
+        ...
+
+    @property
+    def std(self) -> Sequence[float]:
+        """Of the channels, divided by."""
+        ...
+
     def train(self, size: int) -> Transform:
         """The training transform, to (3, size, size)."""
         ...

@@ -207,8 +207,12 @@ class BaseTask(LightningModule):
         """Predictions as plain values, one dict per image."""
         raise NotImplementedError
 
-    def preview(self, batch: Batch) -> list[Image.Image]:
-        """Draw the predictions for a batch."""
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Draw the predictions for a batch of the datamodule, which says what drawing has to know.
+
+        That is ``normalisation``, the mean and deviation of its images, or ``background``, the
+        class that is not tinted.
+        """
         raise NotImplementedError
 
     def _log_metrics(self, stage: str) -> None:

@@ -109,7 +109,7 @@ class ClassificationTask(BaseTask):
         ]
 
     @torch.no_grad()
-    def preview(self, batch: Batch) -> list[Image.Image]:
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """One sheet of images with the predicted class, green where it is right.
 
         It is grey where a negative label says that the class is unknown.
@@ -123,5 +123,5 @@ class ClassificationTask(BaseTask):
             caption, right = self.class_names[guess], None if label < 0 else label == guess
             if right is False:
                 caption += f" (is {self.class_names[label]})"
-            tiles.append((to_image(image), caption, right))
+            tiles.append((to_image(image, *datamodule.normalisation), caption, right))
         return [contact_sheet(tiles)]

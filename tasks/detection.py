@@ -57,7 +57,7 @@ class DetectionTask(BaseTask):
         return results
 
     @torch.no_grad()
-    def preview(self, batch: Batch) -> list[Image.Image]:
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Per image: the ground truth where there is one, and detections above a score of 0.3."""
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
-IMAGENET_MEAN = np.array([0.485, 0.456, 0.406])
-IMAGENET_STD = np.array([0.229, 0.224, 0.225])
 # A picture, its caption, and whether that is right; None where nobody knows.
 Tile = tuple[Image.Image, str, bool | None]
 CAPTION_COLOURS = {True: (40, 160, 60), False: (210, 50, 40), None: (90, 90, 90)}
@@ -25,11 +23,9 @@ PALETTE = (
 MIN_WIDTH = 320
 
 
-def to_image(normalised: Tensor) -> Image.Image:
-    """A (3, H, W) tensor normalised by ImageNet's mean and deviation, as a picture."""
-    array = (
-        normalised.detach().float().cpu().permute(1, 2, 0).numpy() * IMAGENET_STD + IMAGENET_MEAN
-    )
+def to_image(normalised: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
+    """A (3, H, W) tensor normalised by mean and deviation of its channels, as a picture."""
+    array = normalised.detach().float().cpu().permute(1, 2, 0).numpy() * np.array(std) + mean
     return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8))
 
 
@@ -85,12 +81,16 @@ def draw_instances(
 
 
 def draw_segments(
-    picture: Image.Image, labels: NDArray[np.integer], names: Sequence[str]
+    picture: Image.Image,
+    labels: NDArray[np.integer],
+    names: Sequence[str],
+    *,
+    background: str | None = None,
 ) -> Image.Image:
-    """Tint every pixel by its class; a class called "photo" and ignored pixels stay as they are."""
+    """Tint every pixel by its class; those ignored or of ``background`` stay as they are."""
     canvas, factor = enlarge(picture)
     present = [int(label) for label in np.unique(labels) if label < len(names)]
-    present = [label for label in present if names[label] != "photo"]
+    present = [label for label in present if names[label] != background]
     for label in present:
         canvas = _tint(canvas, labels == label, _colour(label))
     draw = ImageDraw.Draw(canvas)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
@@ -89,17 +89,15 @@ class SegmentationTask(BaseTask):
         return results
 
     @torch.no_grad()
-    def preview(self, batch: Batch) -> list[Image.Image]:
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Per image: the labels where there are any, and the prediction."""
+        draw = partial(draw_segments, names=self.class_names, background=datamodule.background)
         pictures = []
         for sample in self.model.predict(batch):
             photo = open_upright(sample.img_path)
-            drawn = draw_segments(
-                photo, sample.pred_sem_seg.data[0].cpu().numpy(), self.class_names
-            )
+            drawn = draw(photo, sample.pred_sem_seg.data[0].cpu().numpy())
             if "gt_sem_seg" in sample:
-                truth = np.asarray(sample.gt_sem_seg.data[0].cpu())
-                titles = ("annotated", "predicted")
-                drawn = side_by_side(draw_segments(photo, truth, self.class_names), drawn, titles)
+                truth = draw(photo, sample.gt_sem_seg.data[0].cpu().numpy())
+                drawn = side_by_side(truth, drawn, ("annotated", "predicted"))
             pictures.append(drawn)
         return pictures

@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
+from datamodules.transforms import LightAugmentation, PaperAugmentation
 from tasks import classification
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
@@ -30,8 +32,20 @@ def test_pictures_without_a_label_are_neither_right_nor_wrong(monkeypatch):
     drawn = []
     monkeypatch.setattr(classification, "contact_sheet", drawn.extend)
     task = ClassificationTask(Guess(torch.eye(3)), "abc", **RECIPE)
-    task.preview({"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])})
+    batch = {"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])}
+    task.preview(batch, ImageFolderDataModule())
     assert [tile[1:] for tile in drawn] == [("a", None), ("b", True), ("c (is a)", False)]
+
+
+@pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
+def test_pictures_have_the_colours_of_the_files(augmentation, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(classification, "contact_sheet", drawn.extend)
+    data = ImageFolderDataModule(augmentation=augmentation(mean=[0.5, 0.4, 0.3], std=[0.5] * 3))
+    image = data.augmentation.eval(8)(Image.new("RGB", (8, 8), (10, 130, 250)))
+    task = ClassificationTask(Guess(torch.eye(2)[:1]), "ab", **RECIPE)
+    task.preview({"image": image[None], "label": torch.tensor([0])}, data)
+    assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
 
 
 def test_the_colour_of_a_caption_says_whether_it_is_right():
@@ -62,7 +76,7 @@ def test_boxes_lie_on_a_turned_photograph(turned):
     sample.gt_instances = InstanceData(**boxes)
     sample.pred_instances = InstanceData(**boxes, scores=torch.tensor([0.9]))
     task = DetectionTask(Guess([sample]), ["box"], **RECIPE)
-    (pair,) = task.preview({"data_samples": [sample]})
+    (pair,) = task.preview({"data_samples": [sample]}, CocoDataModule())
     assert pair.size == (320 + 320 + 6, 480 + 20)  # eight times as large
     for left in (0, 326):
         assert pair.getpixel((left + 10 * 8, 20 + 48 * 8)) == PALETTE[0]
@@ -80,10 +94,23 @@ def test_masks_lie_on_a_turned_photograph(turned):
     sample = SegDataSample(metainfo={"img_path": str(turned)})
     sample.gt_sem_seg = sample.pred_sem_seg = PixelData(data=labels)
     task = SegmentationTask(Guess([sample]), ["", "other"], **RECIPE)
-    (pair,) = task.preview({"data_samples": [sample]})
+    (pair,) = task.preview({"data_samples": [sample]}, ADE20KDataModule())
     assert pair.size == (320 + 320 + 6, 480 + 20)
     tinted = np.array(PALETTE[0]) * 130 / 255 + 125
     for left in (0, 326):
         white = pair.getpixel((left + 20 * 8, 20 + 48 * 8))
         assert white == pytest.approx(tinted, abs=8)  # a JPEG's white
         assert max(pair.getpixel((left + 20 * 8, 20 + 20 * 8))) < 15
+
+
+@pytest.mark.parametrize("kind", [ADE20KDataModule, SampleSegmentation])
+def test_the_datamodule_says_which_class_keeps_the_photograph(kind, turned):
+    pytest.importorskip("mmseg")
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    sample = SegDataSample(metainfo={"img_path": str(turned)})
+    sample.pred_sem_seg = PixelData(data=torch.zeros(1, 60, 40, dtype=torch.long))
+    task = SegmentationTask(Guess([sample]), ["photo", "0"], **RECIPE)
+    (picture,) = task.preview({"data_samples": [sample]}, kind())
+    assert (max(picture.getpixel((20 * 8, 20 * 8))) < 15) == (kind is SampleSegmentation)

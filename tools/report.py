@@ -110,7 +110,7 @@ def write(
 
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
     """Pictures of images spread over what prediction would see."""
-    return task.eval().preview(datamodule.preview_batch(task.preview_images))
+    return task.eval().preview(datamodule.preview_batch(task.preview_images), datamodule)
 
 
 def plot_curves(folder: Path, rows: list[dict[str, Any]]) -> None:
