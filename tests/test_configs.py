@@ -179,9 +179,10 @@ def test_every_recipe(recipe):
             "data.augmentation.crop_pct": 0.95,
         }),
         ("posmlp", "posmlp_t", {
-            "backbone.drop": 0.02333, "backbone.drop_path_rate": 0.1, "optimizer.eps": 1e-5,
-            "optimizer.weight_decay": 0.067, "optimizer.reference_batch": None,
-            "data.augmentation.random_erasing": 0.0, "trainer.gradient_clip_val": 1.0,
+            "backbone.drop": 0.02333, "head.drop": 0.02333, "backbone.drop_path_rate": 0.1,
+            "optimizer.eps": 1e-5, "optimizer.weight_decay": 0.067,
+            "optimizer.reference_batch": None, "data.augmentation.random_erasing": 0.0,
+            "trainer.gradient_clip_val": 1.0,
         }),
         ("lvt", "deit_t", {"task.mixup": None, "head.label_smoothing": 0.1}),
         ("sbm", "sbm_b", {"backbone.drop_path_rate": 0.5, "schedule.warmup": 30}),
