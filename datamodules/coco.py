@@ -80,11 +80,6 @@ class CocoDataModule(DenseDataModule):
         """The validation json, for evaluators."""
         return str(self.folder / self.val_annotations)
 
-    @property
-    def val_image_root(self) -> str:
-        """The folder of the validation images."""
-        return str(self.folder / self.val_images)
-
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
         train = self._check(self.train_annotations, self.train_images, training=True)

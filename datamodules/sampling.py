@@ -36,7 +36,6 @@ class EpochSampler(Sampler[Key]):
     Args:
         length: Samples in the dataset.
         seed: Decides all permutations.
-        shuffle: False keeps the dataset's order.
         repeats: How often each sample comes.
         rank: This process.
         world_size: Number of processes.
@@ -47,12 +46,11 @@ class EpochSampler(Sampler[Key]):
         length: int,
         seed: int = 0,
         *,
-        shuffle: bool = True,
         repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.length, self.seed, self.shuffle, self.repeats = length, seed, shuffle, repeats
+        self.length, self.seed, self.repeats = length, seed, repeats
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self._offset = 0
@@ -72,8 +70,7 @@ class EpochSampler(Sampler[Key]):
     def __iter__(self) -> Iterator[Key]:
         """Iterate over this rank's (epoch, index) pairs."""
         offset, self._offset = self._offset, 0
-        generator = np.random.default_rng([self.seed, self.epoch])
-        order = generator.permutation(self.length) if self.shuffle else np.arange(self.length)
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
         total = len(self) * self.world_size
         places = range(self.rank, total, self.world_size)[offset:]
         first, repeats = self.epoch * self.repeats, self.repeats

@@ -95,7 +95,6 @@ def test_val_batches(root):
     assert sample.scale_factor == (2.0, 2.0)
     assert sample.gt_instances.bboxes.tensor.tolist() == [[10, 10, 30, 30]]
     assert data.annotation_file == str(root / "annotations/instances_val2017.json")
-    assert data.val_image_root == str(root / "val2017")
 
 
 def test_images_are_bgr(root):
