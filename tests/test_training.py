@@ -70,6 +70,19 @@ def default_trainer():
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_processes_without_a_core_are_announced(
+    cores, default_trainer, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    with caplog.at_level("INFO"):
+        trainers.make_trainer(
+            default_trainer | {"devices": 2, "strategy": "ddp"}, tmp_path, "val/x", training=True
+        )
+    said = "trainer.devices=2 starts more processes than there are cores (1)"
+    assert caplog.text.count(said) == (cores == 1)
+
+
 @pytest.mark.usefixtures("one_thread")
 class TestTraining:
     """Runs of 3 epochs of 6 batches of a tiny model with dropout, mixup and batch norm."""

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments
 from datamodules import BaseDataModule
@@ -27,6 +29,8 @@ from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, RunLog, TensorBoardLog
 from tools.run_folder import checkpoint_file
+
+say = rank_zero_only(logging.getLogger(__name__).info)
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 
@@ -59,7 +63,7 @@ def make_trainer(
     last = ModelCheckpoint(**keep, filename=Path(LAST).stem)
     logs = [CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")]
     try:
-        return Trainer(
+        trainer = Trainer(
             **{**options, "strategy": _strategy(options["strategy"])},
             default_root_dir=folder,
             logger=logs if training else False,
@@ -73,6 +77,8 @@ def make_trainer(
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
+    _say_crowded(trainer)
+    return trainer
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -89,6 +95,16 @@ def _check(options: Mapping[str, Any]) -> None:
         raise ValueError(
             "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
             "or trainer=ddp"
+        )
+
+
+def _say_crowded(trainer: Trainer) -> None:
+    """Processes without a core of their own take minutes to start, in which they say nothing."""
+    processes, cores = trainer.num_devices, os.cpu_count() or 1
+    if isinstance(trainer.accelerator, CPUAccelerator) and processes > cores:
+        say(
+            f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
+            f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
         )
 
 
