@@ -673,6 +673,18 @@ def test_sweep_runs_each_backbone_into_its_own_folder(tmp_path):
         command_line.prepare(["-m", *typed])
 
 
+def test_sweep_goes_on_after_a_run_that_fails_and_names_it(tmp_path):
+    typed = [a for a in arguments("classification", tmp_path) if not a.startswith("data.batch")]
+    ended = command(["-m", *typed, "data.batch_size=0,8", "optimizer.lr=-1"], cwd=tmp_path)
+    assert ended.status == 2
+    first, second, last = ended.err.splitlines()
+    assert first.startswith("error: data.batch_size=0 is too low")
+    assert second == "error: optimizer.lr must be above 0, got -1"
+    assert last.startswith("error: of the sweep 2 failed: task=classification backbone=deit_t ")
+    for size in (0, 8):
+        assert f"data.batch_size={size} optimizer.lr=-1" in last
+
+
 def test_two_runs_within_a_second_have_their_own_folders(tmp_path):
     folders = {run_folder.new_run_folder(tmp_path, "fit") for _ in range(5)}
     assert len(folders) == 5

@@ -30,6 +30,9 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from tools import command_line  # noqa: E402
 from tools.run_folder import is_first_process  # noqa: E402
 
+# The runs of a sweep that ended in an error of one line, as they would be typed alone.
+failed: list[str] = []
+
 
 def run(config: dict[str, Any]) -> None:
     """Build the parts in the order of the data flow, then train, evaluate or predict."""
@@ -87,16 +90,27 @@ def run(config: dict[str, Any]) -> None:
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
 def main(config: DictConfig) -> None:
     """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
+    typed = HydraConfig.get().overrides.task
+    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if sweep:
         # Lightning starts further processes by this command, which has to be that of one run.
-        sys.argv[1:] = HydraConfig.get().overrides.task
+        sys.argv[1:] = typed
     if not is_first_process():
         logging.disable(logging.WARNING)
-    with command_line.one_line_errors():
-        run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
+    try:
+        with command_line.one_line_errors():
+            run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
+    except SystemExit as ended:
+        # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
+        if not sweep or ended.code != 2:
+            raise
+        failed.append(" ".join(typed))
 
 
 if __name__ == "__main__":
     with command_line.one_line_errors():
         command_line.prepare(sys.argv[1:])
     main()
+    if failed:
+        print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)
+        sys.exit(2)
