@@ -23,6 +23,8 @@ TINY = {
     "detection": SCENES,
     "segmentation": SCENES,
 }
+# What a task that is not trained needs.
+RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
 
 @dataclass

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
@@ -11,10 +12,17 @@ from datamodules.transforms import LightAugmentation, PaperAugmentation
 from tasks import classification
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
-from tasks.drawing import CAPTION_COLOURS, PALETTE, contact_sheet
-from tasks.segmentation import SegmentationTask
-
-RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
+from tasks.drawing import (
+    CAPTION_COLOURS,
+    PALETTE,
+    contact_sheet,
+    draw_instances,
+    draw_segments,
+    side_by_side,
+    to_image,
+)
+from tasks.segmentation import IGNORED, SegmentationTask
+from tests.runs import RECIPE
 
 
 class Guess(nn.Linear):
@@ -114,3 +122,43 @@ def test_the_datamodule_says_which_class_keeps_the_photograph(kind, turned):
     task = SegmentationTask(Guess([sample]), ["photo", "0"], **RECIPE)
     (picture,) = task.preview({"data_samples": [sample]}, kind())
     assert (max(picture.getpixel((20 * 8, 20 * 8))) < 15) == (kind is SampleSegmentation)
+
+
+def test_pictures():
+    photo = to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    assert (photo.mode, photo.size) == ("RGB", (80, 60))
+    assert photo.getpixel((0, 0)) == (124, 116, 104)  # ImageNet's mean
+    grey = photo.convert("L")
+    sheet = contact_sheet([(grey, "a long caption of a tile", True), (photo, "b", False)] * 2)
+    assert (sheet.mode, sheet.size) == ("RGB", (2 * 116 + 4, 2 * 134 + 4))
+    mask = np.zeros((1, 60, 80), bool)
+    mask[0, 10:20, 10:30] = True
+    boxed = draw_instances(grey, [[10, 10, 30, 20]], [13], ["cat 0.9"], mask)
+    assert (boxed.mode, boxed.size) == ("RGB", (320, 240))
+    r, g, b = boxed.getpixel((100, 70))
+    assert not r == g == b
+    assert draw_instances(photo, [], [], []).size == (320, 240)
+    labels = np.zeros((60, 80), np.int64)
+    labels[:30], labels[50:] = 1, IGNORED
+    drawn = draw_segments(photo, labels, ("photo", "cat"), background="photo")
+    assert (drawn.mode, drawn.size) == ("RGB", (320, 240))
+    assert drawn.getpixel((2, 2)) != drawn.getpixel((2, 150)) == drawn.getpixel((2, 230))
+    pair = side_by_side(drawn, Image.new("RGB", (100, 300)), ("left", "right"))
+    assert (pair.mode, pair.size) == ("RGB", (320 + 100 + 6, 300 + 20))
+
+
+def test_boxes_and_masks_sit_where_they_belong():
+    mask = np.zeros((1, 40, 80), bool)
+    mask[0, 10:20, 30:50] = True
+    drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], mask)
+    assert drawn.size == (320, 160)  # four times as large
+    assert drawn.getpixel((120, 60)) == drawn.getpixel((200, 80)) == PALETTE[0]
+    assert drawn.getpixel((160, 60)) == tuple(round(c * 130 / 255) for c in PALETTE[0])
+    assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
+
+
+def test_only_the_background_keeps_the_photograph():
+    photo, labels = Image.new("RGB", (80, 40)), np.zeros((40, 80), int)
+    drawn = draw_segments(photo, labels, ["photo"], background="photo")
+    assert drawn.getpixel((10, 10)) == (0, 0, 0)
+    assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) != (0, 0, 0)

@@ -1,0 +1,40 @@
+"""metrics.csv: one row a step, also after a run was resumed."""
+
+from tasks.loggers import CsvLog, read_rows
+
+
+def test_metrics_of_one_step_share_a_row(tmp_path):
+    log = CsvLog(tmp_path / "metrics.csv", flush_every=2)
+    for step in (0, 1, 2):
+        log.log_metrics({"train/loss": 1.5 - step}, step)
+        log.log_metrics({"train/lr": 0.1}, step)
+    log.log_metrics({"val/top1": 50.0}, 2)
+    log.finalize("success")
+    rows = [{"step": step, "train/loss": 1.5 - step, "train/lr": 0.1} for step in (0, 1, 2)]
+    rows[2]["val/top1"] = 50.0
+    assert read_rows(tmp_path / "metrics.csv") == rows
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_resumed_log_keeps_the_rows_before(tmp_path):
+    path = tmp_path / "metrics.csv"
+    log = CsvLog(path)
+    for step in range(4):
+        log.log_metrics({"loss": step / 2}, step)
+    log.save()
+    with path.open("a") as file:
+        file.write("1.0,")  # cut off by a kill
+    log = CsvLog(path)
+    log.resume_at(2)
+    assert [row["step"] for row in read_rows(path)] == [0, 1]
+    log.log_metrics({"loss": 9.5}, 2)
+    log.save()
+    log.log_metrics({"loss": 8.5, "other": 1.5}, 3)
+    log.save()
+    assert read_rows(path) == [
+        {"step": 0, "loss": 0.0},
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": 9.5},
+        {"step": 3, "loss": 8.5, "other": 1.5},
+    ]
+    assert read_rows(tmp_path / "absent.csv") == []

@@ -1,0 +1,237 @@
+"""Metrics of the tasks against their references."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tasks.classification import ClassificationTask
+from tasks.coco_metric import STATS, CocoMetric
+from tasks.segmentation import IGNORED, SegmentationTask
+from tests.runs import RECIPE
+
+# COCO's average precision
+
+
+CATEGORIES = (3, 7)
+
+
+def box_mask(box, size):
+    mask = np.zeros(size, bool)
+    x1, y1, x2, y2 = np.round(box).astype(int)
+    mask[y1:y2, x1:x2] = True
+    mask[y1 : (y1 + y2) // 2, x1 : (x1 + x2) // 2] = False  # a corner off: masks are not boxes
+    return mask
+
+
+def coco_case(folder, num_images=8, size=(200, 240)):
+    """An annotation file and detections near and far from its objects, as mmdet's samples."""
+    from mmengine.structures import InstanceData
+    from pycocotools import mask as coco_mask
+
+    generator = np.random.default_rng(0)
+    annotations, samples = [], []
+    for image in range(1, num_images + 1):
+        corners = generator.uniform(0, 68, (6, 2))
+        sides = generator.choice([12.0, 50.0, 130.0], (6, 1)) * generator.uniform(0.9, 1, (6, 2))
+        boxes = np.hstack([corners, corners + sides])
+        labels = generator.integers(0, 2, 6)
+        for box, label in zip(boxes[:4], labels[:4], strict=True):
+            mask = np.asfortranarray(box_mask(box, size), dtype=np.uint8)
+            encoded = coco_mask.encode(mask)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image,
+                    "category_id": CATEGORIES[label],
+                    "bbox": [*box[:2].tolist(), *(box[2:] - box[:2]).tolist()],
+                    "area": float(mask.sum()),
+                    "iscrowd": int(len(annotations) % 9 == 8),
+                    "segmentation": {
+                        "size": list(encoded["size"]),
+                        "counts": encoded["counts"].decode(),
+                    },
+                }
+            )
+        found = np.clip(boxes + generator.normal(0, 2, boxes.shape), 0, 200)
+        keep = 0 if image == 2 else 6  # nothing found in the second image
+        instances = InstanceData(
+            bboxes=torch.tensor(found[:keep], dtype=torch.float32),
+            labels=torch.tensor(labels[:keep]),
+            scores=torch.tensor(generator.random(6)[:keep], dtype=torch.float32),
+            masks=torch.from_numpy(np.stack([box_mask(box, size) for box in found])[:keep]),
+        )
+        samples.append(SimpleNamespace(img_id=image, pred_instances=instances))
+    content = {
+        "info": {},
+        "images": [
+            {"id": i, "width": size[1], "height": size[0], "file_name": f"{i}.jpg"}
+            for i in range(1, num_images + 1)
+        ],
+        "annotations": annotations,
+        "categories": [{"id": i, "name": str(i)} for i in CATEGORIES],
+    }
+    path = folder / "annotations.json"
+    path.write_text(json.dumps(content))
+    return str(path), samples
+
+
+def reference_figures(path, samples, kind):
+    """pycocotools' own evaluation, from rows that are made here."""
+    from pycocotools import mask as coco_mask
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rows = []
+    for sample in samples:
+        found = sample.pred_instances
+        for i in range(len(found)):
+            x1, y1, x2, y2 = found.bboxes[i].double().tolist()
+            mask = np.asfortranarray(found.masks[i].numpy(), dtype=np.uint8)
+            region = (
+                {"bbox": [x1, y1, x2 - x1, y2 - y1]}
+                if kind == "bbox"
+                else {"segmentation": coco_mask.encode(mask)}
+            )
+            label, score = found.labels[i].item(), found.scores[i].item()
+            rows.append(
+                {
+                    "image_id": sample.img_id,
+                    "category_id": CATEGORIES[label],
+                    "score": score,
+                    **region,
+                }
+            )
+    truth = COCO(path)
+    evaluation = COCOeval(truth, truth.loadRes(rows), kind)
+    evaluation.params.imgIds = [sample.img_id for sample in samples]
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return evaluation.stats[:6]
+
+
+@pytest.fixture
+def coco(tmp_path):
+    for package in ("mmengine", "pycocotools", "faster_coco_eval"):
+        pytest.importorskip(package)
+    return coco_case(tmp_path)
+
+
+@pytest.mark.parametrize("seen", [8, 5])
+def test_coco_metric_equals_pycocotools(coco, seen):
+    path, samples = coco
+    samples = samples[:seen]
+    metric = CocoMetric(path, CATEGORIES, with_masks=True)
+    metric.update(samples[:3])
+    metric.update(samples[2:])  # the third image comes twice, as a padded sampler sends it
+    figures = metric.compute()
+    for kind, prefix in (("bbox", ""), ("segm", "mask_")):
+        expected = reference_figures(path, samples, kind)
+        assert 0.1 < expected[0] < 1
+        ours = [figures[f"{prefix}AP{name}"].item() for name in STATS]
+        assert ours == pytest.approx(expected, abs=1e-6)
+
+
+def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
+    path, samples = coco
+    metrics = [CocoMetric(path, CATEGORIES, with_masks=True) for _ in range(3)]
+    for metric, part in zip(metrics, (samples, samples[::2], samples[1::2]), strict=True):
+        metric.update(part)
+    whole, *parts = metrics
+    expected = whole.compute()
+    monkeypatch.setattr(
+        "tasks.coco_metric.gather_objects", lambda _: [part.detections for part in parts]
+    )
+    assert parts[0].compute() == expected
+
+
+def test_coco_metric_without_masks_or_detections(coco):
+    path, samples = coco
+    metric = CocoMetric(path, CATEGORIES, with_masks=False)
+    metric.update(samples[1:2])
+    assert metric.compute() == {"AP": 0, "AP50": 0, "AP75": 0}
+    metric.reset()
+    metric.update(samples)
+    assert metric.compute().keys() == {f"AP{name}" for name in STATS}
+    metric.reset()
+    assert not metric.detections
+
+
+def test_size_range_without_objects_has_no_figure(coco, tmp_path):
+    path, samples = coco
+    content = json.loads(Path(path).read_text())
+    for row in content["annotations"]:
+        row["area"] = 50.0
+    small = tmp_path / "small.json"
+    small.write_text(json.dumps(content))
+    metric = CocoMetric(str(small), CATEGORIES, with_masks=False)
+    metric.update(samples)
+    assert metric.compute().keys() == {"AP", "AP50", "AP75", "AP_small"}
+
+
+# Segmentation and classification
+
+
+def segmented(predicted, truth):
+    return SimpleNamespace(
+        pred_sem_seg=SimpleNamespace(data=torch.from_numpy(predicted)[None]),
+        gt_sem_seg=SimpleNamespace(data=torch.from_numpy(truth)[None]),
+    )
+
+
+def test_segmentation_metrics_equal_a_plain_count():
+    generator = np.random.default_rng(0)
+    # Class 3 does not occur but is predicted, class 4 neither.
+    truth = generator.choice([0, 1, 2, IGNORED], (3, 20, 30), p=[0.6, 0.2, 0.1, 0.1])
+    noise = generator.integers(0, 4, truth.shape)
+    predicted = np.where((generator.random(truth.shape) < 0.7) & (truth < 5), truth, noise)
+    task = SegmentationTask(nn.Linear(1, 1), "abcde", **RECIPE)
+    task.update_metrics({}, [segmented(predicted[0], truth[0])])
+    task.reset_metrics()
+    task.update_metrics({}, [segmented(p, t) for p, t in zip(predicted, truth, strict=True)][:2])
+    task.update_metrics({}, [segmented(predicted[2], truth[2])])
+    p, t = predicted[truth != IGNORED], truth[truth != IGNORED]
+    ious = [((p == c) & (t == c)).sum() / ((p == c) | (t == c)).sum() for c in range(4)]
+    expected = {
+        "mIoU": 100 * np.mean(ious),
+        "mAcc": 100 * np.mean([(p == c)[t == c].mean() for c in range(3)]),
+        "aAcc": 100 * (p == t).mean(),
+    }
+    figures = task.compute_metrics()
+    assert {name: value.item() for name, value in figures.items()} == pytest.approx(expected)
+    assert ious[3] == 0
+
+
+def test_classes_that_do_not_occur_are_named_once(caplog):
+    task = SegmentationTask(nn.Linear(1, 1), "abc", **RECIPE)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            task.update_metrics({}, [segmented(np.zeros((2, 2), int), np.zeros((2, 2), int))])
+            task.compute_metrics()
+    assert caplog.text.count("2 of 3 classes do not occur in validation: b, c") == 1
+
+
+def test_top1_and_top5():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 12, generator=generator)
+    labels = torch.randint(12, (40,), generator=generator)
+    task = ClassificationTask(nn.Linear(1, 1), "abcdefghijkl", **RECIPE)
+    task.update_metrics({"label": labels}, -logits)
+    task.reset_metrics()
+    for part in (slice(0, 32), slice(32, 40)):
+        task.update_metrics({"label": labels[part]}, logits[part])
+    ranks = (logits > logits.gather(1, labels[:, None])).sum(1)
+    expected = {f"top{k}": 100 * (ranks < k).double().mean().item() for k in (1, 5)}
+    figures = task.compute_metrics()
+    assert {name: value.item() for name, value in figures.items()} == pytest.approx(expected)
+
+
+def test_no_top5_of_few_classes():
+    task = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
+    task.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
+    assert task.compute_metrics() == {"top1": 100}
