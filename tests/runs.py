@@ -1,5 +1,6 @@
 """Runs small enough for a test, within this process or as the command that a user types."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -88,3 +90,16 @@ def command(typed, timeout=240, **options) -> Ended:
     finally:
         process.kill()
     return Ended(process.returncode, out, err)
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def weights(folder, name="last"):
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)

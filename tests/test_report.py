@@ -18,3 +18,11 @@ from tools import report
 )
 def test_the_backbone_is_counted_at_the_training_size(data, expected):
     assert report.training_size(data) == expected
+
+
+def test_table_is_readable_in_a_pipe(tmp_path, capsys):
+    report.print_table("title", {"AP50": "0.1", "backbone MACs": "1.2 G"}, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"Run folder: {tmp_path}"
+    assert "\x1b" not in "".join(lines)
+    assert max(map(len, lines[:-1])) < 60

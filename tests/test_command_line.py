@@ -1,0 +1,77 @@
+"""Help, sweeps, and which errors are one line."""
+
+import pytest
+
+from tests.runs import arguments, command, summary
+from tools import command_line, run_folder
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(capsys):
+    with pytest.raises(ZeroDivisionError), command_line.one_line_errors():
+        1 / 0  # noqa: B018
+    with pytest.raises(ValueError, match="not ours"), command_line.one_line_errors():
+        raise ValueError("not ours")
+
+
+def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
+    def library():
+        try:
+            run_folder.checkpoint_file("/nowhere")
+        except ValueError as error:
+            raise RuntimeError("the library gave up") from error
+
+    with pytest.raises(SystemExit) as ended, command_line.one_line_errors():
+        library()
+    assert ended.value.code == 2
+    assert "no checkpoint or run folder at /nowhere" in capsys.readouterr().err
+
+
+def test_full_disk_is_one_line(capsys):
+    with pytest.raises(SystemExit), command_line.one_line_errors():
+        raise OSError(28, "No space left on device", "/data/x")
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device: '/data/x'\n"
+
+
+def test_help_lists_groups_backbones_and_options(tmp_path):
+    ended = command(["--help"], cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    assert "python tools/run.py task=detection backbone=swin_t_afbo" in ended.out
+    for word in ("swin_t_afbo", "poolformer_m48_glu", "retinanet", "sample_long", "ddp_cpu",
+                 "max_epochs", "linear_probe"):  # fmt: skip
+        assert word in ended.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweep_runs_each_backbone_into_its_own_folder(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.limit_train_batches=1")
+    typed[1] = "backbone=deit_t,poolformer_s12"
+    ended = command(["-m", *typed], cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    for name in ("deit_t", "poolformer_s12"):
+        assert summary(tmp_path / "classification" / name / "latest")["backbone"] == name
+    assert {path.name for path in tmp_path.iterdir()} == {"classification", "multirun.yaml"}
+    typed[1] = "backbone=deit_t,poolformer_s21"
+    with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
+        command_line.prepare(["-m", *typed])
+
+
+def test_sweep_goes_on_after_a_run_that_fails_and_names_it(tmp_path):
+    typed = [a for a in arguments("classification", tmp_path) if not a.startswith("data.batch")]
+    ended = command(["-m", *typed, "data.batch_size=0,8", "optimizer.lr=-1"], cwd=tmp_path)
+    assert ended.status == 2
+    first, second, last = ended.err.splitlines()
+    assert first.startswith("error: data.batch_size=0 is too low")
+    assert second == "error: optimizer.lr must be above 0, got -1"
+    assert last.startswith("error: of the sweep 2 failed: task=classification backbone=deit_t ")
+    for size in (0, 8):
+        assert f"data.batch_size={size} optimizer.lr=-1" in last
+
+
+def test_sweep_of_several_values_names_each_run():
+    jobs = command_line._jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
+    assert [sorted(job) for job in jobs] == [
+        ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],
+        ["backbone=b", "seed=0", "x=1"], ["backbone=b", "seed=1", "x=1"],
+    ]  # fmt: skip
