@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from tools import command_line
 from tools.run import run
 
+CONFIGS = command_line.CONFIGS
 ROOT = Path(__file__).resolve().parent.parent
 SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
 # A few steps of 64 pixels for each task; ++ as the sample files may or may not name an option.
@@ -47,6 +48,16 @@ def arguments(task, output_dir, *more, backbone="deit_t", trainer="cpu", epochs=
     options = (f"task={task}", f"backbone={backbone}", f"trainer={trainer}", *TINY[task])
     return [*options, f"output_dir={output_dir}", f"trainer.max_epochs={epochs}",
             "schedule.warmup=0", *more]  # fmt: skip
+
+
+def options(group):
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def composed(*overrides):
+    config = OmegaConf.to_container(command_line.compose_config(overrides), resolve=True)
+    config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
+    return command_line.resolved(config)
 
 
 def run_here(typed, capsys) -> Ended:

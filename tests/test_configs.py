@@ -1,32 +1,23 @@
 """Every config file composes, names parts of ours that take its options, and says what for."""
 
 import inspect
-import os
 import re
-from typing import Literal
-from unittest import mock
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
-from omegaconf import OmegaConf
 
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
 from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor
+from tests.runs import CONFIGS, composed, options
 from tools import command_line
 from tools.instantiate import build
 from tools.published import load_rows
-from tools.trainer import make_trainer
 
-CONFIGS = command_line.CONFIGS
 TASKS = ("classification", "detection", "segmentation", "transfer")
-
-
-def options(group):
-    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
 def fitting(group, task):
@@ -42,12 +33,6 @@ def fitting(group, task):
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
     command_line.prepare(["--help"])
-
-
-def composed(*overrides):
-    config = OmegaConf.to_container(command_line.compose_config(overrides), resolve=True)
-    config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
-    return command_line.resolved(config)
 
 
 def check(config):
@@ -263,107 +248,6 @@ def test_options_of_a_mixer_reach_the_backbone():
     plain = create_backbone("deit_t_afbo", img_size=64)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (backbone, plain)]
     assert sizes[0] != sizes[1]
-
-
-CUDA = {
-    "torch.cuda.is_available": True,
-    "torch.cuda.device_count": 2,
-    "torch.cuda.get_device_capability": (9, 0),
-    "torch.cuda.get_device_name": "GPU",
-    "torch.cuda.current_device": 0,
-    "lightning.fabric.accelerators.cuda.num_cuda_devices": 2,
-}
-SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
-         "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-         "SLURM_NODEID": "0"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "expected"),
-    [
-        ("auto", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
-        ("cpu", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
-        ("ddp_cpu", [], ("DDPStrategy", 2, 1, "32-true")),
-        ("gpu", [], ("SingleDeviceStrategy", 1, 1, "bf16-mixed")),
-        ("ddp", [], ("DDPStrategy", 2, 1, "bf16-mixed")),
-        ("ddp", ["trainer.num_nodes=4"], ("DDPStrategy", 2, 4, "bf16-mixed")),
-        ("fsdp", ["trainer.gradient_clip_val=null"], ("FSDPStrategy", 2, 1, "bf16-mixed")),
-        ("slurm", ["trainer.num_nodes=2"], ("DDPStrategy", 2, 2, "bf16-mixed")),
-    ],
-)
-def test_every_trainer_is_made(name, overrides, expected, tmp_path):
-    """On a machine that is said to have two GPUs, for those that want them."""
-    config = composed("task=detection", f"trainer={name}", *overrides)
-    patches = [mock.patch(place, lambda *_, value=value: value) for place, value in CUDA.items()]
-    wants_gpu = config["trainer"]["accelerator"] == "gpu"
-    with mock.patch.dict(os.environ, SLURM if name == "slurm" else {}):
-        for patch in patches if wants_gpu else []:
-            patch.start()
-        try:
-            made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
-        finally:
-            mock.patch.stopall()
-    got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
-    assert got == expected
-    assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
-
-
-def test_sharded_gradients_cannot_be_clipped(tmp_path):
-    config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
-    with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
-        make_trainer(config["trainer"], tmp_path, "val/x", training=True)
-
-
-class TestBuild:
-    """What a config may name, and what is said of the rest."""
-
-    LINEAR = "datamodules.transforms.PaperAugmentation"
-
-    def test_only_our_packages_are_called(self):
-        for target in ("os.system", "heads_of_others.x", "torch.load", "tools.run.main"):
-            with pytest.raises(ValueError, match=r"data\._target_=.* is refused"):
-                build({"data": {"_target_": target}}, "data")
-        nested = {"_target_": self.LINEAR, "flip": {"_target_": "os.system", "command": "true"}}
-        with pytest.raises(ValueError, match=r"data\.flip\._target_=os\.system is refused"):
-            build({"data": nested}, "data")
-
-    def test_nested_targets_are_built_first(self):
-        config = {"data": {
-            "_target_": "datamodules.image_folder.ImageFolderDataModule",
-            "augmentation": {"_target_": self.LINEAR, "flip": 0.25},
-        }}  # fmt: skip
-        assert build(config, "data", seed=3).augmentation.flip == 0.25
-
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"flipp": 0.5}, r"no option data\.flipp; did you mean flip\?"),
-            ({"zzz": 0.5}, r"no option data\.zzz; known: auto_augment, random_erasing"),
-            ({"flip": "often"}, r"data\.flip=often is not a number"),
-            ({"flip": True}, r"data\.flip=True is not a number"),
-            ({"crop_scale": 0.5}, r"data\.crop_scale=0\.5 is not a list"),
-            ({"crop_scale": ["a", "b"]}, r"data\.crop_scale=.* is not a list"),
-            ({"auto_augment": 3}, r"data\.auto_augment=3 is not a text or null"),
-        ],
-    )
-    def test_wrong_options(self, given, message):
-        with pytest.raises(ValueError, match=message):
-            build({"data": {"_target_": self.LINEAR, **given}}, "data")
-
-    def test_options_of_parent_classes_are_known_where_they_are_passed_on(self):
-        target = "datamodules.sample.SampleDetection"
-        build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
-        with pytest.raises(ValueError, match="did you mean flip"):
-            build({"data": {"_target_": target, "flipp": 0.5}}, "data")
-
-    def test_closed_choices(self):
-        def paint(colour: Literal["red", "blue"], size: int | None = None): ...
-
-        check_arguments(paint, {"colour": "red", "size": None}, "x")
-        with pytest.raises(ValueError, match=r"x\.colour=green is not one of red, blue"):
-            check_arguments(paint, {"colour": "green"}, "x")
-        with pytest.raises(ValueError, match=r"x\.size=1\.5 is not a whole number or null"):
-            check_arguments(paint, {"size": 1.5}, "x")
 
 
 def test_no_config_file_has_lines_nobody_reads():
