@@ -2,45 +2,20 @@
 
 Statements keep their source, comments included. Imports among the modules are taken out, other
 imports are gathered at the top, and where two modules give one name to different things, one of
-them is renamed (as the scopes of Python tell names apart).
+them is renamed.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-# A name bound at the top of a module, or a name imported from elsewhere ("", its import statement).
-Entity = tuple[str, str]
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-@dataclass(frozen=True, eq=False)
-class Module:
-    """A module's source, and what its top-level names mean.
-
-    Attributes:
-        name: Dotted.
-        lines: Of the source.
-        body: Top-level statements but imports and docstring.
-        names: What each top-level name is.
-        defined_by: The statement that binds a name of the module's own.
-    """
-
-    name: str
-    lines: list[str]
-    docstring: str
-    body: list[ast.stmt]
-    names: dict[str, Entity]
-    defined_by: dict[str, ast.stmt]
+from tools.exporters.parsed_modules import Entity, Module, first_line, load, used_names
+from tools.exporters.renaming import Renaming
 
 
 @dataclass
@@ -183,44 +158,6 @@ class Merger:
             yield "\n".join(short)
 
 
-def first_line(module: Module, statement: ast.stmt) -> int:
-    """Where a statement begins (from 0), with its decorators and the comments right above."""
-    decorators = getattr(statement, "decorator_list", [])
-    first = min([statement.lineno, *(node.lineno for node in decorators)]) - 1
-    while first and module.lines[first - 1].startswith("#"):
-        first -= 1
-    return first
-
-
-def used_names(statement: ast.stmt) -> set[str]:
-    """Every name that a statement reads; some may be local to a function in it."""
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-
-
-@functools.cache
-def load(name: str, package: str) -> Module:
-    """Parse a module."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    names: dict[str, Entity] = {}
-    defined_by: dict[str, ast.stmt] = {}
-    body = []
-    for statement in tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            names |= _imported(statement, package)
-            continue
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        body.append(statement)
-        for bound in bound_at_top(statement):
-            names[bound] = (name, bound)
-            defined_by[bound] = statement
-    return Module(name, source.splitlines(), ast.get_docstring(tree) or "", body, names, defined_by)
-
-
 def _import_block(lines: Sequence[str]) -> str:
     """Import statements, those from one module joined."""
     joined: dict[str, list[str]] = {}
@@ -236,145 +173,6 @@ def _import_block(lines: Sequence[str]) -> str:
             line = f"{module} import (\n{rows})"
         statements.append(line)
     return "\n".join(statements)
-
-
-def _imported(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, Entity]:
-    found: dict[str, Entity] = {}
-    for alias in statement.names:
-        bound = alias.asname or alias.name
-        rest = f" as {alias.asname}" if alias.asname else ""
-        if isinstance(statement, ast.Import):
-            text = f"import {alias.name}{rest}"
-            found[bound.partition(".")[0]] = ("", text)
-        elif statement.module == "__future__":
-            continue
-        elif str(statement.module).partition(".")[0] == package:
-            found[bound] = _origin(str(statement.module), alias.name, package)
-        else:
-            found[bound] = ("", f"from {statement.module} import {alias.name}{rest}")
-    return found
-
-
-def _origin(module: str, name: str, package: str) -> Entity:
-    """Where a name of the package is defined, behind however many modules that pass it on."""
-    if importlib.util.find_spec(module) is None or _is_module(f"{module}.{name}"):
-        return f"{module}.{name}", ""
-    home, original = load(module, package).names[name]
-    return (home, original) if home in ("", module) else _origin(home, original, package)
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is no package
-        return False
-
-
-def bound_at_top(statement: ast.stmt) -> set[str]:
-    """Names that a top-level statement binds in its module."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return {statement.name}
-    return bound_names([statement])
-
-
-def bound_names(body: list[ast.stmt] | list[ast.expr]) -> set[str]:
-    """Names bound by statements, scopes within them left out."""
-    found: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
-        if not isinstance(node, (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef)):
-            found |= bound_names(list(ast.iter_child_nodes(node)))  # type: ignore[arg-type]
-    return found
-
-
-class Renaming(ast.NodeVisitor):
-    """Finds where a statement means a top-level name of its module, and not a local one."""
-
-    def __init__(self, lines: list[str], new: dict[str, str]) -> None:
-        self.lines, self.new = lines, new
-        self.scopes: list[tuple[bool, set[str]]] = []  # whether a class's, and its names
-        self.edits: list[tuple[int, int, int, str]] = []
-
-    def of(self, statement: ast.stmt) -> list[tuple[int, int, int, str]]:
-        """Line from 0, first and last byte, new text."""
-        if self.new:
-            self.visit(statement)
-        return self.edits
-
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: D102
-        if node.id in self.new and not self._is_local(node.id):
-            self._edit(node.lineno - 1, node.col_offset, node.id)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: D102
-        self._define(node)
-        outer = [*node.decorator_list, *_annotations(node.args), *_defaults(node.args)]
-        self._visit_all([*outer, *([node.returns] if node.returns else [])])
-        self._within(False, _arguments(node.args) | bound_names(node.body), node.body)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: D102
-        self._visit_all(_defaults(node.args))
-        self._within(False, _arguments(node.args), [node.body])
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: D102
-        self._define(node)
-        self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
-        self._within(True, bound_names(node.body), node.body)
-
-    def generic_visit(self, node: ast.AST) -> None:
-        """Comprehensions have a scope of their own; everything else has not."""
-        if isinstance(node, COMPREHENSIONS):
-            targets = bound_names([generator.target for generator in node.generators])
-            self._within(False, targets, list(ast.iter_child_nodes(node)))
-        else:
-            super().generic_visit(node)
-
-    def _visit_all(self, nodes: list[ast.AST]) -> None:
-        for node in nodes:
-            self.visit(node)
-
-    def _within(self, of_class: bool, names: set[str], nodes: list) -> None:  # type: ignore[type-arg]
-        self.scopes.append((of_class, names))
-        self._visit_all(nodes)
-        self.scopes.pop()
-
-    def _is_local(self, name: str) -> bool:
-        # Functions do not see the names of the class around them.
-        visible = [
-            names
-            for depth, (of_class, names) in enumerate(self.scopes)
-            if not of_class or depth == len(self.scopes) - 1
-        ]
-        return any(name in names for names in visible)
-
-    def _define(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        if node.name in self.new and not self.scopes:
-            word = "class" if isinstance(node, ast.ClassDef) else "def"
-            self._edit(node.lineno - 1, node.col_offset + len(word) + 1, node.name)
-
-    def _edit(self, row: int, start: int, name: str) -> None:
-        self.edits.append((row, start, start + len(name.encode()), self.new[name]))
-
-
-def _all_arguments(arguments: ast.arguments) -> list[ast.arg]:
-    more = [arg for arg in (arguments.vararg, arguments.kwarg) if arg]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *more]
-
-
-def _arguments(arguments: ast.arguments) -> set[str]:
-    return {argument.arg for argument in _all_arguments(arguments)}
-
-
-def _annotations(arguments: ast.arguments) -> list[ast.AST]:
-    return [arg.annotation for arg in _all_arguments(arguments) if arg.annotation]
-
-
-def _defaults(arguments: ast.arguments) -> list[ast.AST]:
-    return [node for node in (*arguments.defaults, *arguments.kw_defaults) if node]
 
 
 def _stem(module: Module) -> str:
