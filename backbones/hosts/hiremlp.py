@@ -10,6 +10,8 @@ Axes: B images, C channels, H W map, p rows of a region.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp
@@ -18,14 +20,13 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
 from backbones.layers.reweight import Reweight
-from backbones.layouts import missing, to_nchw, to_nhwc
+from backbones.layouts import ceil_div, is_any_size, leading, missing, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.timm_source import refuse_pretrained
 
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
 SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before
 SHIFT_PERIODS = (2, 2, 3, 2)  # after how many blocks shifts begin anew at 0
-ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
 
 
 class HireMLP(NetworkList):
@@ -86,29 +87,35 @@ class HireMixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
         y = to_nhwc(x)
-        down = self._regions(y, ROWS, self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
-        across = self._regions(y, COLUMNS, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
-        return self.proj(self.reweight(to_nchw(down), to_nchw(across), self.mlp_c(x)))
+        down = self._regions(y.transpose(1, 2), self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
+        across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
+        down, across = to_nchw(down.transpose(1, 2)), to_nchw(across)
+        return self.proj(self.reweight(down, across, self.mlp_c(x)))
 
-    def _regions(
-        self, x: Tensor, axis: int, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d
-    ) -> Tensor:
-        """Map every region along an axis of (B, H, W, C); the start fills an incomplete one."""
-        length, p = x.shape[axis], self.region
+    def _regions(self, x: Tensor, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d) -> Tensor:
+        """Map every region of the lines of (B, lines, L, C); a line's start fills the last one."""
+        length, p = x.shape[2], self.region
         if self.shift:
-            x = x.roll(self.shift, axis)
-        if length % p:
-            x = torch.cat([x, x.narrow(axis, 0, missing(length, p))], axis)
-        # Channel p c + r is channel c of the region's token r.
-        x = x.unflatten(axis, (-1, p)).movedim(axis + 1, -1).flatten(-2)
-        # The 1x1 convolutions as linear layers: how a convolution lays out maps of one row or
-        # column is not what compilers expect.
-        x = F.linear(x, reduce.weight.flatten(1))
-        x = to_nhwc(F.relu(norm(to_nchw(x))))
-        x = F.linear(x, expand.weight.flatten(1), expand.bias)
-        x = x.unflatten(-1, (-1, p)).movedim(-1, axis + 1).flatten(axis, axis + 1)
-        x = x.narrow(axis, 0, length)
-        return x.roll(-self.shift, axis) if self.shift else x
+            x = x.roll(self.shift, 2)
+        if is_any_size((length,)):
+            # A graph would keep for ever whether the last region was incomplete; no remainder,
+            # since ONNX has none by a symbol.
+            places = torch.arange(ceil_div(length, p) * p, device=x.device)
+            x = x.index_select(2, torch.where(places < length, places, places - length))
+        elif length % p:
+            x = torch.cat([x, x[:, :, : missing(length, p)]], 2)
+        # The authors' channel c p + r is channel c of token r. Here tokens stay whole, the weights
+        # move instead, and no axis counts regions: a graph would keep for ever that it is not 1.
+        weight = reduce.weight.unflatten(1, (-1, p)).transpose(1, 2).flatten(1)
+        regions = x.flatten(0, 2).reshape(-1, weight.shape[1])
+        regions = F.relu(norm(F.linear(regions, weight)[..., None, None])).flatten(1)
+        weight, bias = (
+            parameter.unflatten(0, (-1, p)).transpose(0, 1).flatten(0, 1)
+            for parameter in (expand.weight.flatten(1), cast("Tensor", expand.bias))
+        )
+        regions = F.linear(regions, weight, bias)
+        x = leading(regions.view(-1, x.shape[3]).view(x.shape), 2, length)
+        return x.roll(-self.shift, 2) if self.shift else x
 
 
 @register_host("hiremlp_t", source="Hire-MLP (CVPR 2022)")
