@@ -14,8 +14,8 @@ from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of
 
-# Python counts their windows, or torch cannot prove their sizes, so height and width are fixed.
-FIXED = ("gcvit", "gmlp", "mixer", "posmlp")
+# Their windows are cut by Python code that counts, so height and width are fixed.
+FIXED = ("gmlp", "mixer", "posmlp")
 
 
 def written(name, to, folder, **settings):
@@ -64,6 +64,7 @@ ANY_SIZE = (
     "convnext_t",
     "cyclemlp_b1",
     "edgevit_xxs",
+    "gcvit_xxt",
     "hiremlp_t",
     "lvt_r1",
     "sbm_t_convglu",

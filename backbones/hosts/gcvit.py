@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import crop, missing, to_nchw, to_nhwc
+from backbones.layers.shifted_windows import AnyLength
+from backbones.layouts import is_any_size, missing, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -113,10 +115,21 @@ class AnySizeBlock(GlobalContextVitBlock):
             return cast("Tensor", self.attn(x))
         height, width = x.shape[1:3]
         window_h, window_w = self.window()
+        if is_any_size((height, width)):
+            rows = AnyLength(height, window_h, 0, False, x.device)
+            columns = AnyLength(width, window_w, 0, False, x.device)
+            x = columns.roll(rows.roll(x, 1), 2)
+            if q_global is not None:
+                # timm repeats the query by the number of windows, which ONNX cannot if it is free.
+                count = rows.count * columns.count
+                image = torch.arange(x.shape[0] * count, device=x.device) // count
+                q_global = q_global.index_select(0, image)
+            x = super()._window_attn(x, q_global)
+            return columns.unroll(rows.unroll(x, 1), 2)
         bottom, right = missing(height, window_h), missing(width, window_w)
         if bottom or right:
             x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        return crop(super()._window_attn(x, q_global), height, width, rows=1)
+        return cast("Tensor", super()._window_attn(x, q_global)[:, :height, :width])
 
 
 # timm's last norm ends the last stage, its classifier is a part of the head.

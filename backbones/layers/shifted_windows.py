@@ -79,6 +79,7 @@ class AnyLength:
         device: Of the tensors.
 
     Attributes:
+        count: Windows.
         padded: Length up to the next multiple of the window.
         regions: (padded) region of every position after the roll.
     """
@@ -89,9 +90,9 @@ class AnyLength:
         self.length = length
         size = torch.full((1,), length, device=device)
         # A symbol of its own: symbolic algebra on rounded quotients of quotients takes minutes.
-        count: Any = ((size + window - 1) // window).item()
-        torch._check(count >= 1)
-        self.padded = count * window
+        self.count: Any = ((size + window - 1) // window).item()
+        torch._check(self.count >= 1)
+        self.padded = self.count * window
         position = torch.arange(self.padded, device=device)
         shifts = (size >= window if shift_single_window else size > window).long()
         by = shifts * shift
