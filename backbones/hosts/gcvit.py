@@ -21,8 +21,8 @@ from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalCon
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layers.shifted_windows import AnyLength
-from backbones.layouts import is_any_size, missing, to_nchw, to_nhwc
+from backbones.layers.shifted_windows import pad_to_windows
+from backbones.layouts import is_any_size, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -113,23 +113,15 @@ class AnySizeBlock(GlobalContextVitBlock):
         """(B, H, W, C) -> (B, H, W, C)."""
         if isinstance(self.attn, Mixer):
             return cast("Tensor", self.attn(x))
-        height, width = x.shape[1:3]
-        window_h, window_w = self.window()
-        if is_any_size((height, width)):
-            rows = AnyLength(height, window_h, 0, False, x.device)
-            columns = AnyLength(width, window_w, 0, False, x.device)
-            x = columns.roll(rows.roll(x, 1), 2)
-            if q_global is not None:
-                # timm repeats the query by the number of windows, which ONNX cannot if it is free.
-                count = rows.count * columns.count
-                image = torch.arange(x.shape[0] * count, device=x.device) // count
-                q_global = q_global.index_select(0, image)
-            x = super()._window_attn(x, q_global)
-            return columns.unroll(rows.unroll(x, 1), 2)
-        bottom, right = missing(height, window_h), missing(width, window_w)
-        if bottom or right:
-            x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        return cast("Tensor", super()._window_attn(x, q_global)[:, :height, :width])
+        any_size = is_any_size(x.shape[1:3])
+        x, crop = pad_to_windows(x, self.window())
+        if any_size and q_global is not None:
+            # timm repeats the query for each window, which ONNX cannot do by a symbol.
+            (height, width), (window_h, window_w) = x.shape[1:3], self.window()
+            count = (height // window_h) * (width // window_w)
+            image = torch.arange(x.shape[0] * count, device=x.device) // count
+            q_global = q_global.index_select(0, image)
+        return crop(super()._window_attn(x, q_global))
 
 
 # timm's last norm ends the last stage, its classifier is a part of the head.

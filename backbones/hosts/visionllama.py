@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
-from backbones.layouts import crop, missing, to_nchw, to_nhwc
+from backbones.layers.shifted_windows import pad_to_windows
+from backbones.layouts import missing, to_nchw, to_nhwc
 from backbones.mixers.ffnified import reset_parameters
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
@@ -168,15 +169,14 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        height, width, channels = x.shape[1:]
         window = (WINDOW, WINDOW)
-        x = padded(x, WINDOW)
-        size = (x.shape[1], x.shape[2])
+        x, crop = pad_to_windows(x, window)
+        height, width, channels = x.shape[1:]
         qkv = self.qkv(window_partition(x, window).flatten(1, 2)).unflatten(-1, (-1, HEAD_DIM))
         both, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
         query, key = rotate(both, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
         x = attend(query, key, value).view(-1, *window, channels)
-        return self.proj(crop(window_reverse(x, window, *size), height, width, rows=1))
+        return self.proj(crop(window_reverse(x, window, height, width)))
 
 
 class GlobalAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""Swin's masks of shifted windows, for maps of known size and for graphs that serve any size.
+"""Windows that maps are padded to and Swin's masks of shifted ones, also in graphs for any size.
 
 Source: Liu et al., "Swin Transformer", ICCV 2021, Sec. 3.2, Fig. 4.
 """
@@ -6,11 +6,15 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, Sec. 3.2, Fig. 4.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
+
+from backbones.layouts import is_any_size, missing
 
 Size = tuple[int, int]
 
@@ -79,7 +83,6 @@ class AnyLength:
         device: Of the tensors.
 
     Attributes:
-        count: Windows.
         padded: Length up to the next multiple of the window.
         regions: (padded) region of every position after the roll.
     """
@@ -90,9 +93,9 @@ class AnyLength:
         self.length = length
         size = torch.full((1,), length, device=device)
         # A symbol of its own: symbolic algebra on rounded quotients of quotients takes minutes.
-        self.count: Any = ((size + window - 1) // window).item()
-        torch._check(self.count >= 1)
-        self.padded = self.count * window
+        count: Any = ((size + window - 1) // window).item()
+        torch._check(count >= 1)
+        self.padded = count * window
         position = torch.arange(self.padded, device=device)
         shifts = (size >= window if shift_single_window else size > window).long()
         by = shifts * shift
@@ -116,3 +119,19 @@ class AnyLength:
     def unroll(self, x: Tensor, dim: int) -> Tensor:
         """The inverse of ``roll``."""
         return x.index_select(dim, self.target)
+
+
+def pad_to_windows(x: Tensor, window: Size) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Zeros at the end of a map (B, H, W, C) to whole windows, and what crops it to (H, W)."""
+    height, width = x.shape[1:3]
+    if is_any_size((height, width)):
+        rows, columns = (
+            AnyLength(length, side, 0, False, x.device)
+            for length, side in zip((height, width), window, strict=True)
+        )
+        x = columns.roll(rows.roll(x, 1), 2)
+        return x, lambda x: columns.unroll(rows.unroll(x, 1), 2)
+    bottom, right = missing(height, window[0]), missing(width, window[1])
+    if bottom or right:
+        x = F.pad(x, (0, 0, 0, right, 0, bottom))
+    return x, lambda x: x[:, :height, :width]
