@@ -10,7 +10,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from backbones import create_backbone, list_backbones
+from backbones import create_backbone, list_backbones, list_hosts
 from backbones.weights import LoadReport, load_state_dict, read_state_dict
 from heads.linear import LinearClassifier
 
@@ -462,6 +462,9 @@ def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
         ValueError, match="publishes no weights for mixer_s16_224; pass pretrained="
     ):
         create_backbone("mixer_s16", pretrained=True)
+    for host in list_hosts():
+        with pytest.raises(ValueError, match="weights"):
+            create_backbone(host, pretrained=True)
 
 
 def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):

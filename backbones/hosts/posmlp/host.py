@@ -28,6 +28,7 @@ from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.posgu import ggqpe
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_pretrained
 
 DEPTHS = (2, 2, 18, 2)
 HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
@@ -167,6 +168,7 @@ def _register(name: str, width: int) -> None:
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
         norm_eval: bool | None = None,
     ) -> PosMLP:  # fmt: skip
+        refuse_pretrained(name, config)
         return PosMLP(
             width, config, embed=embed, merge=merge, embed_norm=embed_norm, merge_norm=merge_norm,
             position=position, drop=drop, norm_eval=norm_eval,
