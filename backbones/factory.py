@@ -69,7 +69,7 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
     entry = find_mixer(name)
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"dim must be a whole number from 1 up, got {dim!r}")
-    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0), options)
+    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0, dense=False), options)
 
 
 def create_backbone(

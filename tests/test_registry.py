@@ -26,7 +26,7 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
-from tests.families import SWAPPED
+from tests.families import SMALLEST, SWAPPED
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
@@ -87,6 +87,25 @@ def test_token_mixers_are_named_where_they_say_so(registry_copy):
     assert not given.layers[0].blocks[0].attn.slot.dense
     with pytest.raises(ValueError, match="swin_t_still has still in its token slot; name swin_t"):
         create_backbone("swin_t_still", token_mixer="other")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("host", [host for host in SMALLEST if registry._HOSTS[host].slots])
+def test_slots_tell_whether_the_host_is_dense(registry_copy, host, dense):
+    slots = []
+
+    def spy(dim, *, slot=None):
+        slots.append(slot)
+        return FFN(dim)
+
+    kinds = registry._HOSTS[host].slots
+    for kind in kinds:
+        register_mixer(f"spy_{kind}", kind=kind, source="this test")(spy)
+    name = f"{host}_spy_channel" if "channel" in kinds else host
+    token_mixer = "spy_token" if "token" in kinds else None
+    with torch.device("meta"):
+        create_backbone(name, token_mixer=token_mixer, dense=dense)
+    assert {slot.dense for slot in slots} == {dense}
 
 
 def test_the_first_33_names():

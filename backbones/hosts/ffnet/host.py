@@ -82,7 +82,8 @@ class FFNet(StagedBackbone):
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Stage", layer).blocks):
-                slot = Slot(variant.widths[stage], variant.expansion, grid, stage, index)
+                width = variant.widths[stage]
+                slot = Slot(width, variant.expansion, grid, stage, index, dense=config.dense)
                 cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def fuse(self) -> FFNet:
