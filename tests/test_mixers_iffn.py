@@ -166,6 +166,21 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
     assert images == [2, 2, 1] or torch.get_num_threads() > 1
 
 
+@pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial"])
+@pytest.mark.parametrize("bn_mid", [False, True])
+def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
+    monkeypatch, name, bn_mid
+):
+    monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", 1)  # single images
+    mixer = randomised(name, bn_mid=bn_mid).train()
+    again = copy.deepcopy(mixer)
+    x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
+    expected = mixer(x)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), expected, **EXACT)
+    torch.testing.assert_close(again.state_dict(), mixer.state_dict(), **EXACT)
+
+
 @pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial", "nonlinear_sum"])
 def test_compiles_into_one_graph(name):
     mixer = create_mixer(name, 8)

@@ -135,7 +135,8 @@ class IFFN(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        if x.device.type != "cpu" or not can_merge(x, self.bn_mid):
+        # In training mode the batch norms need the statistics of the whole batch.
+        if x.device.type != "cpu" or self.training or not can_merge(x, self.bn_mid):
             return self._mix(x)
         # A few images at a time: what lies between W1 and W2 is passed over six times and should
         # stay in the cache.
