@@ -114,19 +114,21 @@ class FFNet(StagedBackbone):
         return cast("Tensor", self.head(self.stage_maps(images)[-1]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, and both forms of weights.
-
-        Fused weights fuse a backbone of the training form, as there is no way back; weights of the
-        training form are folded for a fused backbone.
+        """Accept the authors' names, and fold weights of the training form for a fused backbone.
 
         Raises:
-            ValueError: Weights that would have to be folded around a mixer that they do not have.
+            ValueError: Fused weights for the training form, to which there is no way back, or
+                weights that would have to be folded around a mixer that they do not have.
         """
         form = official_form(state_dict)
         if form is not None:
             state_dict = convert_official_state_dict(state_dict, self.variant, form)
         if "stem.0.weight" in state_dict and not is_fused(self):
-            self.fuse()
+            raise ValueError(
+                "these weights are of the fused form, from which branches and BatchNorm cannot be "
+                "taken out again; build the backbone with fused=True, or load weights of the "
+                "training form to train it further"
+            )
         if "stem.0.conv.weight" in state_dict and is_fused(self):
             return self._folded(state_dict)
         return state_dict
