@@ -209,6 +209,9 @@ def test_unknown_options_are_refused_with_the_nearest():
         ValueError, match="no option of mixer ffn called 'hidden'; did you mean hidden_ratio"
     ):
         create_backbone("deit_t", mixer={"hidden": 3})
+    for kind in ("grid", "slot"):  # which the host fills in
+        with pytest.raises(ValueError, match=f"no option of mixer ggqpe called '{kind}'"):
+            create_backbone("swin_t", token_mixer={"name": "ggqpe", kind: {"a": 1}})
     with pytest.raises(ValueError, match="no token mixer called 'pool'"):
         create_backbone("deit_t", token_mixer="pool")
     with pytest.raises(ValueError, match="token_mixer needs a name"):
@@ -227,6 +230,7 @@ def test_unknown_options_are_refused_with_the_nearest():
         ({"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
         ({"mixer": "afbo"}, "mixer=afbo is not a group of options"),
         ({"mixer": {"hidden_ratio": float("nan")}}, "hidden_ratio=nan is not a number"),
+        ({"img_size": 0}, r"img_size must be at least 64 in both directions, got \(0, 0\)"),
         ({"pretrained": 3}, "pretrained=3 is not true or false or a text"),
         ({"dense": "yes"}, "dense=yes is not true or false"),
     ],
@@ -265,6 +269,18 @@ def test_defaults_of_a_paper_by_host():
         changed = create_backbone("swin_t_afbo", mixer={"g2": 6, "kernel_size": 5})
     assert len(changed.layers[0].blocks[0].mlp.cm_a.weights) == 6
     assert changed.layers[0].blocks[0].mlp.sm_a.kernel_size == (5, 5)
+
+
+@pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in registry._HOSTS[n].slots])
+def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
+    with torch.device("meta"):
+        if registry._HOSTS[host].plain_ffn:
+            for mixer in create_backbone(host, mixer={"hidden_ratio": 3.5}).mixers().values():
+                kinds = [key.rpartition(".")[2] for key in mixer.replaced]
+                assert kinds == ["weight", "bias"] * 2
+        else:
+            with pytest.raises(ValueError, match=f"would replace the FFN .* such as {host}_afbo"):
+                create_backbone(host, mixer={"hidden_ratio": 3.5})
 
 
 def test_options_of_a_plain_host_rebuild_its_ffn():

@@ -255,21 +255,27 @@ def padded(x: Tensor, side: int) -> Tensor:
     return F.pad(x, (0, 0, 0, missing(x.shape[2], side), 0, missing(x.shape[1], side)))
 
 
-@register_host("visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S")
+@register_host(
+    "visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S", plain_ffn=False
+)
 class VisionLLaMASmall(VisionLLaMA):
     """Widths 64 to 512, depths 2, 2, 10, 4."""
 
     widths, depths = (64, 128, 256, 512), (2, 2, 10, 4)
 
 
-@register_host("visionllama_b", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-B")
+@register_host(
+    "visionllama_b", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-B", plain_ffn=False
+)
 class VisionLLaMABase(VisionLLaMA):
     """Widths 96 to 768, depths 2, 2, 18, 2."""
 
     widths, depths = (96, 192, 384, 768), (2, 2, 18, 2)
 
 
-@register_host("visionllama_l", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-L")
+@register_host(
+    "visionllama_l", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-L", plain_ffn=False
+)
 class VisionLLaMALarge(VisionLLaMA):
     """Widths 128 to 1024, depths 2, 2, 18, 2."""
 

@@ -23,7 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.
 class FFN(PointwiseMixer):
     """W2 act(W1 x + b1) + b2, each token by itself.
 
-    On a plain host the name stands for the host's own FFN; changed options build this one instead.
+    On a plain host the name stands for the host's own FFN; changed options build this one instead,
+    where the host's own is of this kind.
 
     Args:
         dim: Channels C.

@@ -182,7 +182,7 @@ def _register(steps: int) -> None:
         )
 
     build.__doc__ = f"Widths 64, 64, 160, 256, depths 2, {steps} steps; options of ``LVT``."
-    register_host(name, source="LVT (CVPR 2022)")(build)
+    register_host(name, source="LVT (CVPR 2022)", plain_ffn=False)(build)
 
 
 for _steps in (1, 2, 3, 4):
