@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.registry import register_mixer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
+Act = Literal["gelu", "silu"]
+ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
 
 
 @register_mixer(
@@ -40,11 +41,11 @@ class FFN(PointwiseMixer):
         dim: int,
         *,
         hidden_ratio: float = 4.0,
-        act: Literal["gelu", "silu"] = "gelu",
+        act: Act = "gelu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[act]
+        self.act = act
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
@@ -59,5 +60,5 @@ class FFN(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        hidden = self.drop(self.act(self.fc1(x)))
+        hidden = self.drop(ACTIVATIONS[self.act](self.fc1(x)))
         return self.drop(self.fc2(hidden))
