@@ -192,10 +192,7 @@ class BilinearMapping(nn.Module):
             dtype = _product_type(self.space_read)
             return self.space_read.to(dtype), self.space_write.to(dtype)
         sources = (self.space_read, self.space_write)
-        if self.space_read.is_meta:  # no values that a cache could compare
-            both = self._resampled(size)
-        else:
-            both = self.cache.get(sources, size, lambda: self._resampled(size))
+        both = self.cache.get(sources, size, lambda: self._resampled(size))
         return both[0], both[1]
 
     def _resampled(self, size: Size) -> Tensor:
