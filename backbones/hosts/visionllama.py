@@ -35,10 +35,10 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
+from backbones.layers.init import init_all
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layouts import crop, missing, to_nchw, to_nhwc
-from backbones.mixers.ffnified import reset_parameters
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
@@ -99,7 +99,7 @@ class VisionLLaMA(StagedBackbone):
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
             self.patch_embeds.append(PatchEmbed(inputs, dim, side))
-            reset_parameters(self.patch_embeds[-1])
+            init_all(self.patch_embeds[-1])
             grid = config.grid(self.feature_info[stage].stride)
             blocks = nn.Sequential()
             for index in range(depth):
@@ -109,7 +109,7 @@ class VisionLLaMA(StagedBackbone):
                 block = PreNormBlock(
                     dim, nn.LayerNorm, attn, mlp, drop_path=rates.pop(0), layer_scale=LAYER_SCALE
                 )
-                reset_parameters(block)
+                init_all(block)
                 slot = Slot(dim, FFN_RATIO, grid, stage, index, dense=config.dense)
                 block.fill_slots(slot, config)
                 blocks.append(block)

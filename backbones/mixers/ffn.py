@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.init import init_all
 from backbones.registry import register_mixer
 
 Act = Literal["gelu", "silu"]
@@ -50,13 +51,7 @@ class FFN(PointwiseMixer):
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

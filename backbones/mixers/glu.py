@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.init import init_all
 from backbones.registry import register_mixer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,13 +54,7 @@ class GLU(PointwiseMixer):
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        for linear in (self.w1, self.w2, self.w3):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.layers.init import init_linear
 from backbones.mixers.glu import activation, gate
 from backbones.registry import register_mixer
 
@@ -54,12 +55,7 @@ class GroupFFN(PointwiseMixer):
         self.w2 = GroupedLinear(dim, hidden, groups)
         self.w3 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        nn.init.trunc_normal_(self.w3.weight, std=0.02)
-        nn.init.zeros_(self.w3.bias)
+        init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

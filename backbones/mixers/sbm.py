@@ -28,6 +28,7 @@ from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import EvalCache
+from backbones.layers.init import init_linear
 from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
 from backbones.registry import register_mixer
 
@@ -95,14 +96,7 @@ class StarBilinearMapping(Mixer):
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
         self.gate_proj = nn.Linear(dim, dim) if use_gate else None
         self.out_proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 for the channel matrices, zero biases, as the hosts do."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        self.apply(init_linear)
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, h, w, C) -> (B, h, w, C)."""

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.hosts.ffnet.names import convert_official_state_dict, official_form
 from backbones.hosts.ffnet.parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
-from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
 from backbones.timm_source import refuse_pretrained
@@ -69,7 +69,7 @@ class FFNet(StagedBackbone):
         self.set_maps(config, chosen.widths, self._norm(chosen, config))
         if chosen.seg and not config.dense:
             self.head, self.num_features = SegHead(self.num_features), SegHead.width
-        reset_parameters(self)
+        init_all(self)
         self._fill_slots(chosen, config)
 
     @staticmethod

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.classifier import Classifier, init_linear
+from backbones.classifier import Classifier
 from backbones.hosts.lvt.parts import SPECS, ClassBlock, Stage
 from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
+from backbones.layers.init import init_linear
 from backbones.layouts import to_nchw
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates

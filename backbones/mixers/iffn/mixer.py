@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import Arb, Base, RPReLU, affine
+from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
 from backbones.mixers.iffn.depthwise import DW_ORDERS, DepthwiseBlock
 from backbones.registry import register_mixer
@@ -110,13 +111,7 @@ class IFFN(Mixer):
         self.fc2 = nn.Linear(hidden, dim)
         self.bn_out = _batch_norm(dim, channel if bn_out is None else bn_out)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Linear layers truncated normal of 0.02 with zero biases, as all hosts do."""
-        for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        self.apply(init_linear)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
