@@ -38,7 +38,7 @@ from backbones.base import HostConfig, Slot
 from backbones.layers.init import init_all
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
-from backbones.layouts import crop, missing, to_nchw, to_nhwc
+from backbones.layouts import ceil_div, crop, missing, to_nchw, to_nhwc
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
@@ -228,7 +228,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, dim: int, hidden_multiple: int) -> None:
         super().__init__()
-        hidden = -(-(8 * dim // 3) // hidden_multiple) * hidden_multiple
+        hidden = ceil_div(8 * dim // 3, hidden_multiple) * hidden_multiple
         self.c_fc1 = nn.Linear(dim, hidden, bias=False)
         self.c_fc2 = nn.Linear(dim, hidden, bias=False)
         self.c_proj = nn.Linear(hidden, dim, bias=False)

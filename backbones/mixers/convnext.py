@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from backbones.base import Mixer, hidden_width
 from backbones.layers.init import init_all
 from backbones.layouts import to_nchw, to_nhwc
+from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
@@ -27,8 +28,7 @@ class ConvNeXtFFN(Mixer):
     def __init__(self, dim: int, hidden_ratio: float, kernel_size: int) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        check_odd(kernel_size)
         self.dwconv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.fc1 = nn.Linear(dim, hidden)

@@ -30,6 +30,7 @@ from backbones.base import Mixer
 from backbones.layers.eval_cache import EvalCache
 from backbones.layers.init import init_linear
 from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
+from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 Size = tuple[int, int]
@@ -80,8 +81,7 @@ class StarBilinearMapping(Mixer):
         resample: Resample = "bicubic",
     ) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        check_odd(kernel_size)
         if not (use_bilinear or use_linear):
             raise ValueError("use_bilinear and use_linear are both false; SBM needs one branch")
         self.dim = dim
