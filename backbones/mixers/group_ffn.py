@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.init import init_linear
-from backbones.mixers.glu import activation, gate
+from backbones.mixers.glu import ACTIVATIONS, Act, gate
 from backbones.registry import register_mixer
 
 
@@ -36,7 +36,7 @@ class GroupFFN(PointwiseMixer):
     Shape: (..., C) -> (..., C). Parameters: (2 / G + 1) M C^2 + (2 M + 1) C.
 
     Raises:
-        ValueError: Groups that do not divide C and the hidden width, or an unknown activation.
+        ValueError: Groups that do not divide C and the hidden width.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class GroupFFN(PointwiseMixer):
         *,
         hidden_ratio: float = 4.0,
         groups: int = 2,
-        act: str = "silu",
+        act: Act = "silu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        self.act = activation(act)
+        self.act = ACTIVATIONS[act]
         self.w1 = GroupedLinear(dim, hidden, groups)
         self.w2 = GroupedLinear(dim, hidden, groups)
         self.w3 = nn.Linear(hidden, dim)

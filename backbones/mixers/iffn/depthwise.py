@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from backbones.layers.norms import can_merge, normalise, scale_and_shift
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.options import check_odd
 
-DW_ORDERS = ("bn_act", "act_bn")
+Order = Literal["bn_act", "act_bn"]
 
 
 class DepthwiseBlock(nn.Module):
@@ -30,7 +30,7 @@ class DepthwiseBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, residual: bool = False, order: str = "bn_act"
+        self, channels: int, kernel_size: int, residual: bool = False, order: Order = "bn_act"
     ) -> None:
         super().__init__()
         check_odd(kernel_size)

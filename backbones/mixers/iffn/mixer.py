@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,11 @@ from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import Arb, Base, RPReLU, affine
 from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.mixers.iffn.depthwise import DW_ORDERS, DepthwiseBlock
+from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order
 from backbones.registry import register_mixer
 
-ARBS = ("on", "off", "rprelu")
-INITS = ("ones", "mirror")
+ArbName = Literal["on", "off", "rprelu"]
+Init = Literal["ones", "mirror"]
 CACHE_BYTES = 2**22  # of the hidden map per thread
 NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 
@@ -74,22 +74,19 @@ class IFFN(Mixer):
         spatial: bool | None = None,
         n_branches: int = 2,
         act: str = "gelu",
-        arb: str | bool = "on",
+        arb: ArbName | bool = "on",
         kernel_size: int = 3,
         bn_mid: bool | None = None,
         bn_out: bool | None = None,
         dw_residual: bool = False,
-        dw_order: str = "bn_act",
-        init: str = "ones",
+        dw_order: Order = "bn_act",
+        init: Init = "ones",
         drop: float = 0.0,
         grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(arb, bool):  # as which YAML reads the words on and off
             arb = "on" if arb else "off"
-        _check("arb", arb, ARBS)
-        _check("init", init, INITS)
-        _check("dw_order", dw_order, DW_ORDERS)
         hidden = hidden_width(dim, hidden_ratio)
         if n_branches < 1 or hidden % n_branches:
             raise ValueError(
@@ -189,8 +186,3 @@ def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPR
 
 def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
     return nn.BatchNorm1d(channels) if wanted else None
-
-
-def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
