@@ -193,7 +193,7 @@ class Slot:
     grid: tuple[int, int]
     stage: int
     block: int
-    dense: bool = False
+    dense: bool
     num_prefix_tokens: int = 0
 
 

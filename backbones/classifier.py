@@ -10,6 +10,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.init import init_linear
+
 
 class Classifier(nn.Linear):
     """One linear layer on an embedding, and its cross entropy.
@@ -44,11 +46,3 @@ class Classifier(nn.Linear):
         """
         logits = self(features)
         return {"loss_cls": F.cross_entropy(logits, labels, label_smoothing=label_smoothing)}
-
-
-def init_linear(module: nn.Module) -> None:
-    """Truncated normal of 0.02 and zero biases for a linear layer, as all hosts do."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -21,7 +21,7 @@ from backbones.registry import (
 )
 from backbones.weights import load_backbone_weights
 
-FROM_SLOT = ("grid", "slot")  # besides hidden_ratio, which is an option as well
+FROM_SLOT = ("grid", "slot")  # which no user sets; hidden_ratio is an option as well
 
 
 def backbone_schema(name: str) -> dict[str, Any]:
@@ -46,9 +46,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     ``hidden_ratio`` is None where it follows the host.
     """
     entry = find_mixer(name)
-    options = keywords(entry.build)
-    for name_of_slot in FROM_SLOT:
-        options.pop(name_of_slot, None)
+    options = _options(entry)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
     return {**options, **first_match(entry.host_options, host)}
@@ -69,7 +67,7 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
     entry = find_mixer(name)
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"dim must be a whole number from 1 up, got {dim!r}")
-    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0), options)
+    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0, dense=False), options)
 
 
 def create_backbone(
@@ -93,7 +91,7 @@ def create_backbone(
         img_size: Build resolution (side or (H, W)); 224 by default. Other sizes run too.
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
-            its FFN, such as ``{"hidden_ratio": 3}``.
+            its FFN, such as ``{"hidden_ratio": 3}``, unless that is another kind than ``ffn``.
         token_mixer: Name, or options with "name", of what replaces attention or pooling.
         dense: False gives the published classification network, to the parameter. True adds what
             only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
@@ -147,6 +145,11 @@ def _factory(
         if all(key in defaults and defaults[key] == value for key, value in given.items()):
             return None
         name = OWN_FFN
+        if kind in host.slots and not host.plain_ffn:
+            raise ValueError(
+                f"mixer options {given} would replace the FFN of {host.name}, which is no plain "
+                f"one, by ffn; name a mixer to give it options, such as {host.name}_afbo"
+            )
     if kind not in host.slots:
         raise ValueError(f"{host.name} has no {kind}-mixer slot; it has {sorted(host.slots)}")
     entry = find_mixer(name, kind)
@@ -169,13 +172,18 @@ def _token_factory(
     return _factory(host, "token", options.pop("name"), options)
 
 
+def _options(entry: MixerEntry) -> dict[str, Any]:
+    """What a user may set of a mixer, with its defaults."""
+    return {k: v for k, v in keywords(entry.build).items() if k not in FROM_SLOT}
+
+
 def _build_mixer(
     entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
 ) -> Mixer:
     known = keywords(entry.build)
     for option in given:
-        if option not in known:
-            raise ValueError(unknown(f"option of mixer {entry.name}", option, known))
+        if option not in _options(entry):
+            raise ValueError(unknown(f"option of mixer {entry.name}", option, _options(entry)))
     chosen = {key: value for key, value in given.items() if value is not None}
     check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
     options = dict(first_match(entry.host_options, host))
@@ -194,7 +202,8 @@ def _build_mixer(
 
 
 def _image_size(size: int | tuple[int, int] | None) -> tuple[int, int]:
-    sides = (size or 224, size or 224) if isinstance(size, int | None) else size
+    size = 224 if size is None else size
+    sides = (size, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides

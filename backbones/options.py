@@ -55,6 +55,17 @@ def check_value(option: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{option}={value} is not {_described(hint)}")
 
 
+def check_odd(kernel_size: int | Sequence[int]) -> None:
+    """Refuse a kernel without a centre.
+
+    Raises:
+        ValueError: A side that is even or not positive.
+    """
+    sides = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+    if any(side < 1 or side % 2 == 0 for side in sides):
+        raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+
+
 def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
     """Types of what a call takes by name, and whether it takes anything else.
 

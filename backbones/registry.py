@@ -46,6 +46,7 @@ class HostEntry:
     build: Callable[..., Backbone]
     slots: Collection[Kind]
     source: str
+    plain_ffn: bool
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -53,7 +54,11 @@ _MIXERS: dict[str, MixerEntry] = {}
 
 
 def register_host(
-    name: str, *, slots: Collection[Kind] = ("channel", "token"), source: str
+    name: str,
+    *,
+    slots: Collection[Kind] = ("channel", "token"),
+    source: str,
+    plain_ffn: bool = True,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -61,6 +66,8 @@ def register_host(
         name: Short lower-case name, as users type it.
         slots: What can be replaced in it.
         source: Paper, or paper and table.
+        plain_ffn: Whether its own FFN is W2 act(W1 x), so that ``ffn`` with other options may take
+            its place.
 
     Raises:
         ValueError: The name is taken.
@@ -68,7 +75,7 @@ def register_host(
 
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in _HOSTS.items()})
-        _HOSTS[name] = HostEntry(name, build, tuple(slots), source)
+        _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn)
         return build
 
     return register

@@ -283,6 +283,12 @@ def test_ffn_and_the_ffns_of_hosts():
     assert steepest_seen(ffn, 4, 500) <= bounds[0]
     relu = Mlp(4, 16, act_layer=nn.ReLU)
     relu.load_state_dict(ffn.state_dict())
+    silu = create_mixer("ffn", 4, act="silu")
+    silu.load_state_dict(ffn.state_dict())
+    linear.act = nn.SiLU()
+    found = lipschitz_bound(silu, "reduced").bound
+    assert found == pytest.approx(lipschitz_bound(linear, "reduced").bound)
+    assert found < bounds[0]
     assert lipschitz_bound(relu, "reduced").bound < bounds[0]
 
 

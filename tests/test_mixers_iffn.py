@@ -166,6 +166,21 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
     assert images == [2, 2, 1] or torch.get_num_threads() > 1
 
 
+@pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial"])
+@pytest.mark.parametrize("bn_mid", [False, True])
+def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
+    monkeypatch, name, bn_mid
+):
+    monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", 1)  # single images
+    mixer = randomised(name, bn_mid=bn_mid).train()
+    again = copy.deepcopy(mixer)
+    x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
+    expected = mixer(x)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), expected, **EXACT)
+    torch.testing.assert_close(again.state_dict(), mixer.state_dict(), **EXACT)
+
+
 @pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial", "nonlinear_sum"])
 def test_compiles_into_one_graph(name):
     mixer = create_mixer(name, 8)
@@ -280,13 +295,13 @@ def test_kernels_of_a_paper_by_host():
         ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
         ("iffn", {"n_branches": 0}, "n_branches must divide"),
         ("iffn", {"act": "tanh"}, "act must be one of gelu, softplus, .*prelu; got 'tanh'"),
-        ("iffn", {"arb": "maybe"}, "arb must be one of on, off, rprelu; got 'maybe'"),
-        ("iffn", {"init": "zeros"}, "init must be one of ones, mirror; got 'zeros'"),
-        ("iffn", {"dw_order": "x"}, "dw_order must be one of bn_act, act_bn; got 'x'"),
+        ("iffn", {"arb": "maybe"}, "arb=maybe is not one of on, off, rprelu or true or false"),
+        ("iffn", {"init": "zeros"}, "init=zeros is not one of ones, mirror"),
+        ("iffn", {"dw_order": "x"}, "dw_order=x is not one of bn_act, act_bn"),
         ("iffn", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
         ("affn", {"kernel_size": 3}, "no option of mixer affn called 'kernel_size'"),
-        ("nonlinear_sum", {"arb": "rprelu"}, "arb must be one of on, off; got 'rprelu'"),
-        ("nonlinear_sum", {"per": "token"}, "per must be one of function, element; got 'token'"),
+        ("nonlinear_sum", {"arb": "rprelu"}, "arb=rprelu is not one of on, off or true or false"),
+        ("nonlinear_sum", {"per": "token"}, "per=token is not one of function, element"),
     ],
     ids=str,
 )

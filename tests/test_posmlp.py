@@ -196,7 +196,7 @@ BRANCHES = [
 
 @pytest.mark.parametrize(("unit", "options"), BRANCHES, ids=str)
 def test_branch_equals_its_equations(unit, options):
-    slot_of_block_1 = {"slot": Slot(12, 4.0, (5, 7), stage=0, block=1)}
+    slot_of_block_1 = {"slot": Slot(12, 4.0, (5, 7), stage=0, block=1, dense=False)}
     mixer = build(unit, 12, window=3, shift=True, **slot_of_block_1, **{"groups": 2, **options})
     mixer = randomise(mixer)
     x = tokens(2, 5, 7, 12).requires_grad_()

@@ -26,7 +26,7 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
-from tests.families import SWAPPED
+from tests.families import SMALLEST, SWAPPED
 from tests.rows import SHAPES, all_rows
 from tools.published import list_papers, load_rows
 
@@ -87,6 +87,25 @@ def test_token_mixers_are_named_where_they_say_so(registry_copy):
     assert not given.layers[0].blocks[0].attn.slot.dense
     with pytest.raises(ValueError, match="swin_t_still has still in its token slot; name swin_t"):
         create_backbone("swin_t_still", token_mixer="other")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("host", [host for host in SMALLEST if registry._HOSTS[host].slots])
+def test_slots_tell_whether_the_host_is_dense(registry_copy, host, dense):
+    slots = []
+
+    def spy(dim, *, slot=None):
+        slots.append(slot)
+        return FFN(dim)
+
+    kinds = registry._HOSTS[host].slots
+    for kind in kinds:
+        register_mixer(f"spy_{kind}", kind=kind, source="this test")(spy)
+    name = f"{host}_spy_channel" if "channel" in kinds else host
+    token_mixer = "spy_token" if "token" in kinds else None
+    with torch.device("meta"):
+        create_backbone(name, token_mixer=token_mixer, dense=dense)
+    assert {slot.dense for slot in slots} == {dense}
 
 
 def test_the_first_33_names():
@@ -190,6 +209,9 @@ def test_unknown_options_are_refused_with_the_nearest():
         ValueError, match="no option of mixer ffn called 'hidden'; did you mean hidden_ratio"
     ):
         create_backbone("deit_t", mixer={"hidden": 3})
+    for kind in ("grid", "slot"):  # which the host fills in
+        with pytest.raises(ValueError, match=f"no option of mixer ggqpe called '{kind}'"):
+            create_backbone("swin_t", token_mixer={"name": "ggqpe", kind: {"a": 1}})
     with pytest.raises(ValueError, match="no token mixer called 'pool'"):
         create_backbone("deit_t", token_mixer="pool")
     with pytest.raises(ValueError, match="token_mixer needs a name"):
@@ -208,6 +230,7 @@ def test_unknown_options_are_refused_with_the_nearest():
         ({"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
         ({"mixer": "afbo"}, "mixer=afbo is not a group of options"),
         ({"mixer": {"hidden_ratio": float("nan")}}, "hidden_ratio=nan is not a number"),
+        ({"img_size": 0}, r"img_size must be at least 64 in both directions, got \(0, 0\)"),
         ({"pretrained": 3}, "pretrained=3 is not true or false or a text"),
         ({"dense": "yes"}, "dense=yes is not true or false"),
     ],
@@ -246,6 +269,18 @@ def test_defaults_of_a_paper_by_host():
         changed = create_backbone("swin_t_afbo", mixer={"g2": 6, "kernel_size": 5})
     assert len(changed.layers[0].blocks[0].mlp.cm_a.weights) == 6
     assert changed.layers[0].blocks[0].mlp.sm_a.kernel_size == (5, 5)
+
+
+@pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in registry._HOSTS[n].slots])
+def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
+    with torch.device("meta"):
+        if registry._HOSTS[host].plain_ffn:
+            for mixer in create_backbone(host, mixer={"hidden_ratio": 3.5}).mixers().values():
+                kinds = [key.rpartition(".")[2] for key in mixer.replaced]
+                assert kinds == ["weight", "bias"] * 2
+        else:
+            with pytest.raises(ValueError, match=f"would replace the FFN .* such as {host}_afbo"):
+                create_backbone(host, mixer={"hidden_ratio": 3.5})
 
 
 def test_options_of_a_plain_host_rebuild_its_ffn():

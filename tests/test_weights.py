@@ -10,8 +10,13 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from backbones import create_backbone, list_backbones
-from backbones.weights import LoadReport, load_state_dict, read_state_dict
+from backbones import create_backbone, list_backbones, list_hosts
+from backbones.weights import (
+    LoadReport,
+    load_backbone_weights,
+    load_state_dict,
+    read_state_dict,
+)
 from heads.linear import LinearClassifier
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -408,9 +413,38 @@ def test_position_table_is_resampled(size):
 
 
 def test_position_table_of_an_oblong_grid():
-    tensors = create_backbone("deit_t", img_size=(96, 128)).state_dict()
+    oblong = create_backbone("deit_t", img_size=(96, 128))
+    torch.nn.init.normal_(oblong.pos_embed)
+    tensors = oblong.state_dict()
+    other = create_backbone("deit_t", img_size=(128, 96))
+    load_state_dict(other, dict(tensors), "file")
+    expected = resample_abs_pos_embed(oblong.pos_embed, [8, 6], [6, 8])
+    torch.testing.assert_close(other.pos_embed, expected)
+    del tensors["pos_grid"]
     load_state_dict(create_backbone("deit_t", img_size=(96, 128)), dict(tensors), "file")
     misfit(tensors, r"pos_embed of 49 positions .*build with the img_size", "deit_t")
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_square_table_for_an_oblong_grid_of_as_many_positions(class_token, tmp_path):
+    square, oblong, again, back = (
+        create_backbone("deit_t", img_size=size, class_token=class_token)
+        for size in ((128, 128), (64, 256), (64, 256), (128, 128))
+    )
+    torch.nn.init.normal_(square.pos_embed)
+    load_state_dict(oblong, square.state_dict(), "file")
+    old = square.pos_embed
+    expected = resample_abs_pos_embed(old, [4, 16], [8, 8], num_prefix_tokens=int(class_token))
+    torch.testing.assert_close(oblong.pos_embed, expected)
+    # Files of our own state their grid, which is loaded exactly where it is the same.
+    load_backbone_weights(again, saved(tmp_path, oblong.state_dict()))
+    assert torch.equal(again.pos_embed, oblong.pos_embed)
+    load_backbone_weights(back, saved(tmp_path, oblong.state_dict()))
+    old = oblong.pos_embed
+    expected = resample_abs_pos_embed(old, [8, 8], [4, 16], num_prefix_tokens=int(class_token))
+    torch.testing.assert_close(back.pos_embed, expected)
+    again.load_state_dict(oblong.state_dict())
+    assert "pos_grid" not in square.state_dict()
 
 
 # Backbone and classifier in one
@@ -462,6 +496,9 @@ def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
         ValueError, match="publishes no weights for mixer_s16_224; pass pretrained="
     ):
         create_backbone("mixer_s16", pretrained=True)
+    for host in list_hosts():
+        with pytest.raises(ValueError, match="weights"):
+            create_backbone(host, pretrained=True)
 
 
 def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import cast
+from typing import Any, cast
 
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -21,14 +21,18 @@ from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
 from backbones.weights import rename
 
+GRID = "pos_grid"  # rows and columns of an oblong position table
+
 
 class DeiT(PlainBackbone):
     """A plain ViT; its last map (stride 16), or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,
-    antialiased). Without class token the table has no entry for one, and the embedding is the mean
-    over the normed map. Weights with a class token load into such a network without it and its
-    position, with a warning, since another embedding takes its place.
+    antialiased). A table of n * n positions is one of n x n unless its file says otherwise, so
+    files of oblong grids have the grid under ``pos_grid`` beside it. Without class token the table
+    has no entry for one, and the embedding is the mean over the normed map. Weights with a class
+    token load into such a network without it and its position, with a warning, since another
+    embedding takes its place.
     """
 
     def __init__(
@@ -92,18 +96,35 @@ class DeiT(PlainBackbone):
         return cast("Tensor", self.norm(tokens[:, 0]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' and timm's names (they agree) and tables of other square grids.
+        """Accept the authors' and timm's names (they agree) and tables of other grids.
 
         Raises:
-            ValueError: A table of an oblong grid, or of a network without class token for one with.
+            ValueError: A table of an oblong grid that its file does not state, or of a network
+                without class token for one with.
         """
-        table = state_dict.get("pos_embed")
+        table, grid = state_dict.get("pos_embed"), state_dict.pop(GRID, None)
         if table is not None:
-            state_dict["pos_embed"] = self._convert_table(table, "cls_token" in state_dict)
-        return rename(state_dict, [(r"^head\.", "classifier.")])
+            state_dict["pos_embed"] = self._convert_table(table, grid, "cls_token" in state_dict)
+        return rename(state_dict, [(r"^head\.", "classifier.")]) | self._stated_grid()
 
-    def _convert_table(self, table: Tensor, has_class_token: bool) -> Tensor:
-        """The positions of a file for this network's tokens."""
+    def _stated_grid(self) -> dict[str, Tensor]:
+        height, width = self.grid
+        return {} if height == width else {GRID: torch.tensor([height, width], device="cpu")}
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + key: grid for key, grid in self._stated_grid().items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        state_dict.pop(prefix + GRID, None)  # it belongs to the file, the network has its own
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _convert_table(self, table: Tensor, grid: Tensor | None, has_class_token: bool) -> Tensor:
+        """The positions of a file, on ``grid`` if it says so, for this network's tokens."""
         num_prefix_tokens = int(has_class_token)
         if has_class_token and self.cls_token is None:
             warnings.warn(
@@ -119,15 +140,20 @@ class DeiT(PlainBackbone):
                 "class_token=False"
             )
         positions = table.shape[1] - num_prefix_tokens
-        if table.shape[1] == self.pos_embed.shape[1]:
-            return table
-        if math.isqrt(positions) ** 2 != positions:
+        side = math.isqrt(positions)
+        if grid is not None:
+            old = cast("tuple[int, int]", tuple(grid.tolist()))
+        else:
+            old = (side, side) if side**2 == positions else self.grid
+        if math.prod(old) != positions:
             token = "class token and " if has_class_token else ""
             raise ValueError(
                 f"a pos_embed of {positions + has_class_token} positions is no {token}square grid; "
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
-        return resample_abs_pos_embed(table, self.grid, num_prefix_tokens=num_prefix_tokens)
+        if old == self.grid:
+            return table
+        return resample_abs_pos_embed(table, self.grid, old, num_prefix_tokens)
 
 
 class DeiTBlock(Block):

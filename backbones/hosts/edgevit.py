@@ -20,8 +20,8 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
-from backbones.classifier import init_linear
 from backbones.layers.conv_ffn import ConvFFN
+from backbones.layers.init import init_linear
 from backbones.layers.patch_embed import PatchEmbed
 from backbones.layouts import crop, to_nchw, to_nhwc
 from backbones.metamixer import split_heads

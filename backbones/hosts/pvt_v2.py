@@ -85,31 +85,31 @@ def _build(variant: str, config: HostConfig) -> PVTv2:
     return PVTv2(cast("PyramidVisionTransformerV2", create_timm_model(variant, config)), config)
 
 
-@register_host("pvt_v2_b1", source="PVT v2, Table 1")
+@register_host("pvt_v2_b1", source="PVT v2, Table 1", plain_ffn=False)
 def pvt_v2_b1(config: HostConfig) -> PVTv2:
     """Widths 64 to 512, depths 2, 2, 2, 2."""
     return _build("pvt_v2_b1", config)
 
 
-@register_host("pvt_v2_b2", source="PVT v2, Table 1")
+@register_host("pvt_v2_b2", source="PVT v2, Table 1", plain_ffn=False)
 def pvt_v2_b2(config: HostConfig) -> PVTv2:
     """Widths 64 to 512, depths 3, 4, 6, 3."""
     return _build("pvt_v2_b2", config)
 
 
-@register_host("pvt_v2_b3", source="PVT v2, Table 1")
+@register_host("pvt_v2_b3", source="PVT v2, Table 1", plain_ffn=False)
 def pvt_v2_b3(config: HostConfig) -> PVTv2:
     """Widths 64 to 512, depths 3, 4, 18, 3."""
     return _build("pvt_v2_b3", config)
 
 
-@register_host("pvt_v2_b4", source="PVT v2, Table 1")
+@register_host("pvt_v2_b4", source="PVT v2, Table 1", plain_ffn=False)
 def pvt_v2_b4(config: HostConfig) -> PVTv2:
     """Widths 64 to 512, depths 3, 8, 27, 3."""
     return _build("pvt_v2_b4", config)
 
 
-@register_host("pvt_v2_b5", source="PVT v2, Table 1")
+@register_host("pvt_v2_b5", source="PVT v2, Table 1", plain_ffn=False)
 def pvt_v2_b5(config: HostConfig) -> PVTv2:
     """Widths 64 to 512, depths 3, 6, 40, 3; hidden widths of 4 C in all stages."""
     return _build("pvt_v2_b5", config)

@@ -35,11 +35,11 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
+from backbones.layers.init import init_all
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.layouts import missing, to_nchw, to_nhwc
-from backbones.mixers.ffnified import reset_parameters
+from backbones.layouts import ceil_div, missing, to_nchw, to_nhwc
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
@@ -100,7 +100,7 @@ class VisionLLaMA(StagedBackbone):
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
             self.patch_embeds.append(PatchEmbed(inputs, dim, side))
-            reset_parameters(self.patch_embeds[-1])
+            init_all(self.patch_embeds[-1])
             grid = config.grid(self.feature_info[stage].stride)
             blocks = nn.Sequential()
             for index in range(depth):
@@ -110,7 +110,7 @@ class VisionLLaMA(StagedBackbone):
                 block = PreNormBlock(
                     dim, nn.LayerNorm, attn, mlp, drop_path=rates.pop(0), layer_scale=LAYER_SCALE
                 )
-                reset_parameters(block)
+                init_all(block)
                 slot = Slot(dim, FFN_RATIO, grid, stage, index, dense=config.dense)
                 block.fill_slots(slot, config)
                 blocks.append(block)
@@ -228,7 +228,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, dim: int, hidden_multiple: int) -> None:
         super().__init__()
-        hidden = -(-(8 * dim // 3) // hidden_multiple) * hidden_multiple
+        hidden = ceil_div(8 * dim // 3, hidden_multiple) * hidden_multiple
         self.c_fc1 = nn.Linear(dim, hidden, bias=False)
         self.c_fc2 = nn.Linear(dim, hidden, bias=False)
         self.c_proj = nn.Linear(hidden, dim, bias=False)
@@ -255,21 +255,27 @@ def padded(x: Tensor, side: int) -> Tensor:
     return F.pad(x, (0, 0, 0, missing(x.shape[2], side), 0, missing(x.shape[1], side)))
 
 
-@register_host("visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S")
+@register_host(
+    "visionllama_s", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-S", plain_ffn=False
+)
 class VisionLLaMASmall(VisionLLaMA):
     """Widths 64 to 512, depths 2, 2, 10, 4."""
 
     widths, depths = (64, 128, 256, 512), (2, 2, 10, 4)
 
 
-@register_host("visionllama_b", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-B")
+@register_host(
+    "visionllama_b", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-B", plain_ffn=False
+)
 class VisionLLaMABase(VisionLLaMA):
     """Widths 96 to 768, depths 2, 2, 18, 2."""
 
     widths, depths = (96, 192, 384, 768), (2, 2, 18, 2)
 
 
-@register_host("visionllama_l", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-L")
+@register_host(
+    "visionllama_l", source="VisionLLaMA (ECCV 2024), Pyramid-VisionLLaMA-L", plain_ffn=False
+)
 class VisionLLaMALarge(VisionLLaMA):
     """Widths 128 to 1024, depths 2, 2, 18, 2."""
 

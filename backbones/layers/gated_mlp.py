@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.init import init_linear
 from backbones.layers.token_relations import LookupRelation, TokenRelation
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
@@ -92,8 +93,7 @@ class GatedMLP(Mixer):
         self.fc2 = nn.Linear(self.gate.out_features, dim)
         self.drop = nn.Dropout(drop)
         for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+            init_linear(linear)
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""

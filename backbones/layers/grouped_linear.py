@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from backbones.layers.eval_cache import in_graph
+
 
 class GroupedLinear(nn.Module):
     """Cut the channels into G runs and give each its own linear layer: a grouped 1x1 convolution.
@@ -76,6 +78,5 @@ def _needs_plain_operators(x: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
         or (is_autocast_available(device) and torch.is_autocast_enabled(device))
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or in_graph()
     )

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
+from backbones.layers.init import init_all
 from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layouts import missing, to_nchw, to_nhwc
-from backbones.mixers.ffnified import reset_parameters
 from backbones.staged import StagedBackbone, drop_path_rates
 
 WIDTHS = (64, 128, 320, 512)
@@ -38,13 +38,13 @@ class NetworkList(StagedBackbone):
         super().__init__()
         self.set_maps(config, WIDTHS, self.norm_layer)
         self.patch_embed = Embedding(3, WIDTHS[0], 7, 4, 2, self.embedding_norm)
-        reset_parameters(self.patch_embed)
+        init_all(self.patch_embed)
         self.network = nn.ModuleList()
         rates = drop_path_rates(config.drop_path_rate, sum(depths))
         for stage, (dim, depth) in enumerate(zip(WIDTHS, depths, strict=True)):
             if stage:
                 transition = Embedding(WIDTHS[stage - 1], dim, 3, 2, 1, self.embedding_norm)
-                reset_parameters(transition)
+                init_all(transition)
                 self.network.append(transition)
             grid = config.grid(self.feature_info[stage].stride)
             blocks = nn.Sequential()
@@ -62,7 +62,7 @@ class NetworkList(StagedBackbone):
             drop_path=drop_path,
             channels_first=self.channels_first,
         )
-        reset_parameters(block)
+        init_all(block)
         block.fill_slots(slot, config)
         return block
 

@@ -7,6 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from backbones.layers.eval_cache import in_graph
+
 
 def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
     """Whether a batch norm may be merged into its neighbours: in eager inference only.
@@ -15,11 +17,7 @@ def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
     that the paper has.
     """
     return not (
-        torch.is_grad_enabled()
-        or (norm is not None and norm.training)
-        or x.is_meta
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        torch.is_grad_enabled() or (norm is not None and norm.training) or x.is_meta or in_graph()
     )
 
 
@@ -29,7 +27,15 @@ def normalise(x: Tensor, norm: nn.Module | None) -> Tensor:
 
 
 def scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The affine map (C,) that a batch norm is in evaluation."""
+    """The affine map that a batch norm is in evaluation: its scale s, and beta - s mean.
+
+    Args:
+        norm: None is the identity.
+        x: (..., C), for the shape and type of the identity.
+
+    Returns:
+        Two of (C,).
+    """
     if norm is None:
         return x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
     bn = cast("nn.BatchNorm1d", norm)

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.norms import scale_and_shift
+from backbones.options import check_odd
+
 Kernel = tuple[int, int]
 M = TypeVar("M", bound=nn.Module)
 
@@ -56,7 +59,7 @@ class ConvBN(Fusible):
     @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
         """W' = s W along the outputs, b' = beta - s mean."""
-        scale, shift = _affine(self.norm)
+        scale, shift = scale_and_shift(self.norm, self.norm.weight)
         return _plain(self.conv, self.conv.weight * scale[:, None, None, None], shift)
 
 
@@ -133,7 +136,7 @@ class SkipNormConv(Fusible):
     @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
         """W' = s W along the inputs + I, b' = W (beta - s mean); exact as nothing is padded."""
-        scale, shift = _affine(self.norm)
+        scale, shift = scale_and_shift(self.norm, self.norm.weight)
         weight = self.conv.weight * scale[None, :, None, None]
         identity = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
         return _plain(
@@ -182,22 +185,14 @@ def as_kernel(size: int | Sequence[int]) -> Kernel:
     Raises:
         ValueError: A side that is not odd and positive.
     """
+    check_odd(size)
     height, width = (size, size) if isinstance(size, int) else size
-    if min(height, width) < 1 or height % 2 == 0 or width % 2 == 0:
-        raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {size}")
     return height, width
 
 
 def kernel_name(kernel: Kernel) -> str:
     """``7x7``: how a branch is called in state dicts."""
     return f"{kernel[0]}x{kernel[1]}"
-
-
-def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Scale s and shift beta - s mean of a BatchNorm in evaluation mode."""
-    mean, variance = cast("Tensor", norm.running_mean), cast("Tensor", norm.running_var)
-    scale = norm.weight * torch.rsqrt(variance + norm.eps)
-    return scale, norm.bias - mean * scale
 
 
 def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:

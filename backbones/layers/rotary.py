@@ -73,7 +73,9 @@ def _cached_turns(
 def _angles(lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """By how much each pair of channels turns, (N, 1, d / 2)."""
     index = torch.arange(lattice.tokens, device=device)
-    places = torch.stack([index % lattice.width, index // lattice.width], dim=-1)
+    rows = index // lattice.width
+    # No remainder: ONNX's converter has none by a symbol.
+    places = torch.stack([index - rows * lattice.width, rows], dim=-1)
     places = (places * lattice.step).to(dtype) + lattice.offset
     # Quotients, since counts of multiply-adds take products of tables for those of a network.
     periods = torch.pow(BASE, torch.arange(0, channels, 4, device=device, dtype=dtype) / channels)

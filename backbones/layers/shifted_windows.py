@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
 
+from backbones.layers.eval_cache import in_graph
 from backbones.layouts import is_any_size, missing
 
 Size = tuple[int, int]
@@ -27,9 +28,7 @@ def shift_mask(
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
     # Compilers and tracers take the computation itself into their graph; sizes may be symbols.
-    graph = torch.compiler.is_compiling()
-    graph = graph or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    make = _make_mask if graph else _cached_mask
+    make = _make_mask if in_graph() else _cached_mask
     return make(size, window, shift, device, dtype)
 
 

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.layouts import ceil_div
+
 
 class Pattern(NamedTuple):
     """What one axis of a window holds: ``tail`` tokens, then padding, then ``head`` tokens.
@@ -45,7 +47,7 @@ def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Patter
     if length <= window:
         return [(1, Pattern(length, length))], 0
     shift = window // 2 if shifted else 0
-    count = -(-length // window)
+    count = ceil_div(length, window)
     runs: list[tuple[int, Pattern]] = []
     for index in range(count):
         tail = min(window, max(0, length - shift - index * window))

@@ -6,9 +6,9 @@ MetaMixer: FFNet, Fig. 1 and 8.
 
 from __future__ import annotations
 
+from backbones.layers.init import init_all
 from backbones.metamixer import MetaMixer
 from backbones.metamixer.instances import self_attention
-from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_mixer
 
 HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
@@ -31,5 +31,5 @@ def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) 
     if num_heads is None:
         num_heads = max(h for h in range(1, max(1, dim // HEAD_DIM) + 1) if dim % h == 0)
     mixer = self_attention(dim, num_heads, qkv_bias)
-    reset_parameters(mixer)
+    init_all(mixer)
     return mixer

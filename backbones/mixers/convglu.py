@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.init import init_linear
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.glu import gate
 from backbones.registry import register_mixer
@@ -48,8 +49,7 @@ class ConvGLU(Mixer):
     def reset_parameters(self) -> None:
         """As the authors: truncated normal of 0.02, the convolution by its fan-out, biases 0."""
         for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+            init_linear(linear)
         nn.init.normal_(self.dwconv.weight, std=(2 / 9) ** 0.5)
         if self.dwconv.bias is not None:
             nn.init.zeros_(self.dwconv.bias)

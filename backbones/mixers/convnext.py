@@ -8,14 +8,14 @@ CVPR 2023, Sec. 3.2 (global response normalisation) and Fig. 5.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.init import init_all
 from backbones.layouts import to_nchw, to_nhwc
+from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
@@ -28,19 +28,12 @@ class ConvNeXtFFN(Mixer):
     def __init__(self, dim: int, hidden_ratio: float, kernel_size: int) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        check_odd(kernel_size)
         self.dwconv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """As the authors: truncated normal of 0.02 and zero biases, the convolution included."""
-        for layer in (self.dwconv, self.fc1, self.fc2):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(cast("Tensor", layer.bias))
+        init_all(self)  # as the authors: the convolution included
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.init import init_all
 from backbones.registry import register_mixer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
+Act = Literal["gelu", "silu"]
+ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
 
 
 @register_mixer(
@@ -23,7 +25,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.
 class FFN(PointwiseMixer):
     """W2 act(W1 x + b1) + b2, each token by itself.
 
-    On a plain host the name stands for the host's own FFN; changed options build this one instead.
+    On a plain host the name stands for the host's own FFN; changed options build this one instead,
+    where the host's own is of this kind.
 
     Args:
         dim: Channels C.
@@ -39,24 +42,18 @@ class FFN(PointwiseMixer):
         dim: int,
         *,
         hidden_ratio: float = 4.0,
-        act: Literal["gelu", "silu"] = "gelu",
+        act: Act = "gelu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[act]
+        self.act = act
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        hidden = self.drop(self.act(self.fc1(x)))
+        hidden = self.drop(ACTIVATIONS[self.act](self.fc1(x)))
         return self.drop(self.fc2(hidden))

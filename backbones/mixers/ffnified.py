@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
-
+from backbones.layers.init import init_all
 from backbones.layers.reparam import ConvBN, Kernel, depthwise
 from backbones.metamixer import MetaMixer
 from backbones.metamixer.instances import convolutional
@@ -52,7 +51,7 @@ def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") ->
         depthwise(dim, kernel_size, kernels),
         depthwise(dim, kernel_size, kernels),
     )
-    reset_parameters(mixer)
+    init_all(mixer)
     return mixer
 
 
@@ -63,12 +62,3 @@ def branch_kernels(kernel_size: int, branches: Branches) -> tuple[Kernel, ...] |
     if branches == "strips":
         return ((1, kernel_size), (kernel_size, 1), *square)
     return square if square and branches == "small" else None
-
-
-def reset_parameters(module: nn.Module) -> None:
-    """The authors' initialisation: truncated normal of 0.02, biases 0, BatchNorm 1 and 0."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.trunc_normal_(part.weight, std=0.02)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)

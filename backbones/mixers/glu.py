@@ -8,15 +8,18 @@ gate is a SiLU here as well.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.init import init_all
 from backbones.registry import register_mixer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+Act = Literal["silu", "gelu", "sigmoid", "relu"]
+ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "sigmoid": F.sigmoid,
@@ -44,38 +47,21 @@ class GLU(PointwiseMixer):
     """
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "silu", drop: float = 0.0
+        self, dim: int, *, hidden_ratio: float = 8 / 3, act: Act = "silu", drop: float = 0.0
     ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        self.act = activation(act)
+        self.act = ACTIVATIONS[act]
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        for linear in (self.w1, self.w2, self.w3):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         hidden = gate(self.act, self.w1(x), self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of a gate by its name.
-
-    Raises:
-        ValueError: Lists the names there are.
-    """
-    if name not in ACTIVATIONS:
-        raise ValueError(f"act must be one of {sorted(ACTIVATIONS)}, got {name!r}")
-    return ACTIVATIONS[name]
 
 
 def gate(act: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
-from backbones.mixers.glu import activation, gate
+from backbones.layers.init import init_linear
+from backbones.mixers.glu import ACTIVATIONS, Act, gate
 from backbones.registry import register_mixer
 
 
@@ -35,7 +36,7 @@ class GroupFFN(PointwiseMixer):
     Shape: (..., C) -> (..., C). Parameters: (2 / G + 1) M C^2 + (2 M + 1) C.
 
     Raises:
-        ValueError: Groups that do not divide C and the hidden width, or an unknown activation.
+        ValueError: Groups that do not divide C and the hidden width.
     """
 
     def __init__(
@@ -44,22 +45,17 @@ class GroupFFN(PointwiseMixer):
         *,
         hidden_ratio: float = 4.0,
         groups: int = 2,
-        act: str = "silu",
+        act: Act = "silu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        self.act = activation(act)
+        self.act = ACTIVATIONS[act]
         self.w1 = GroupedLinear(dim, hidden, groups)
         self.w2 = GroupedLinear(dim, hidden, groups)
         self.w3 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
-        nn.init.trunc_normal_(self.w3.weight, std=0.02)
-        nn.init.zeros_(self.w3.bias)
+        init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

@@ -11,6 +11,8 @@ see ``scale``.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +21,7 @@ from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import Base
 from backbones.registry import register_mixer
 
-PERS = ("function", "element")
+Per = Literal["function", "element"]
 CHUNK_ELEMENTS = 2**20  # of the tensor (tokens, functions, C) that is never formed as a whole
 
 
@@ -51,17 +53,13 @@ class NonlinearSum(PointwiseMixer):
         *,
         hidden_ratio: float = 4.0,
         act: str = "gelu",
-        arb: str | bool = "on",
-        per: str = "function",
+        arb: Literal["on", "off"] | bool = "on",
+        per: Per = "function",
         scale: float | None = None,
     ) -> None:
         super().__init__()
         if isinstance(arb, bool):  # as which YAML reads the words on and off
             arb = "on" if arb else "off"
-        if arb not in ("on", "off"):
-            raise ValueError(f"arb must be one of on, off; got {arb!r}")
-        if per not in PERS:
-            raise ValueError(f"per must be one of {', '.join(PERS)}; got {per!r}")
         self.hidden = hidden_width(dim, hidden_ratio)
         self.scale = 1 / self.hidden if scale is None else float(scale)
         self.base = Base(dim, act)

@@ -28,7 +28,9 @@ from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import EvalCache
+from backbones.layers.init import init_linear
 from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
+from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 Size = tuple[int, int]
@@ -79,8 +81,7 @@ class StarBilinearMapping(Mixer):
         resample: Resample = "bicubic",
     ) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        check_odd(kernel_size)
         if not (use_bilinear or use_linear):
             raise ValueError("use_bilinear and use_linear are both false; SBM needs one branch")
         self.dim = dim
@@ -95,14 +96,7 @@ class StarBilinearMapping(Mixer):
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
         self.gate_proj = nn.Linear(dim, dim) if use_gate else None
         self.out_proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 for the channel matrices, zero biases, as the hosts do."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        self.apply(init_linear)
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, h, w, C) -> (B, h, w, C)."""
@@ -192,10 +186,7 @@ class BilinearMapping(nn.Module):
             dtype = _product_type(self.space_read)
             return self.space_read.to(dtype), self.space_write.to(dtype)
         sources = (self.space_read, self.space_write)
-        if self.space_read.is_meta:  # no values that a cache could compare
-            both = self._resampled(size)
-        else:
-            both = self.cache.get(sources, size, lambda: self._resampled(size))
+        both = self.cache.get(sources, size, lambda: self._resampled(size))
         return both[0], both[1]
 
     def _resampled(self, size: Size) -> Tensor:

@@ -13,6 +13,8 @@ Axes: Z is a map as (H W, C); h hidden channels.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from backbones.base import Mixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.registry import register_mixer
 
-CCA = ("train", "always", "off")
+Attends = Literal["train", "always", "off"]
 UNFIT = {
     "deit_*": "its attention correlates the channels of a map, to which no class token belongs"
 }
@@ -41,7 +43,7 @@ class Scheme(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: C h (1 / g1 + 1 / g2) + h + C, and 2 for w.
 
     Raises:
-        ValueError: Groups that do not divide C and h, or an unknown value of ``cca``.
+        ValueError: Groups that do not divide C and h.
     """
 
     def __init__(
@@ -51,12 +53,10 @@ class Scheme(Mixer):
         hidden_ratio: float = 8.0,
         g1: int,
         g2: int,
-        cca: str = "train",
+        cca: Attends = "train",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if cca not in CCA:
-            raise ValueError(f"cca must be one of {', '.join(CCA)}; got {cca!r}")
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = GroupedLinear(dim, hidden, g1, option="g1")
         self.fc2 = GroupedLinear(hidden, dim, g2, option="g2")
@@ -95,7 +95,7 @@ def scheme_12(
     hidden_ratio: float = 8.0,
     g1: int = 1,
     g2: int = 2,
-    cca: str = "train",
+    cca: Attends = "train",
     drop: float = 0.0,
 ) -> Scheme:
     """Dense W1, two blocks in W2, eight times the width."""
@@ -116,7 +116,7 @@ def scheme_44(
     hidden_ratio: float = 8.0,
     g1: int = 4,
     g2: int = 4,
-    cca: str = "train",
+    cca: Attends = "train",
     drop: float = 0.0,
 ) -> Scheme:
     """Four blocks in W1 and in W2, eight times the width."""

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.hosts.ffnet.names import convert_official_state_dict, official_form
 from backbones.hosts.ffnet.parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
-from backbones.mixers.ffnified import reset_parameters
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
 from backbones.timm_source import refuse_pretrained
@@ -69,7 +69,7 @@ class FFNet(StagedBackbone):
         self.set_maps(config, chosen.widths, self._norm(chosen, config))
         if chosen.seg and not config.dense:
             self.head, self.num_features = SegHead(self.num_features), SegHead.width
-        reset_parameters(self)
+        init_all(self)
         self._fill_slots(chosen, config)
 
     @staticmethod
@@ -82,7 +82,8 @@ class FFNet(StagedBackbone):
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Stage", layer).blocks):
-                slot = Slot(variant.widths[stage], variant.expansion, grid, stage, index)
+                width = variant.widths[stage]
+                slot = Slot(width, variant.expansion, grid, stage, index, dense=config.dense)
                 cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def fuse(self) -> FFNet:
@@ -113,19 +114,21 @@ class FFNet(StagedBackbone):
         return cast("Tensor", self.head(self.stage_maps(images)[-1]))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, and both forms of weights.
-
-        Fused weights fuse a backbone of the training form, as there is no way back; weights of the
-        training form are folded for a fused backbone.
+        """Accept the authors' names, and fold weights of the training form for a fused backbone.
 
         Raises:
-            ValueError: Weights that would have to be folded around a mixer that they do not have.
+            ValueError: Fused weights for the training form, to which there is no way back, or
+                weights that would have to be folded around a mixer that they do not have.
         """
         form = official_form(state_dict)
         if form is not None:
             state_dict = convert_official_state_dict(state_dict, self.variant, form)
         if "stem.0.weight" in state_dict and not is_fused(self):
-            self.fuse()
+            raise ValueError(
+                "these weights are of the fused form, from which branches and BatchNorm cannot be "
+                "taken out again; build the backbone with fused=True, or load weights of the "
+                "training form to train it further"
+            )
         if "stem.0.conv.weight" in state_dict and is_fused(self):
             return self._folded(state_dict)
         return state_dict

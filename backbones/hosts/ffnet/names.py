@@ -1,9 +1,9 @@
 """Names of FFNet's authors for the tensors of FFNet, in both forms.
 
-Each module that holds tensors is listed once, so the table serves both directions. A branch level
-that the training form has (``c`` and ``bn`` below) is gone in the fused form. Two traps of their
-names: inside a token mixer ``conv1`` is the key, inside a branched convolution it is a branch; and
-in stages 2 to 4 the downsampling is entry 0, so that blocks start at 1.
+Each module that holds tensors is listed once. A branch level that the training form has (``c`` and
+``bn`` below) is gone in the fused form. Two traps of their names: inside a token mixer ``conv1`` is
+the key, inside a branched convolution it is a branch; and in stages 2 to 4 the downsampling is
+entry 0, so that blocks start at 1.
 
 Source: the authors' code (github.com/ysj9909/FFNet), models/ffnet.py and, for FFNet_seg,
 segmentation/mmseg_custom/models/backbones/ffnet_sys.py.
@@ -43,14 +43,6 @@ def convert_official_state_dict(
         ValueError: An unknown variant or form.
     """
     return _rename(state_dict, official_names(variant, form))
-
-
-def to_official_state_dict(
-    state_dict: Mapping[str, Tensor], variant: str, form: Form
-) -> dict[str, Tensor]:
-    """The way back, with the same arguments."""
-    names = official_names(variant, form)
-    return _rename(state_dict, {ours: theirs for theirs, ours in names.items()})
 
 
 def official_form(state_dict: Mapping[str, Tensor]) -> Form | None:

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.classifier import Classifier, init_linear
+from backbones.classifier import Classifier
 from backbones.hosts.lvt.parts import SPECS, ClassBlock, Stage
 from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
-from backbones.layouts import to_nchw
+from backbones.layers.init import init_linear
+from backbones.layouts import ceil_div, to_nchw
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
 from backbones.timm_source import refuse_pretrained
@@ -147,7 +148,7 @@ class LVT(StagedBackbone):
             return super().features(images)
         if not (self.training and self.mix_token):
             return Tokens(self._tokens(images))
-        size = (-(-images.shape[2] // STRIDES[-1]), -(-images.shape[3] // STRIDES[-1]))
+        size = ceil_div(images.shape[2], STRIDES[-1]), ceil_div(images.shape[3], STRIDES[-1])
         box = draw_box(size)
         return Tokens(self._tokens(images, box), own_share(box, size))
 
@@ -182,7 +183,7 @@ def _register(steps: int) -> None:
         )
 
     build.__doc__ = f"Widths 64, 64, 160, 256, depths 2, {steps} steps; options of ``LVT``."
-    register_host(name, source="LVT (CVPR 2022)")(build)
+    register_host(name, source="LVT (CVPR 2022)", plain_ffn=False)(build)
 
 
 for _steps in (1, 2, 3, 4):

@@ -114,6 +114,10 @@ class ClassBlock(nn.Module):
         return token + self.mlp(self.norm2(token)[:, None])[:, 0]
 
     def fill_slot(self, factory: MixerFactory | None, index: int) -> None:
-        """Replace the FFN; ``index`` is the block's, behind the stages."""
+        """Replace the FFN; ``index`` is the block's, behind the stages.
+
+        Class blocks are a part of classification only.
+        """
         dim = self.norm1.normalized_shape[0]
-        fill(self, "mlp", factory, Slot(dim, CLASS_RATIO, (1, 1), len(SPECS), index))
+        slot = Slot(dim, CLASS_RATIO, (1, 1), len(SPECS), index, dense=False)
+        fill(self, "mlp", factory, slot)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.posmlp.names import from_authors
 from backbones.hosts.posmlp.parts import EPS, ConvEmbed, LinearEmbed, Merge, Norm, downsample
-from backbones.layers.gated_mlp import GatedMLP
 from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.posgu import ggqpe
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone, drop_path_rates
+from backbones.timm_source import refuse_pretrained
 
 DEPTHS = (2, 2, 18, 2)
 HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
@@ -101,18 +101,13 @@ class PosMLP(StagedBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, and tables made for other windows or image sizes."""
+        """Accept the authors' names, and a position table of another image size."""
         state_dict = from_authors(state_dict)
         table = state_dict.get("pos_embed")
         if table is not None and self.pos_embed is not None:
             if table.ndim == 3:  # the authors add it reshaped, not transposed
                 table = table.reshape(1, self.pos_embed.shape[1], math.isqrt(table.shape[1]), -1)
             state_dict["pos_embed"] = _resized(table, tuple(self.pos_embed.shape[2:]))
-        for name, mixer in self.named_modules():
-            if isinstance(mixer, GatedMLP):
-                own = {k: v for k, v in state_dict.items() if k.startswith(f"{name}.")}
-                fitted = mixer.convert_state_dict({k[len(name) + 1 :]: v for k, v in own.items()})
-                state_dict |= {f"{name}.{key}": value for key, value in fitted.items()}
         return state_dict
 
 
@@ -167,6 +162,7 @@ def _register(name: str, width: int) -> None:
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
         norm_eval: bool | None = None,
     ) -> PosMLP:  # fmt: skip
+        refuse_pretrained(name, config)
         return PosMLP(
             width, config, embed=embed, merge=merge, embed_norm=embed_norm, merge_norm=merge_norm,
             position=position, drop=drop, norm_eval=norm_eval,

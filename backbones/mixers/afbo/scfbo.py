@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import in_graph
+from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 from backbones.options import check_value
@@ -91,8 +92,7 @@ class SCFBO(Mixer):
         for model in (self.sm_a, self.sm_b):
             if isinstance(model, SameConv) and init == "ours":
                 model.start_as_identity()
-        nn.init.trunc_normal_(self.proj.weight, std=0.02)
-        nn.init.zeros_(self.proj.bias)
+        init_linear(self.proj)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layouts import to_nchw, to_nhwc
-from backbones.options import check_value
+from backbones.options import check_odd, check_value
 
 SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]
 
@@ -33,8 +33,7 @@ def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> 
         ValueError: Unknown name or an even kernel.
     """
     check_value("sm", name, SpatialName)
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+    check_odd(kernel_size)
     if name == "dw":
         return SameConv(channels, kernel_size, groups=channels)
     if name == "conv":

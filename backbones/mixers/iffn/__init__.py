@@ -18,7 +18,8 @@ leaves open:
   configs/published/iffn.yaml.
 * CMT adds the convolution's input to its output and puts the batch norm after the GELU, Sec. 4.3
   says "DW Conv with BN and GeLU"; see ``dw_residual`` and ``dw_order``.
-* Nothing is said of initialisation, see ``reset_parameters`` and ``init``.
+* Nothing is said of initialisation: linear layers begin as in all hosts, the rest is said at
+  ``init`` and ``DepthwiseBlock``.
 
 In reading order: ``mixer`` (Eq. 5, Fig. 4), ``depthwise`` (Sec. 4.3) and ``parts`` (Table 2).
 

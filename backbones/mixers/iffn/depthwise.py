@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from backbones.layers.activations import affine, gelu_
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
 from backbones.layouts import to_nchw, to_nhwc
+from backbones.options import check_odd
 
-DW_ORDERS = ("bn_act", "act_bn")
+Order = Literal["bn_act", "act_bn"]
 
 
 class DepthwiseBlock(nn.Module):
@@ -29,11 +30,10 @@ class DepthwiseBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, residual: bool = False, order: str = "bn_act"
+        self, channels: int, kernel_size: int, residual: bool = False, order: Order = "bn_act"
     ) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+        check_odd(kernel_size)
         self.residual, self.order = residual, order
         self.conv = nn.Conv2d(
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import Arb, Base, RPReLU, affine
+from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.mixers.iffn.depthwise import DW_ORDERS, DepthwiseBlock
+from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order
 from backbones.registry import register_mixer
 
-ARBS = ("on", "off", "rprelu")
-INITS = ("ones", "mirror")
+ArbName = Literal["on", "off", "rprelu"]
+Init = Literal["ones", "mirror"]
 CACHE_BYTES = 2**22  # of the hidden map per thread
 NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 
@@ -73,22 +74,19 @@ class IFFN(Mixer):
         spatial: bool | None = None,
         n_branches: int = 2,
         act: str = "gelu",
-        arb: str | bool = "on",
+        arb: ArbName | bool = "on",
         kernel_size: int = 3,
         bn_mid: bool | None = None,
         bn_out: bool | None = None,
         dw_residual: bool = False,
-        dw_order: str = "bn_act",
-        init: str = "ones",
+        dw_order: Order = "bn_act",
+        init: Init = "ones",
         drop: float = 0.0,
         grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(arb, bool):  # as which YAML reads the words on and off
             arb = "on" if arb else "off"
-        _check("arb", arb, ARBS)
-        _check("init", init, INITS)
-        _check("dw_order", dw_order, DW_ORDERS)
         hidden = hidden_width(dim, hidden_ratio)
         if n_branches < 1 or hidden % n_branches:
             raise ValueError(
@@ -110,13 +108,7 @@ class IFFN(Mixer):
         self.fc2 = nn.Linear(hidden, dim)
         self.bn_out = _batch_norm(dim, channel if bn_out is None else bn_out)
         self.drop = nn.Dropout(drop)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Linear layers truncated normal of 0.02 with zero biases, as all hosts do."""
-        for linear in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+        self.apply(init_linear)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
@@ -135,7 +127,8 @@ class IFFN(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""
-        if x.device.type != "cpu" or not can_merge(x, self.bn_mid):
+        # In training mode the batch norms need the statistics of the whole batch.
+        if x.device.type != "cpu" or self.training or not can_merge(x, self.bn_mid):
             return self._mix(x)
         # A few images at a time: what lies between W1 and W2 is passed over six times and should
         # stay in the cache.
@@ -193,8 +186,3 @@ def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPR
 
 def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
     return nn.BatchNorm1d(channels) if wanted else None
-
-
-def _check(option: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")

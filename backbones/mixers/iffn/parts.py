@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from backbones.mixers.iffn.mixer import IFFN, NO_CLASS_TOKEN
+from backbones.mixers.iffn.depthwise import Order
+from backbones.mixers.iffn.mixer import IFFN, NO_CLASS_TOKEN, ArbName, Init
 from backbones.registry import register_mixer
 
 
@@ -21,15 +20,17 @@ def affn(
     hidden_ratio: float = 4.0,
     n_branches: int = 2,
     act: str = "gelu",
-    arb: str | bool = "on",
-    init: str = "ones",
+    arb: ArbName | bool = "on",
+    init: Init = "ones",
     drop: float = 0.0,
     bn_mid: bool = True,
     bn_out: bool = True,
 ) -> IFFN:
     """IFFN without its depthwise block, each token by itself."""
-    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
-    return IFFN(dim, spatial=False, **options)
+    return IFFN(
+        dim, hidden_ratio=hidden_ratio, spatial=False, n_branches=n_branches, act=act, arb=arb,
+        init=init, drop=drop, bn_mid=bn_mid, bn_out=bn_out,
+    )  # fmt: skip
 
 
 @register_mixer(
@@ -46,12 +47,15 @@ def iffn_spatial(
     act: str = "gelu",
     kernel_size: int = 3,
     dw_residual: bool = False,
-    dw_order: str = "bn_act",
+    dw_order: Order = "bn_act",
     drop: float = 0.0,
     bn_mid: bool = False,
     bn_out: bool = False,
     grid: tuple[int, int] | None = None,
 ) -> IFFN:
     """An FFN of full width with IFFN's depthwise block after its activation."""
-    options: dict[str, Any] = {k: v for k, v in locals().items() if k != "dim"}
-    return IFFN(dim, channel=False, **options)
+    return IFFN(
+        dim, hidden_ratio=hidden_ratio, channel=False, act=act, kernel_size=kernel_size,
+        dw_residual=dw_residual, dw_order=dw_order, drop=drop, bn_mid=bn_mid, bn_out=bn_out,
+        grid=grid,
+    )  # fmt: skip
