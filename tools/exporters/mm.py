@@ -8,7 +8,6 @@ classification network, with its classifier where the checkpoint has one.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
 from backbones.classifier import Classifier
-from backbones.weights import read_state_dict
+from backbones.weights import read_state_dict, read_tensors
 from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
@@ -117,17 +116,18 @@ def whole_package(request: ExportRequest) -> Package:
 
     assert request.run is not None
     assert request.ckpt is not None
-    content = torch.load(request.ckpt, map_location="cpu", weights_only=True)
+    tensors = read_tensors(request.ckpt)  # of two sets the average, which was validated
     datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
-    if "class_names" in content:
-        datamodule.class_names = tuple(content["class_names"])
+    names = _class_names(request.ckpt)
+    if names:
+        datamodule.class_names = names
     else:  # checkpoints of an earlier version do not say
         datamodule.prepare_data()
         datamodule.setup()
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
-    load_exactly(whole, content["state_dict"], request.ckpt)
+    load_exactly(whole, tensors, request.ckpt)
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
     first = model.get("neck", {}).get("start_level", 0)
     if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
@@ -161,8 +161,8 @@ def classifier_package(request: ExportRequest) -> Package:
             )
         backbone: Backbone = whole.backbone
         num_classes = whole.classifier.out_features
-        names = _content(request.ckpt).get("class_names")
-        metainfo = {"classes": tuple(names)} if names else {}
+        names = _class_names(request.ckpt)
+        metainfo = {"classes": names} if names else {}
     else:
         backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
     tensors = _prefixed(backbone)
@@ -182,12 +182,12 @@ def classifier_package(request: ExportRequest) -> Package:
     )
 
 
-def _content(path: Path | None) -> Mapping[str, Any]:
-    """What a checkpoint of ours holds beside tensors; nothing of other people's files."""
+def _class_names(path: Path | None) -> tuple[str, ...]:
+    """The classes that a checkpoint of ours names; none of other people's files."""
     if path is None or path.suffix != ".ckpt":
-        return {}
+        return ()
     content = torch.load(path, map_location="cpu", weights_only=True)
-    return content if isinstance(content, dict) else {}
+    return tuple(content.get("class_names", ())) if isinstance(content, dict) else ()
 
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:
