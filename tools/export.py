@@ -44,6 +44,8 @@ ELSEWHERE = {
     "pretrained": "pass the file as ckpt=",
     "dense": "targets take the form they need; network=dense chooses it where there is a choice",
 }
+# Packages that cannot be imported and full disks are no faults of ours either.
+REFUSALS = (ValueError, ImportError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             WRITERS[options["format"]](table(options))
         else:
             export(arguments)
-    except ValueError as error:
+    except REFUSALS as error:
         print(f"export.py: {error}", file=sys.stderr)
         return 2
     return 0
@@ -143,8 +145,10 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 exporter(to)(request)
-        except ValueError as error:
+        except REFUSALS as error:
             return str(error)
+        except Exception as error:  # a fault of ours takes no other answers of the table with it
+            return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 
 
