@@ -47,7 +47,6 @@ DEFAULTS = {
     "format": "table",
 }
 CHOICES = {"residual": ("true", "false"), "format": ("table", "json")}
-SLOT = "mlp"  # where the hosts keep what a channel mixer replaces
 
 Record = dict[str, Any]
 
@@ -106,16 +105,16 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
     if options["ckpt"]:
         ckpt = checkpoint_file(options["ckpt"])
         refuse_untrained(backbone, load_backbone_weights(backbone, ckpt))
-    blocks = {
-        name: module
-        for name, module in backbone.named_modules()
-        if name.endswith(f".{SLOT}") and fnmatch.fnmatchcase(name, options["block"])
-    }
+    places = channel_mixers(options["backbone"])
+    blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:
-        raise ValueError(f"block={options['block']} matches no channel mixer of the backbone")
-    for name, module in blocks.items():
+        raise ValueError(
+            f"block={options['block']} matches no channel mixer of {options['backbone']}; it has "
+            f"{places[0]} to {places[-1]}"
+        )
+    for name in blocks:
         found = lipschitz_bound(
-            module,
+            backbone.get_submodule(name),
             form=options["form"],
             method=options["method"],
             solver=options["solver"],
@@ -133,9 +132,29 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
         }
 
 
+def channel_mixers(name: str) -> list[str]:
+    """Names of the modules of a backbone's host that a channel mixer takes the place of.
+
+    Raises:
+        ValueError: The host has no such place.
+    """
+    import torch
+
+    from backbones import create_backbone
+    from backbones.registry import look_up
+
+    host, _ = look_up(name)
+    if "channel" not in host.slots:
+        raise ValueError(f"the channel mixers of {name} are not exchangeable, so none is bounded")
+    with torch.device("meta"):  # a mixer that fits every host shows the places
+        return [
+            prefix.removesuffix(".") for prefix in create_backbone(f"{host.name}_affn").mixers()
+        ]
+
+
 def write_table(records: Iterator[Record]) -> None:
     """A line per block; a wide network takes minutes, so each is shown when it is there."""
-    line = "{block:24} {bound:>10} {product:>10} {form:>6} {method:>8} {seconds:>8}"
+    line = "{block:38} {bound:>10} {product:>10} {form:>6} {method:>8} {seconds:>8}"
     for number, record in enumerate(records):
         if number == 0:
             print(line.format_map({key: key for key in record}))
