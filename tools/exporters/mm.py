@@ -25,6 +25,7 @@ from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
 from tools.exporters.mm_configs import dataset_config, model_config, text_of, training_config
+from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
 from tools.networks import unusual
 
@@ -171,14 +172,15 @@ def classifier_package(request: ExportRequest) -> Package:
         tensors |= {f"head.fc.{key}": value for key, value in head.items()}
     model = model_config("mmpretrain", backbone, num_classes)
     model["backbone"] = _backbone_config(request) | {"out_type": "embedding"}
-    side = request.run["data"].get("image_size") if request.run else None
     return Package(
         model=model,
         tensors=tensors,
         metainfo=metainfo,
         backbone=backbone,
         whole=whole,
-        data=dataset_config("mmpretrain", num_classes=num_classes, side=side),
+        data=dataset_config(
+            "mmpretrain", num_classes=num_classes, prepared=preprocessing_of(request.run)
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from backbones import Backbone
 from heads.mm_adapter import set_everywhere
 from heads.mmdet_adapter import base_detector
 from heads.mmseg_adapter import base_segmentor
+from tools.exporters.preprocessing import Preprocessing
 
 # Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
 DATASETS = {"mmdet": "coco_instance", "mmseg": "ade20k", "mmpretrain": "imagenet_bs64_swin_224"}
@@ -21,7 +22,6 @@ SCHEDULES = {
     "mmseg": "schedule_160k",
     "mmpretrain": "imagenet_bs1024_adamw_swin",
 }
-CROP = 0.875  # share of the resized side that MMPretrain's evaluation sees
 # The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
 LEARNING = {
     "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
@@ -73,7 +73,7 @@ def dataset_config(
     *,
     with_mask: bool = True,
     num_classes: int = 1000,
-    side: int | None = None,
+    prepared: Preprocessing | None = None,
 ) -> dict[str, Any]:
     """Datasets, pipelines and evaluators.
 
@@ -82,12 +82,13 @@ def dataset_config(
         datamodule: One of ours, whose classes and image sizes are taken.
         with_mask: Whether a detector of the datamodule's predicts masks.
         num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
-        side: Image size of MMPretrain's.
+        prepared: How MMPretrain's images are prepared; None means as for its own Swin.
     """
     boxes_only = toolkit == "mmdet" and not with_mask
     config = shipped(toolkit, "datasets", "coco_detection" if boxes_only else DATASETS[toolkit])
     if toolkit == "mmpretrain":
-        _set_side(config, side or 224)
+        if prepared is not None:
+            _set_preprocessing(config, prepared)
         if num_classes != 1000:
             _set_folders(config, num_classes)
     if datamodule is not None:
@@ -114,14 +115,25 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
             dataset |= {"type": "BaseSegDataset", "reduce_zero_label": True}
 
 
-def _set_side(config: dict[str, Any], side: int) -> None:
+def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
+    """Let MMPretrain's evaluation prepare images to the bit as the run's did."""
+    resize = {"backend": "pillow", "interpolation": prepared.interpolation}
     for step in _steps(config):
+        if step["type"] == "LoadImageFromFile":  # decoders differ, and the run turned no image
+            step |= {"imdecode_backend": "pillow", "color_type": "color_ignore_orientation"}
         if step["type"] == "RandomResizedCrop":
-            step["scale"] = side
-        if step["type"] == "ResizeEdge":
-            step["scale"] = round(side / CROP)
+            step["scale"] = prepared.size
         if step["type"] == "CenterCrop":
-            step["crop_size"] = side
+            step["crop_size"] = prepared.size
+        if step["type"] == "ResizeEdge" and prepared.squash:
+            step.clear()
+            step |= {"type": "Resize", "scale": (prepared.resized, prepared.resized), **resize}
+        elif step["type"] == "ResizeEdge":
+            step |= {"scale": prepared.resized, **resize}
+    statistics = {"mean": prepared.mean, "std": prepared.std}
+    config["data_preprocessor"] |= {
+        name: [255 * value for value in values] for name, values in statistics.items()
+    }
 
 
 def _set_folders(config: dict[str, Any], num_classes: int) -> None:
