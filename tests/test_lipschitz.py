@@ -429,7 +429,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("bakbone=deit_t", "did you mean backbone=?"),
         ("deit_t", "arguments are key=value"),
         ("format=yaml", "format must be one of table, json; got 'yaml'"),
-        ("iterations=few", "iterations must be a whole number, got 'few'"),
+        ("iterations=few", "iterations must be a whole number from 1 up; got 'few'"),
         ("form=both", "form must be one of joint, split"),
         ("block=x", "block=x matches no channel mixer of deit_t_affn; it has blocks.0.mlp to bl"),
         ("backbone=resnet18", "the channel mixers of resnet18 are not exchangeable"),
@@ -437,6 +437,8 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
+        ("mixer.arbs=[", "mixer.arbs=[ cannot be read; a value is a number, true, "),
+        ("mixer.arbs", "cannot use 'mixer.arbs'; arguments are key=value, with the keys backbone"),
         ("mixer.arbs=on", "no option of mixer affn called 'arbs'"),
     ],
 )
