@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
 from backbones.classifier import Classifier
-from backbones.weights import read_state_dict, read_tensors
+from backbones.weights import read_tensors
 from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
 from tools.exporters.mm_configs import dataset_config, model_config, text_of, training_config
+from tools.exporters.networks import content_of
 from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
 from tools.networks import unusual
@@ -147,13 +148,9 @@ def whole_package(request: ExportRequest) -> Package:
 
 def classifier_package(request: ExportRequest) -> Package:
     """The classification network, as MMPretrain's ImageClassifier."""
-    has_classifier = False
-    if request.ckpt is not None:
-        plain = create_backbone(request.backbone, **request.options)
-        converted = plain.convert_state_dict(read_state_dict(request.ckpt))
-        has_classifier = "classifier.weight" in converted
     whole, metainfo = None, {}
-    if has_classifier:
+    # Without checkpoint there is no classifier worth handing on.
+    if request.ckpt is not None and content_of(request) == "classifier":
         whole = request.create_classifier()
         if type(whole.classifier) is not Classifier:
             raise ValueError(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mmengine import Config
 
 from backbones import Backbone
-from heads.mm_adapter import set_everywhere
+from heads.mm_adapter import base_configs, set_everywhere
 from heads.mmdet_adapter import base_detector
 from heads.mmseg_adapter import base_segmentor
 from tools.exporters.preprocessing import Preprocessing
@@ -29,11 +27,9 @@ LEARNING = {
 }
 
 
-def shipped(toolkit: str, kind: str, name: str) -> dict[str, Any]:
+def shipped(toolkit: str, name: str) -> dict[str, Any]:
     """A base config of an installed toolkit as plain values."""
-    package = importlib.import_module(toolkit)
-    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
-    config: dict[str, Any] = Config.fromfile(base / kind / f"{name}.py").to_dict()
+    config: dict[str, Any] = Config.fromfile(base_configs(toolkit) / f"{name}.py").to_dict()
     return config
 
 
@@ -85,7 +81,8 @@ def dataset_config(
         prepared: How MMPretrain's images are prepared; None means as for its own Swin.
     """
     boxes_only = toolkit == "mmdet" and not with_mask
-    config = shipped(toolkit, "datasets", "coco_detection" if boxes_only else DATASETS[toolkit])
+    dataset = "coco_detection" if boxes_only else DATASETS[toolkit]
+    config = shipped(toolkit, f"datasets/{dataset}")
     if toolkit == "mmpretrain":
         if prepared is not None:
             _set_preprocessing(config, prepared)
@@ -158,10 +155,8 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 
 def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
     """Runtime, schedule and optimiser; biases, norms and tables have no weight decay."""
-    package = importlib.import_module(toolkit)
-    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
-    config: dict[str, Any] = Config.fromfile(base / "default_runtime.py").to_dict()
-    config |= shipped(toolkit, "schedules", SCHEDULES[toolkit])
+    config = shipped(toolkit, "default_runtime")
+    config |= shipped(toolkit, f"schedules/{SCHEDULES[toolkit]}")
     exempt = sorted(backbone.no_weight_decay)
     keys = {key.rpartition(".")[2]: {"decay_mult": 0.0} for key in exempt}
     paramwise = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.0, "custom_keys": keys}
