@@ -168,7 +168,7 @@ class Odd(nn.Module):
 def test_an_operator_without_onnx_form_is_named(tmp_path):
     request = small_request("deit_t", "onnx", tmp_path)
     graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)
-    onnx = importlib.import_module("tools.exporters.onnx")
+    onnx = importlib.import_module("tools.exporters.onnx_model")
     with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Odd\), aten\.linalg_eig"):
         onnx._write(request, graph, tmp_path / "odd.onnx")
 
