@@ -28,6 +28,7 @@ from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools import command_line  # noqa: E402
+from tools.errors import one_line_errors  # noqa: E402
 from tools.run_folder import is_first_process  # noqa: E402
 
 
@@ -92,11 +93,11 @@ def main(config: DictConfig) -> None:
         sys.argv[1:] = HydraConfig.get().overrides.task
     if not is_first_process():
         logging.disable(logging.WARNING)
-    with command_line.one_line_errors():
+    with one_line_errors():
         run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
 
 
 if __name__ == "__main__":
-    with command_line.one_line_errors():
+    with one_line_errors():
         command_line.prepare(sys.argv[1:])
     main()
