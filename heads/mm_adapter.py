@@ -70,15 +70,22 @@ def base_config(toolkit: str, name: str) -> Any:
         raise ValueError(
             f"task={task} needs {toolkit}; run: make install, or pip install -e '.[dense]'"
         )
-    package = importlib.import_module(toolkit)
+    folder = base_configs(toolkit) / "models"
     from mmengine import Config
 
-    # mmengine.hub.get_config would pip-install the original mmsegmentation over our fork of it.
-    folder = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_" / "models"
     if not (folder / f"{name}.py").is_file():
         shipped = sorted(path.stem for path in folder.glob("*.py"))
         raise ValueError(f"{toolkit} ships no model config {name!r}; it has {', '.join(shipped)}")
     return Config.fromfile(folder / f"{name}.py").model
+
+
+def base_configs(toolkit: str) -> Path:
+    """The folder of the base configs that an installed toolkit ships.
+
+    mmengine.hub.get_config would pip-install the original mmsegmentation over our fork of it.
+    """
+    package = importlib.import_module(toolkit)
+    return Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
 
 
 def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:

@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from tools import command_line
+from tools.errors import one_line_errors
 from tools.run import run
 
 CONFIGS = command_line.CONFIGS
@@ -65,7 +66,7 @@ def run_here(typed, capsys) -> Ended:
     capsys.readouterr()
     status = 0
     try:
-        with command_line.one_line_errors():
+        with one_line_errors():
             command_line.prepare(typed)
             config = OmegaConf.to_container(command_line.compose_config(typed), resolve=True)
             run(command_line.resolved(config))

@@ -164,8 +164,11 @@ def test_a_right_import_is_let_through(name, source):
 
 
 def test_no_module_is_named_like_a_library_or_says_nothing():
-    taken = {*MM, *HYDRA, *LIGHTNING, "timm", "torch", "torchvision", "datasets", "utils"}
-    files = package_files()
+    export = {"onnx", "onnxruntime", "onnxscript", "safetensors"}
+    general = {"timm", "torch", "torchvision", "datasets", "utils"}
+    taken = {*MM, *HYDRA, *LIGHTNING, *export, *general}
+    tools = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").rglob("*.py")]
+    files = [*package_files(), *tools]
     assert not [name for name in files if Path(name).stem in taken or Path(name).parts[1] in taken]
 
 

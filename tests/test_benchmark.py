@@ -13,7 +13,7 @@ import torch
 
 from backbones import create_backbone, list_backbones
 from tools import benchmark, networks, timing, token_mixers
-from tools.complexity import COLUMNS
+from tools.benchmark import COLUMNS
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
@@ -306,6 +306,15 @@ def test_cost_per_token_is_taken_round_by_round():
         (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo=1'"),
         (["backbones", "backbone=deit_t_afbo mixer.g3=1"], "called 'g3'; did you mean g"),
         (["backbones", "backbone=deit_t_afbo mixer.g2=x"], "mixer.g2=x is not a whole number"),
+        (["backbones", "backbone=deit_t_afbo mixer.g2=["], "mixer.g2=[ cannot be read; a value"),
+        (
+            ["backbones", "backbone=deit_t token_mixer=sbm token_mixer.rank=32"],
+            "token_mixer.rank=32 and another setting of token_mixer exclude each other; write all",
+        ),
+        (
+            ["backbones", "backbone=deit_t token_mixer.rank=32 token_mixer=sbm"],
+            "token_mixer=sbm and another setting of token_mixer exclude each other; write all of",
+        ),
         (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
         (["mixers", "rounds=1"], "rounds must be a whole number from 2 up; got '1'"),

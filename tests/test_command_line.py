@@ -4,14 +4,15 @@ import pytest
 
 from tests.runs import arguments, command, summary
 from tools import command_line, run_folder
+from tools.errors import one_line_errors
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
 def test_a_fault_of_ours_keeps_its_traceback(capsys):
-    with pytest.raises(ZeroDivisionError), command_line.one_line_errors():
+    with pytest.raises(ZeroDivisionError), one_line_errors():
         1 / 0  # noqa: B018
-    with pytest.raises(ValueError, match="not ours"), command_line.one_line_errors():
+    with pytest.raises(ValueError, match="not ours"), one_line_errors():
         raise ValueError("not ours")
 
 
@@ -22,14 +23,14 @@ def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
         except ValueError as error:
             raise RuntimeError("the library gave up") from error
 
-    with pytest.raises(SystemExit) as ended, command_line.one_line_errors():
+    with pytest.raises(SystemExit) as ended, one_line_errors():
         library()
     assert ended.value.code == 2
     assert "no checkpoint or run folder at /nowhere" in capsys.readouterr().err
 
 
 def test_full_disk_is_one_line(capsys):
-    with pytest.raises(SystemExit), command_line.one_line_errors():
+    with pytest.raises(SystemExit), one_line_errors():
         raise OSError(28, "No space left on device", "/data/x")
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device: '/data/x'\n"
 

@@ -320,4 +320,3 @@ def test_backbone_without_rows(capsys):
 
 def test_choices_are_those_of_the_package():
     assert complexity.CHOICES["rule"] == tuple(RULES)
-    assert complexity.CHOICES["format"] == tuple(complexity.WRITERS)

@@ -486,7 +486,9 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
 def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmdet.apis import inference_detector, init_detector
 
-    folder, ours, batch, picture = trained("detection", "mmdet", tmp_path, capsys)
+    folder, ours, batch, picture = trained(
+        "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
+    )
     theirs = init_detector(str(folder / "config.py"), str(folder / "swin_t_afbo.pth"), device="cpu")
     assert theirs.dataset_meta["classes"] == tuple("0123456789")
     for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
@@ -514,14 +516,15 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
 
 
-def trained(task, to, tmp_path, capsys):
+def trained(task, to, tmp_path, capsys, *more):
     """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
     import yaml
 
     from tasks.base import load_exactly
     from tools.instantiate import build as build_part
 
-    ended = run_here(arguments(task, tmp_path / "runs", backbone="swin_t_afbo"), capsys)
+    typed = arguments(task, tmp_path / "runs", *more, backbone="swin_t_afbo")
+    ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     run = ended.folder()
     folder = exported(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
@@ -535,5 +538,6 @@ def trained(task, to, tmp_path, capsys):
     backbone = create_backbone(**config["backbone"])
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    load_exactly(model, content["state_dict"], run)
+    # With an average it is what was validated.
+    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

@@ -1,6 +1,8 @@
 """Backbones as ONNX models and torch.export programs: sizes, refusals, outputs."""
 
+import errno
 import importlib
+import json
 
 import onnxruntime
 import pytest
@@ -175,7 +177,7 @@ class Odd(nn.Module):
 def test_an_operator_without_onnx_form_is_named(tmp_path):
     request = small_request("deit_t", "onnx", tmp_path)
     graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)
-    onnx = importlib.import_module("tools.exporters.onnx")
+    onnx = importlib.import_module("tools.exporters.onnx_model")
     with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Odd\), aten\.linalg_eig"):
         onnx._write(request, graph, tmp_path / "odd.onnx")
 
@@ -189,6 +191,35 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
         ValueError, match=r"needs onnxruntime, .*type: pip install -e '\.\[export\]'"
     ):
         exporter("onnx")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("mmcv's operators are not compiled"), "mmcv's operators are not compiled"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ],
+    ids=["package", "disk"],
+)
+def test_what_the_machine_lacks_is_one_sentence(error, said, tmp_path, monkeypatch, capsys):
+    def refuse(request):
+        raise error
+
+    monkeypatch.setattr(export, "exporter", lambda to: refuse)
+    assert export.main(["backbone=deit_t", "to=timm", f"out={tmp_path / 'out'}"]) == 2
+    assert capsys.readouterr().err.startswith("export.py: ")
+    assert export.main(["list", "backbone=deit_t", "to=timm,onnx", "format=json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["timm"] == record["onnx"] == "no"
+    assert record["note"].count(said) == 2
+
+
+def test_a_fault_of_one_pair_leaves_the_others_in_the_table(monkeypatch):
+    def broken(request):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(export, "exporter", lambda to: broken)
+    assert export.refusal("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.slow

@@ -15,8 +15,11 @@ from torch import nn
 
 from backbones import create_backbone, create_mixer
 from backbones.layers.activations import BASES, Arb, Base, RPReLU
-from backbones.lipschitz import GELU_TANH, lipschitz_bound, mixer_parts
+from backbones.lipschitz import GELU_TANH, LipschitzBound, lipschitz_bound, mixer_parts
 from backbones.lipschitz_search import Part, Reduced, search
+from backbones.mixers.iffn import IFFN
+from backbones.registry import look_up
+from tests.families import SMALLEST
 from tools import lipschitz as command
 
 SCRIPT = Path(command.__file__)
@@ -388,6 +391,35 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("mixer_s16_affn", "blocks.7.mlp_channels"),
+        ("mixer_s16", "blocks.7.mlp_channels"),
+        ("ffnet_1_affn", "stages.3.blocks.1.channel_mixer.memory"),
+    ],
+)
+def test_command_finds_the_channel_mixers_of_every_host(capsys, monkeypatch, name, block):
+    taken = []
+
+    def stub(mixer, **options):
+        taken.append(mixer)
+        return LipschitzBound(1.0, (1.0,), (), "joint", "reduced", 2.0, True, 0.0)
+
+    monkeypatch.setattr("backbones.lipschitz.lipschitz_bound", stub)
+    (record,) = json.loads(printed(capsys, f"backbone={name}", f"block={block}", "format=json"))
+    assert record["block"] == block
+    assert isinstance(taken[0], Mlp | IFFN)
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_places_of_channel_mixers_are_modules_of_the_plain_host(host):
+    if "channel" in look_up(host)[0].slots:
+        with torch.device("meta"):
+            backbone = create_backbone(host)
+        assert {name for name, _ in backbone.named_modules()} >= set(command.channel_mixers(host))
+
+
 def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
     path = tmp_path / "plain.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
@@ -403,12 +435,16 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("bakbone=deit_t", "did you mean backbone=?"),
         ("deit_t", "arguments are key=value"),
         ("format=yaml", "format must be one of table, json; got 'yaml'"),
-        ("iterations=few", "iterations must be a whole number, got 'few'"),
+        ("iterations=few", "iterations must be a whole number from 1 up; got 'few'"),
         ("form=both", "form must be one of joint, split"),
-        ("block=x", "block=x matches no channel mixer"),
+        ("block=x", "block=x matches no channel mixer of deit_t_affn; it has blocks.0.mlp to bl"),
+        ("backbone=resnet18", "the channel mixers of resnet18 are not exchangeable"),
+        ("backbone=ffnet_1", "a StaticMemory has no bound here; affn, "),
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
+        ("mixer.arbs=[", "mixer.arbs=[ cannot be read; a value is a number, true, "),
+        ("mixer.arbs", "cannot use 'mixer.arbs'; arguments are key=value, with the keys backbone"),
         ("mixer.arbs=on", "no option of mixer affn called 'arbs'"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
-COMMANDS = sorted(p.stem for p in TOOLS.glob("*.py") if "key=value" in p.read_text()[:600])
+COMMANDS = sorted(p.stem for p in TOOLS.glob("*.py") if "usage: python" in p.read_text()[:600])
 
 
 @pytest.mark.parametrize("command", ["doctor", *COMMANDS])

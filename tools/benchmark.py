@@ -53,8 +53,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools import networks
-from tools.complexity import WRITERS, Record, image_size, parse
+from tools.arguments import image_size, number, parse
 from tools.networks import COMPARISONS, Network, comparison_runs, label, parse_network
+from tools.tables import FORMATS, Record, write
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -71,9 +72,25 @@ DEFAULTS = {
     },
 }  # fmt: skip
 CHOICES = {
-    "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "format": tuple(WRITERS),
+    "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "format": FORMATS,
     "train": SWITCH, "compile": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
+
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "mixer": ("mixer", "{}"),
+    "step": ("step", "{}"),
+    "image_size": ("image", "{}"),
+    "grid": ("grid", "{}"),
+    "batch": ("batch", "{}"),
+    "ms": ("ms", "{:.1f}"),
+    "ratio": ("ratio", "{:.3f}"),
+    "ratio_p10": ("10 %", "{:.3f}"),
+    "ratio_p90": ("90 %", "{:.3f}"),
+    "paper_ratio": ("paper", "{:.3f}"),
+    "us_per_token": ("us/token", "{:.3f}"),
+    "growth": ("growth", "{:.2f}"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +120,7 @@ def timed(kind: str, arguments: Sequence[str]) -> None:
     else:
         runs = mixer_runs(options) if kind == "mixers" else backbone_runs(options)
         records = benchmark(runs, options)
-    WRITERS[options["format"]](records)
+    write(records, options["format"], COLUMNS)
 
 
 def mixer_runs(options: dict[str, str]) -> list[list[Network]]:
@@ -145,7 +162,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     """Time every run, whose first network is the baseline of the others; a record per network."""
     import torch
 
-    from tools.timing import interleave, make_step, number, prepare, tell
+    from tools.timing import interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
     sizes = [image_size(item or " ") for item in options["image_size"].split(",")]

@@ -19,28 +19,38 @@ Rows of which a paper prints accuracies alone have none.
 
 from __future__ import annotations
 
-import csv
-import difflib
 import functools
 import json
-import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.exporters import TARGETS
+from tools.arguments import image_size, parse, select
+from tools.networks import NUM_CLASSES
 from tools.published import Row, list_papers, load_rows
+from tools.tables import FORMATS, Record, write
 
 DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
-CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": ("table", "json", "csv")}
-NUM_CLASSES = 1000
-
-Record = dict[str, Any]
+CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": FORMATS}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "table": ("table", "{}"),
+    "params": ("params", "{:,}"),
+    "params_m": ("M", "{:.2f}"),
+    "reported_params_m": ("paper M", "{}"),
+    "residual_params_m": ("diff", "{:+.2f}"),
+    "macs_g": ("MACs G", "{:.4f}"),
+    "reported_flops_g": ("paper G", "{}"),
+    "residual_flops_g": ("diff", "{:+.2f}"),
+    "verdict": ("verdict", "{}"),
+    "note": ("note", "{}"),
+}
+# Beside a paper's figures the exact count is enough.
+PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key != "params_m"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,47 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print((__doc__ or "").format(papers=", ".join(list_papers())).strip())
         return 0
     try:
-        options = parse(arguments)
+        options = parse(arguments, DEFAULTS, CHOICES)
         rows = load_rows(options["paper"], "classification") if options["paper"] else []
         records = complexity(options, rows)
     except ValueError as error:
         print(f"complexity.py: {error}", file=sys.stderr)
         return 2
-    WRITERS[options["format"]](records)
+    write(records, options["format"], PAPER_COLUMNS if options["paper"] else COLUMNS)
     return 0
-
-
-def parse(
-    arguments: Sequence[str],
-    defaults: Mapping[str, str] = DEFAULTS,
-    choices: Mapping[str, Sequence[str]] = CHOICES,
-) -> dict[str, str]:
-    """Options out of ``key=value`` arguments, with defaults."""
-    options = dict(defaults)
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key not in options or not equals or not value:
-            near = difflib.get_close_matches(key, options, n=1) if key not in options else []
-            meant = f" (did you mean {near[0]}=?)" if near else ""
-            raise ValueError(
-                f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
-                f"{', '.join(options)}; see --help"
-            )
-        options[key] = value
-    for key, valid in choices.items():
-        if options.get(key) and options[key] not in valid:
-            raise ValueError(f"{key} must be one of {', '.join(valid)}; got {options[key]!r}")
-    return options
-
-
-def image_size(text: str, usual: int = 224) -> tuple[int, int]:
-    """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
-    text = text or str(usual)
-    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
-    if min(size) < 64:
-        raise ValueError(f"image_size must be 224 or 800x1280, from 64 up; got {text!r}")
-    return size
 
 
 def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:
@@ -112,20 +89,6 @@ def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:
     if not records:
         raise ValueError(f"paper={options['paper']} has no row for backbone={options['backbone']}")
     return records
-
-
-def select(text: str) -> list[str]:
-    """Registered names out of names and patterns with commas between them."""
-    from backbones import backbone_schema, list_backbones
-
-    names = []
-    for item in text.split(","):
-        found = list_backbones(item)
-        if not found and any(sign in item for sign in "*?["):
-            raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
-        # Refuses an unknown name with the nearest ones, and knows names that are not listed.
-        names += found or [backbone_schema(item)["name"]]
-    return list(dict.fromkeys(names))
 
 
 @functools.cache
@@ -168,104 +131,6 @@ def paper_record(row: Row, ours: tuple[int, int], base: tuple[int, int] | None) 
         "note": row.note,
     }
 
-
-# Column of the table -> heading and how its values are written.
-COLUMNS = {
-    "backbone": ("backbone", "{}"),
-    "table": ("table", "{}"),
-    "params": ("params", "{:,}"),
-    "params_m": ("M", "{:.2f}"),
-    "reported_params_m": ("paper M", "{}"),
-    "residual_params_m": ("diff", "{:+.2f}"),
-    "macs_g": ("MACs G", "{:.4f}"),
-    "reported_flops_g": ("paper G", "{}"),
-    "residual_flops_g": ("diff", "{:+.2f}"),
-    "verdict": ("verdict", "{}"),
-    "note": ("note", "{}"),
-    # of benchmark.py
-    "mixer": ("mixer", "{}"),
-    "step": ("step", "{}"),
-    "image_size": ("image", "{}"),
-    "grid": ("grid", "{}"),
-    "batch": ("batch", "{}"),
-    "ms": ("ms", "{:.1f}"),
-    "ratio": ("ratio", "{:.3f}"),
-    "ratio_p10": ("10 %", "{:.3f}"),
-    "ratio_p90": ("90 %", "{:.3f}"),
-    "paper_ratio": ("paper", "{:.3f}"),
-    "us_per_token": ("us/token", "{:.3f}"),
-    "growth": ("growth", "{:.2f}"),
-    # of export.py
-    **{to: (to, "{}") for to in TARGETS},
-}
-WORDS = ("backbone", "mixer", "verdict", "note", "step")  # set flush left
-NAMES = ("backbone", "mixer")
-
-
-def write_table(records: Sequence[Record]) -> None:
-    """A table: on a terminal with its notes below it, elsewhere in plain aligned columns."""
-    if sys.stdout.isatty():
-        write_rich_table(records)
-        return
-    keys = _shown(records[0])
-    cells = [[COLUMNS[key][0] for key in keys], *(_cells(record) for record in records)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        parts = [
-            cell.ljust(width) if key in WORDS else cell.rjust(width)
-            for key, cell, width in zip(keys, row, widths, strict=True)
-        ]
-        print("  ".join(parts).rstrip())
-
-
-def write_rich_table(records: Sequence[Record]) -> None:
-    """A table as wide as the terminal; sentences would not fit, so they are numbered."""
-    from rich.console import Console
-    from rich.table import Table
-
-    notes = list(dict.fromkeys(record["note"] for record in records if record.get("note")))
-    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold underline")
-    for key in _shown(records[0]):
-        flush = "left" if key in WORDS else "right"
-        # On a narrow terminal names are folded, figures never.
-        table.add_column(COLUMNS[key][0], justify=flush, overflow="fold", no_wrap=key not in NAMES)
-    for record in records:
-        number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
-        table.add_row(*_cells(record | number))
-    console = Console(highlight=False)
-    console.print(table)
-    for number, note in enumerate(notes, start=1):
-        console.print(f"{number}  {note}", markup=False)
-
-
-def _shown(record: Record) -> list[str]:
-    """Columns of a table; beside a paper's figures the exact count is enough."""
-    return [key for key in record if key != "params_m" or "reported_params_m" not in record]
-
-
-def _cells(record: Record) -> list[str]:
-    values = [(key, record[key]) for key in _shown(record)]
-    return ["-" if value is None else COLUMNS[key][1].format(value) for key, value in values]
-
-
-def write_json(records: Sequence[Record]) -> None:
-    """A list of objects."""
-    print(json.dumps([_rounded(record) for record in records], indent=2))
-
-
-def write_csv(records: Sequence[Record]) -> None:
-    """A line of headings, then one line per record."""
-    writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_rounded(record) for record in records)
-
-
-def _rounded(record: Record) -> Record:
-    """Figures without the noise of their last binary digits; G to the single operation."""
-    return {k: round(v, 9) if isinstance(v, float) else v for k, v in record.items()}
-
-
-WRITERS = {"table": write_table, "json": write_json, "csv": write_csv}
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault

@@ -34,6 +34,7 @@ FEATURES = {
     "torchmetrics": "classification, transfer",
     "hydra-core": "command line",
     "scikit-learn": "sample data",
+    "filelock": "sample data",
     "matplotlib": "curves",
     "rich": "progress and tables",
     "tensorboard": "TensorBoard events",

@@ -31,9 +31,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.complexity import WRITERS, Record, image_size, parse, select
+from tools.arguments import image_size, parse, select
 from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
 from tools.networks import parse_network
+from tools.tables import FORMATS, Record, write
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "224",
@@ -44,6 +45,9 @@ ELSEWHERE = {
     "pretrained": "pass the file as ckpt=",
     "dense": "targets take the form they need; network=dense chooses it where there is a choice",
 }
+COLUMNS = {name: (name, "{}") for name in ("backbone", *TARGETS, "note")}
+# Packages that cannot be imported and full disks are no faults of ours either.
+REFUSALS = (ValueError, ImportError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     try:
         if arguments[0] == "list":
-            options = parse(arguments[1:], LIST, {"format": tuple(WRITERS)})
-            WRITERS[options["format"]](table(options))
+            options = parse(arguments[1:], LIST, {"format": FORMATS})
+            write(table(options), options["format"], COLUMNS)
         else:
             export(arguments)
-    except ValueError as error:
+    except REFUSALS as error:
         print(f"export.py: {error}", file=sys.stderr)
         return 2
     return 0
@@ -143,8 +147,10 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 exporter(to)(request)
-        except ValueError as error:
+        except REFUSALS as error:
             return str(error)
+        except Exception as error:  # a fault of ours takes no other answers of the table with it
+            return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 
 

@@ -21,7 +21,6 @@ hosts' own FFNs. product is ||W1|| ||diag(max |slope|) W0||, what one would say 
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import signal
@@ -30,10 +29,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.arguments import number, parse, value_of
+from tools.tables import Record
 
 DEFAULTS = {
     "backbone": "deit_t_affn",
@@ -47,9 +47,6 @@ DEFAULTS = {
     "format": "table",
 }
 CHOICES = {"residual": ("true", "false"), "format": ("table", "json")}
-SLOT = "mlp"  # where the hosts keep what a channel mixer replaces
-
-Record = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print((__doc__ or "").strip())
         return 0
     try:
-        options, mixer = parse(arguments)
+        options, mixer = read(arguments)
         records = bounds(options, mixer)
         if options["format"] == "json":
             print(json.dumps(list(records), indent=2))
@@ -71,27 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Options out of ``key=value`` arguments, with defaults, and those of the mixer."""
-    options, mixer = dict(DEFAULTS), {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if equals and value and key.startswith("mixer."):
-            mixer[key.removeprefix("mixer.")] = yaml.safe_load(value)
-            continue
-        if key not in options or not equals or not value:
-            near = difflib.get_close_matches(key, options, n=1) if key not in options else []
-            meant = f" (did you mean {near[0]}=?)" if near else ""
-            raise ValueError(
-                f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
-                f"{', '.join(options)} and mixer.KEY; see --help"
-            )
-        options[key] = value
-    for key, choices in CHOICES.items():
-        if options[key] not in choices:
-            raise ValueError(f"{key} must be one of {', '.join(choices)}; got {options[key]!r}")
-    if not options["iterations"].isdecimal():
-        raise ValueError(f"iterations must be a whole number, got {options['iterations']!r}")
+def read(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The options, and those of the mixer."""
+    own = [a for a in arguments if not a.startswith("mixer.") or a.partition("=")[2] == ""]
+    options = parse(own, DEFAULTS, CHOICES, more="mixer.KEY")
+    number("iterations", options["iterations"])
+    mixer = {}
+    for key, _, text in (a.partition("=") for a in arguments if a not in own):
+        mixer[key.removeprefix("mixer.")] = value_of(key, text)
     return options, mixer
 
 
@@ -106,16 +90,16 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
     if options["ckpt"]:
         ckpt = checkpoint_file(options["ckpt"])
         refuse_untrained(backbone, load_backbone_weights(backbone, ckpt))
-    blocks = {
-        name: module
-        for name, module in backbone.named_modules()
-        if name.endswith(f".{SLOT}") and fnmatch.fnmatchcase(name, options["block"])
-    }
+    places = channel_mixers(options["backbone"])
+    blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:
-        raise ValueError(f"block={options['block']} matches no channel mixer of the backbone")
-    for name, module in blocks.items():
+        raise ValueError(
+            f"block={options['block']} matches no channel mixer of {options['backbone']}; it has "
+            f"{places[0]} to {places[-1]}"
+        )
+    for name in blocks:
         found = lipschitz_bound(
-            module,
+            backbone.get_submodule(name),
             form=options["form"],
             method=options["method"],
             solver=options["solver"],
@@ -133,11 +117,31 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
         }
 
 
+def channel_mixers(name: str) -> list[str]:
+    """Names of the modules of a backbone's host that a channel mixer takes the place of.
+
+    Raises:
+        ValueError: The host has no such place.
+    """
+    import torch
+
+    from backbones import create_backbone
+    from backbones.registry import look_up
+
+    host, _ = look_up(name)
+    if "channel" not in host.slots:
+        raise ValueError(f"the channel mixers of {name} are not exchangeable, so none is bounded")
+    with torch.device("meta"):  # a mixer that fits every host shows the places
+        return [
+            prefix.removesuffix(".") for prefix in create_backbone(f"{host.name}_affn").mixers()
+        ]
+
+
 def write_table(records: Iterator[Record]) -> None:
     """A line per block; a wide network takes minutes, so each is shown when it is there."""
-    line = "{block:24} {bound:>10} {product:>10} {form:>6} {method:>8} {seconds:>8}"
-    for number, record in enumerate(records):
-        if number == 0:
+    line = "{block:38} {bound:>10} {product:>10} {form:>6} {method:>8} {seconds:>8}"
+    for index, record in enumerate(records):
+        if index == 0:
             print(line.format_map({key: key for key in record}))
         figures = {key: f"{record[key]:.4f}" for key in ("bound", "product")}
         print(line.format_map(record | figures), flush=True)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from tools.complexity import NUM_CLASSES
+from tools.arguments import value_of
 from tools.published import dotted, list_papers, load_rows
 
+NUM_CLASSES = 1000  # of ImageNet-1K, which papers count and time
 Network = tuple[str, dict[str, Any]]  # name and options
 
 
@@ -83,7 +82,13 @@ def parse_named(
         if not equals or (group or option) not in known or (group and group not in groups):
             raise ValueError(unknown(f"option of {name}", setting, list(known)))
         place = options.setdefault(group, {}) if group else options
-        place[option] = yaml.safe_load(value)
+        if not isinstance(place, dict) or isinstance(place.get(option), dict):
+            whole = group or option
+            raise ValueError(
+                f"{setting} and another setting of {whole} exclude each other; write all of them "
+                f"as {whole}.KEY=VALUE, its name as {whole}.name=NAME"
+            )
+        place[option] = value_of(key, value)
     return name, options
 
 

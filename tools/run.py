@@ -28,6 +28,7 @@ from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools import command_line  # noqa: E402
+from tools.errors import one_line_errors  # noqa: E402
 from tools.run_folder import is_first_process  # noqa: E402
 
 # The runs of a sweep that ended in an error of one line, as they would be typed alone.
@@ -98,7 +99,7 @@ def main(config: DictConfig) -> None:
     if not is_first_process():
         logging.disable(logging.WARNING)
     try:
-        with command_line.one_line_errors():
+        with one_line_errors():
             run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
@@ -108,7 +109,7 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    with command_line.one_line_errors():
+    with one_line_errors():
         command_line.prepare(sys.argv[1:])
     main()
     if failed:

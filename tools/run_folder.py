@@ -32,13 +32,15 @@ FREE_ON_RESUME = {
 def opened(config: Mapping[str, Any]) -> Iterator[Path]:
     """The run folder of a config: a new one with its config.yaml, or the one to go on with.
 
-    A new folder is removed again if the block, which is to prepare the run, fails.
+    A new folder is removed again if the block, which is to prepare the run, fails, and with it the
+    folders around it that were made for it and hold nothing else.
 
     Raises:
         ValueError: It cannot be made, or the run to resume does not exist or had other settings.
     """
     parent = Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
     new = is_first_process() and not config["resume"]
+    absent = [path.absolute() for path in (parent, *parent.parents) if not path.exists()]
     if config["resume"]:
         folder = folder_to_resume(config["ckpt"], parent)
         check_same_config(folder, config)
@@ -55,6 +57,9 @@ def opened(config: Mapping[str, Any]) -> Iterator[Path]:
         if new:
             (folder / CONFIG).unlink()
             folder.rmdir()
+            with contextlib.suppress(OSError):  # by now another run may have its folder there
+                for path in absent:
+                    path.rmdir()
         raise
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from tools.arguments import number
+
 WARM_UP = 3
 # Parameters of glibc's mallopt.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -76,8 +78,8 @@ def interleave(steps: Sequence[Step], rounds: int, device: str) -> list[list[flo
         for _ in range(WARM_UP):
             step()
     seconds: list[list[float]] = [[] for _ in steps]
-    for number in range(rounds):
-        for index in random.Random(number).sample(range(len(steps)), len(steps)):
+    for turn in range(rounds):
+        for index in random.Random(turn).sample(range(len(steps)), len(steps)):
             seconds[index].append(timed(steps[index]))
     return seconds
 
@@ -115,17 +117,6 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory for the next allocation; whether there is a glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def number(key: str, text: str, least: int = 1) -> int:
-    """A whole number out of an option.
-
-    Raises:
-        ValueError: It is none, or below ``least``.
-    """
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{key} must be a whole number from {least} up; got {text!r}")
-    return int(text)
 
 
 def tell(text: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 
-from tools.complexity import Record
+from tools.arguments import grid, number
 from tools.networks import Network, label, parse_named, placed
-from tools.timing import interleave, make_step, number, prepare, spread, tell
+from tools.tables import Record
+from tools.timing import interleave, make_step, prepare, spread, tell
 
 
 def token_records(options: dict[str, str]) -> list[Record]:
@@ -21,7 +21,7 @@ def token_records(options: dict[str, str]) -> list[Record]:
 
     from backbones import create_mixer
 
-    mixers, grids = mixer_list(options), [_grid(item) for item in options["grid"].split(",")]
+    mixers, grids = mixer_list(options), [grid(item) for item in options["grid"].split(",")]
     dim = number("dim", options["dim"])
     batches = [number("batch", item) for item in options["batch"].split(",")]
     rounds = number("rounds", options["rounds"], least=2)
@@ -93,12 +93,3 @@ def table_records(
                 }
             )
     return records
-
-
-def _grid(text: str) -> tuple[int, int]:
-    """``14`` or ``14x28`` as (H, W)."""
-    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
-    if min(size) < 1:
-        raise ValueError(f"grid must be 14 or 14x28, or several with commas; got {text!r}")
-    return size

@@ -76,9 +76,9 @@ TARGETS = {
         {"standalone": "false"},
         {"standalone": SWITCH},
     ),
-    "timm": Target("timm", "a checkpoint for timm.create_model"),
+    "timm": Target("timm_model", "a checkpoint for timm.create_model"),
     "onnx": Target(
-        "onnx",
+        "onnx_model",
         "ONNX models of classifier and maps, checked in onnxruntime",
         {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
         {"network": "all"},

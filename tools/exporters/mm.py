@@ -8,7 +8,6 @@ classification network, with its classifier where the checkpoint has one.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,13 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
 from backbones.classifier import Classifier
-from backbones.weights import read_state_dict
+from backbones.weights import read_tensors
 from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
 from tools.exporters.mm_configs import dataset_config, model_config, text_of, training_config
+from tools.exporters.networks import content_of
+from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
 from tools.networks import unusual
 
@@ -117,17 +118,18 @@ def whole_package(request: ExportRequest) -> Package:
 
     assert request.run is not None
     assert request.ckpt is not None
-    content = torch.load(request.ckpt, map_location="cpu", weights_only=True)
+    tensors = read_tensors(request.ckpt)  # of two sets the average, which was validated
     datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
-    if "class_names" in content:
-        datamodule.class_names = tuple(content["class_names"])
+    names = _class_names(request.ckpt)
+    if names:
+        datamodule.class_names = names
     else:  # checkpoints of an earlier version do not say
         datamodule.prepare_data()
         datamodule.setup()
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
-    load_exactly(whole, content["state_dict"], request.ckpt)
+    load_exactly(whole, tensors, request.ckpt)
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
     first = model.get("neck", {}).get("start_level", 0)
     if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
@@ -146,13 +148,9 @@ def whole_package(request: ExportRequest) -> Package:
 
 def classifier_package(request: ExportRequest) -> Package:
     """The classification network, as MMPretrain's ImageClassifier."""
-    has_classifier = False
-    if request.ckpt is not None:
-        plain = create_backbone(request.backbone, **request.options)
-        converted = plain.convert_state_dict(read_state_dict(request.ckpt))
-        has_classifier = "classifier.weight" in converted
     whole, metainfo = None, {}
-    if has_classifier:
+    # Without checkpoint there is no classifier worth handing on.
+    if request.ckpt is not None and content_of(request) == "classifier":
         whole = request.create_classifier()
         if type(whole.classifier) is not Classifier:
             raise ValueError(
@@ -161,8 +159,8 @@ def classifier_package(request: ExportRequest) -> Package:
             )
         backbone: Backbone = whole.backbone
         num_classes = whole.classifier.out_features
-        names = _content(request.ckpt).get("class_names")
-        metainfo = {"classes": tuple(names)} if names else {}
+        names = _class_names(request.ckpt)
+        metainfo = {"classes": names} if names else {}
     else:
         backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
     tensors = _prefixed(backbone)
@@ -171,23 +169,24 @@ def classifier_package(request: ExportRequest) -> Package:
         tensors |= {f"head.fc.{key}": value for key, value in head.items()}
     model = model_config("mmpretrain", backbone, num_classes)
     model["backbone"] = _backbone_config(request) | {"out_type": "embedding"}
-    side = request.run["data"].get("image_size") if request.run else None
     return Package(
         model=model,
         tensors=tensors,
         metainfo=metainfo,
         backbone=backbone,
         whole=whole,
-        data=dataset_config("mmpretrain", num_classes=num_classes, side=side),
+        data=dataset_config(
+            "mmpretrain", num_classes=num_classes, prepared=preprocessing_of(request.run)
+        ),
     )
 
 
-def _content(path: Path | None) -> Mapping[str, Any]:
-    """What a checkpoint of ours holds beside tensors; nothing of other people's files."""
+def _class_names(path: Path | None) -> tuple[str, ...]:
+    """The classes that a checkpoint of ours names; none of other people's files."""
     if path is None or path.suffix != ".ckpt":
-        return {}
+        return ()
     content = torch.load(path, map_location="cpu", weights_only=True)
-    return content if isinstance(content, dict) else {}
+    return tuple(content.get("class_names", ())) if isinstance(content, dict) else ()
 
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:

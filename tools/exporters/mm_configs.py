@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mmengine import Config
 
 from backbones import Backbone
-from heads.mm_adapter import set_everywhere
+from heads.mm_adapter import base_configs, set_everywhere
 from heads.mmdet_adapter import base_detector
 from heads.mmseg_adapter import base_segmentor
+from tools.exporters.preprocessing import Preprocessing
 
 # Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
 DATASETS = {"mmdet": "coco_instance", "mmseg": "ade20k", "mmpretrain": "imagenet_bs64_swin_224"}
@@ -21,7 +20,6 @@ SCHEDULES = {
     "mmseg": "schedule_160k",
     "mmpretrain": "imagenet_bs1024_adamw_swin",
 }
-CROP = 0.875  # share of the resized side that MMPretrain's evaluation sees
 # The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
 LEARNING = {
     "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
@@ -29,11 +27,9 @@ LEARNING = {
 }
 
 
-def shipped(toolkit: str, kind: str, name: str) -> dict[str, Any]:
+def shipped(toolkit: str, name: str) -> dict[str, Any]:
     """A base config of an installed toolkit as plain values."""
-    package = importlib.import_module(toolkit)
-    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
-    config: dict[str, Any] = Config.fromfile(base / kind / f"{name}.py").to_dict()
+    config: dict[str, Any] = Config.fromfile(base_configs(toolkit) / f"{name}.py").to_dict()
     return config
 
 
@@ -73,7 +69,7 @@ def dataset_config(
     *,
     with_mask: bool = True,
     num_classes: int = 1000,
-    side: int | None = None,
+    prepared: Preprocessing | None = None,
 ) -> dict[str, Any]:
     """Datasets, pipelines and evaluators.
 
@@ -82,12 +78,14 @@ def dataset_config(
         datamodule: One of ours, whose classes and image sizes are taken.
         with_mask: Whether a detector of the datamodule's predicts masks.
         num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
-        side: Image size of MMPretrain's.
+        prepared: How MMPretrain's images are prepared; None means as for its own Swin.
     """
     boxes_only = toolkit == "mmdet" and not with_mask
-    config = shipped(toolkit, "datasets", "coco_detection" if boxes_only else DATASETS[toolkit])
+    dataset = "coco_detection" if boxes_only else DATASETS[toolkit]
+    config = shipped(toolkit, f"datasets/{dataset}")
     if toolkit == "mmpretrain":
-        _set_side(config, side or 224)
+        if prepared is not None:
+            _set_preprocessing(config, prepared)
         if num_classes != 1000:
             _set_folders(config, num_classes)
     if datamodule is not None:
@@ -114,14 +112,25 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
             dataset |= {"type": "BaseSegDataset", "reduce_zero_label": True}
 
 
-def _set_side(config: dict[str, Any], side: int) -> None:
+def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
+    """Let MMPretrain's evaluation prepare images to the bit as the run's did."""
+    resize = {"backend": "pillow", "interpolation": prepared.interpolation}
     for step in _steps(config):
+        if step["type"] == "LoadImageFromFile":  # decoders differ, and the run turned no image
+            step |= {"imdecode_backend": "pillow", "color_type": "color_ignore_orientation"}
         if step["type"] == "RandomResizedCrop":
-            step["scale"] = side
-        if step["type"] == "ResizeEdge":
-            step["scale"] = round(side / CROP)
+            step["scale"] = prepared.size
         if step["type"] == "CenterCrop":
-            step["crop_size"] = side
+            step["crop_size"] = prepared.size
+        if step["type"] == "ResizeEdge" and prepared.squash:
+            step.clear()
+            step |= {"type": "Resize", "scale": (prepared.resized, prepared.resized), **resize}
+        elif step["type"] == "ResizeEdge":
+            step |= {"scale": prepared.resized, **resize}
+    statistics = {"mean": prepared.mean, "std": prepared.std}
+    config["data_preprocessor"] |= {
+        name: [255 * value for value in values] for name, values in statistics.items()
+    }
 
 
 def _set_folders(config: dict[str, Any], num_classes: int) -> None:
@@ -146,10 +155,8 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 
 def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
     """Runtime, schedule and optimiser; biases, norms and tables have no weight decay."""
-    package = importlib.import_module(toolkit)
-    base = Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
-    config: dict[str, Any] = Config.fromfile(base / "default_runtime.py").to_dict()
-    config |= shipped(toolkit, "schedules", SCHEDULES[toolkit])
+    config = shipped(toolkit, "default_runtime")
+    config |= shipped(toolkit, f"schedules/{SCHEDULES[toolkit]}")
     exempt = sorted(backbone.no_weight_decay)
     keys = {key.rpartition(".")[2]: {"decay_mult": 0.0} for key in exempt}
     paramwise = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.0, "custom_keys": keys}

@@ -1,7 +1,8 @@
 """To timm: a folder that ``timm.create_model("local-dir:<folder>", pretrained=True)`` opens.
 
 It holds what timm itself writes for the Hugging Face hub, ``config.json`` and
-``model.safetensors``; the model's class comes from ``import backbones.timm_models``.
+``model.safetensors``; the model's class comes from ``import backbones.timm_models``. Of a run
+folder the config has the preprocessing that the run was validated with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from backbones.timm_models import timm_name
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
 from tools.exporters.networks import Maps, content_of, network_of
+from tools.exporters.preprocessing import preprocessing_of
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 TEXT = """# {name} for timm
@@ -46,12 +48,13 @@ def export(request: ExportRequest) -> list[Path]:
         arguments["dense"] = True
     model = timm.create_model(entry, **arguments)
     model.load_state_dict(network.state_dict())
+    prepared = preprocessing_of(request.run)
     save_for_hf(
         model,
         request.folder,
         model_args=arguments,
         safe_serialization=True,
-        data_config={"input_size": (3, *request.image_size)},
+        data_config=prepared.of_timm() if prepared else {"input_size": (3, *request.image_size)},
     )
     what = f"{classes} classes" if classes else "no classifier"
     text = TEXT.format(name=request.backbone, what=what)

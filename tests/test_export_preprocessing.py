@@ -1,0 +1,87 @@
+"""Exported networks see images prepared as those that their run was validated on."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+
+from backbones import create_backbone
+from heads.linear import LinearClassifier
+from tools import export
+from tools.exporters.preprocessing import preprocessing_of
+from tools.instantiate import build
+
+STATISTICS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
+PAPER = {"crop_pct": 0.8, "interpolation": "bilinear", **STATISTICS}
+AUGMENTATIONS = {
+    "paper": {"_target_": "datamodules.transforms.PaperAugmentation", **PAPER},
+    "light": {"_target_": "datamodules.transforms.LightAugmentation", **STATISTICS},
+}
+
+
+def run_config(augmentation, task="classification"):
+    data = {
+        "_target_": "datamodules.cifar100.CIFAR100DataModule",
+        "root": None,
+        "image_size": 64,
+        "augmentation": augmentation,
+    }
+    backbone = {"name": "deit_t", "img_size": 64}
+    return {"task_name": task, "seed": 0, "backbone": backbone, "data": data}
+
+
+@pytest.fixture(params=AUGMENTATIONS)
+def run(request, tmp_path):
+    """A run folder, a picture, and the picture as the run was validated on it."""
+    config = run_config(AUGMENTATIONS[request.param])
+    network = LinearClassifier(create_backbone("deit_t", img_size=64), 10)
+    (tmp_path / "checkpoints").mkdir()
+    state_dict = {f"model.{key}": value for key, value in network.state_dict().items()}
+    torch.save({"state_dict": state_dict}, tmp_path / "checkpoints" / "best.ckpt")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8)
+    picture = tmp_path / "picture.jpg"
+    Image.fromarray(pixels).save(picture)
+    datamodule = build(config, "data")
+    return tmp_path, picture, datamodule.augmentation.eval(64)(Image.open(picture))
+
+
+def exported(folder, to):
+    typed = [f"ckpt={folder}", f"to={to}", f"out={folder / to}", "image_size=64"]
+    assert export.main(typed) == 0
+    return folder / to
+
+
+def test_timm_prepares_images_as_the_run_did(run):
+    folder, picture, expected = run
+    model = timm.create_model(f"local-dir:{exported(folder, 'timm')}", pretrained=True)
+    transform = create_transform(**resolve_data_config(model=model), is_training=False)
+    torch.testing.assert_close(transform(Image.open(picture)), expected, rtol=0, atol=1e-6)
+
+
+def test_mmpretrain_prepares_images_as_the_run_did(run):
+    pytest.importorskip("mmpretrain")
+    from mmengine import Config
+    from mmengine.dataset import Compose
+    from mmengine.registry import DefaultScope
+    from mmpretrain.registry import MODELS
+
+    folder, picture, expected = run
+    out = exported(folder, "mmpretrain")
+    config = Config.fromfile(out / "config.py")
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        preprocessor = MODELS.build({"type": "ClsDataPreprocessor", **config.data_preprocessor})
+        sample = Compose(config.test_dataloader.dataset.pipeline)({"img_path": str(picture)})
+    sample = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
+    found = preprocessor(sample)["inputs"][0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_defaults_are_those_that_the_run_had_and_other_checkpoints_have_none():
+    prepared = preprocessing_of(run_config(None))
+    assert (prepared.size, prepared.crop_pct, prepared.interpolation) == (64, 1.0, "bicubic")
+    assert preprocessing_of(None) is None
+    assert preprocessing_of(run_config(None, task="segmentation")) is None

@@ -1,0 +1,106 @@
+"""What the commands read: ``key=value`` arguments, sizes, numbers, values, patterns of names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+
+def parse(
+    arguments: Sequence[str],
+    defaults: Mapping[str, str],
+    choices: Mapping[str, Sequence[str]],
+    more: str = "",
+) -> dict[str, str]:
+    """Options out of ``key=value`` arguments, with defaults.
+
+    Args:
+        arguments: As they were typed.
+        defaults: All keys there are.
+        choices: What an option may be, where that is a closed list.
+        more: For the message, keys that the command has taken out before.
+
+    Raises:
+        ValueError: Names the argument that is wrong.
+    """
+    options = dict(defaults)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in options or not equals or not value:
+            near = difflib.get_close_matches(key, options, n=1) if key not in options else []
+            meant = f" (did you mean {near[0]}=?)" if near else ""
+            raise ValueError(
+                f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
+                f"{', '.join(options)}{f' and {more}' if more else ''}; see --help"
+            )
+        options[key] = value
+    for key, valid in choices.items():
+        if options.get(key) and options[key] not in valid:
+            raise ValueError(f"{key} must be one of {', '.join(valid)}; got {options[key]!r}")
+    return options
+
+
+def value_of(key: str, text: str) -> Any:
+    """A number, a list, true or whatever else YAML reads in the text of an option.
+
+    Raises:
+        ValueError: The text is no YAML.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"{key}={text} cannot be read; a value is a number, true, false, null, a word, or a "
+            "list such as [1,2]"
+        ) from error
+
+
+def image_size(text: str, usual: int = 224) -> tuple[int, int]:
+    """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
+    text = text or str(usual)
+    size = _sides(text)
+    if min(size) < 64:
+        raise ValueError(f"image_size must be 224 or 800x1280, from 64 up; got {text!r}")
+    return size
+
+
+def grid(text: str) -> tuple[int, int]:
+    """``14`` or ``14x28`` as (H, W)."""
+    size = _sides(text)
+    if min(size) < 1:
+        raise ValueError(f"grid must be 14 or 14x28, or several with commas; got {text!r}")
+    return size
+
+
+def _sides(text: str) -> tuple[int, int]:
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    return (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+
+
+def number(key: str, text: str, least: int = 1) -> int:
+    """A whole number out of an option.
+
+    Raises:
+        ValueError: It is none, or below ``least``.
+    """
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"{key} must be a whole number from {least} up; got {text!r}")
+    return int(text)
+
+
+def select(text: str) -> list[str]:
+    """Registered names out of names and patterns with commas between them."""
+    from backbones import backbone_schema, list_backbones
+
+    names = []
+    for item in text.split(","):
+        found = list_backbones(item)
+        if not found and any(sign in item for sign in "*?["):
+            raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
+        # Refuses an unknown name with the nearest ones, and knows names that are not listed.
+        names += found or [backbone_schema(item)["name"]]
+    return list(dict.fromkeys(names))

@@ -1,0 +1,66 @@
+"""Which errors of a run are the user's or the machine's, and their one message."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = tuple(
+    f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
+)
+# What the machine does not give; the message of the error is all that there is to say.
+REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program with one message for what a user or the machine caused.
+
+    Anything else is a fault and keeps its traceback.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        text = _message(error)
+        if text is None:
+            raise
+        logging.shutdown()
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _message(error: BaseException | None) -> str | None:
+    """The text for the user, or None if the error is a fault.
+
+    An error is the user's if our packages raise it as such, also where libraries raise another one
+    on top of it.
+    """
+    while error is not None:
+        text = str(error)
+        if isinstance(error, OmegaConfBaseException):
+            # Lines of its own stand around what a resolver of ours says.
+            text = text.partition(" raised while resolving interpolation: ")[2] or text
+            text = text.partition("\n")[0]
+        if "in DataLoader worker process" in text:
+            # torch puts the worker's traceback into the text; its last line is the message.
+            last = text.strip().splitlines()[-1]
+            return last.partition(": ")[2] or last
+        if type(error).__name__ == "OutOfMemoryError":
+            return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
+        if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
+            return text
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and frames[-1].filename.startswith(OURS):
+            return text if isinstance(error, ValueError | OSError | ImportError) else None
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,71 @@
+"""What the commands print: records as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how its values are written
+FORMATS = ("table", "json", "csv")
+WORDS = ("backbone", "mixer", "verdict", "note", "step")  # set flush left
+NAMES = ("backbone", "mixer")
+
+
+def write(records: Sequence[Record], form: str, columns: Columns) -> None:
+    """Print records in one of ``FORMATS``; a table has what is among its columns."""
+    if form == "json":
+        print(json.dumps([_rounded(record) for record in records], indent=2))
+    elif form == "csv":
+        writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_rounded(record) for record in records)
+    else:
+        shown = {key: columns[key] for key in records[0] if key in columns}
+        (_write_rich if sys.stdout.isatty() else _write_plain)(records, shown)
+
+
+def _write_plain(records: Sequence[Record], columns: Columns) -> None:
+    """Aligned columns, for programs."""
+    headings = [heading for heading, _ in columns.values()]
+    cells = [headings, *(_cells(record, columns) for record in records)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        parts = [
+            cell.ljust(width) if key in WORDS else cell.rjust(width)
+            for key, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        print("  ".join(parts).rstrip())
+
+
+def _write_rich(records: Sequence[Record], columns: Columns) -> None:
+    """A table as wide as the terminal; sentences would not fit, so they are numbered."""
+    from rich.console import Console
+    from rich.table import Table
+
+    notes = list(dict.fromkeys(record["note"] for record in records if record.get("note")))
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold underline")
+    for key, (heading, _) in columns.items():
+        flush = "left" if key in WORDS else "right"
+        # On a narrow terminal names are folded, figures never.
+        table.add_column(heading, justify=flush, overflow="fold", no_wrap=key not in NAMES)
+    for record in records:
+        number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
+        table.add_row(*_cells(record | number, columns))
+    console = Console(highlight=False)
+    console.print(table)
+    for number, note in enumerate(notes, start=1):
+        console.print(f"{number}  {note}", markup=False)
+
+
+def _cells(record: Record, columns: Columns) -> list[str]:
+    values = [(record[key], form) for key, (_, form) in columns.items()]
+    return ["-" if value is None else form.format(value) for value, form in values]
+
+
+def _rounded(record: Record) -> Record:
+    """Figures without the noise of their last binary digits; G to the single operation."""
+    return {k: round(v, 9) if isinstance(v, float) else v for k, v in record.items()}
