@@ -6,10 +6,10 @@ Sec. 3 and Fig. 2 ("simple feature pyramid").
 
 from __future__ import annotations
 
-import math
-
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
+
+from backbones.layouts import ceil_div, crop
 
 PYRAMID_CHANNELS = 256
 PYRAMID_STRIDES = (4, 8, 16, 32)
@@ -46,9 +46,10 @@ class SimpleFeaturePyramid(nn.Module):
         Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
         """
         height, width = image_size
-        sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in PYRAMID_STRIDES]
-        maps = self(x)
-        return tuple(x[..., :h, :w].contiguous() for x, (h, w) in zip(maps, sizes, strict=True))
+        return tuple(
+            crop(x, ceil_div(height, stride), ceil_div(width, stride)).contiguous()
+            for x, stride in zip(self(x), PYRAMID_STRIDES, strict=True)
+        )
 
 
 def _up(in_channels: int, out_channels: int) -> nn.Module:

@@ -109,10 +109,13 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
     for parent in list(network.modules()):
         for name, pool in list(parent.named_children()):
             if isinstance(pool, nn.MaxPool2d) and isinstance(pool.stride, int) and pool.stride > 1:
-                if pool.ceil_mode or pool.dilation != 1:
+                if pool.dilation != 1:
                     continue
+                # With ceil_mode the last windows reach beyond the map, where nothing is greatest.
+                end = pool.stride - 1 if pool.ceil_mode else 0
+                padding = nn.ConstantPad2d((0, end, 0, end), -torch.inf)
                 everywhere = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
-                setattr(parent, name, nn.Sequential(everywhere, _EveryNth(pool.stride)))
+                setattr(parent, name, nn.Sequential(padding, everywhere, _EveryNth(pool.stride)))
     return network
 
 
