@@ -242,6 +242,7 @@ def test_a_folder_opens_in_timm(images, tmp_path):
         "model.safetensors",
         "README.md",
     }
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
     # And back: the tasks read it.
     again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
     assert torch.equal(again(images), network(images))

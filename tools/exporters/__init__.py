@@ -214,6 +214,9 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         temporary.chmod(0o755)  # mkdtemp's is for its owner alone
         yield temporary
+        for path in temporary.rglob("*"):  # safetensors' files are for their owner alone
+            if path.is_file():
+                path.chmod(0o644)
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)

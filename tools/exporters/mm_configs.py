@@ -113,7 +113,7 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
 
 
 def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
-    """Let MMPretrain's evaluation prepare images to the bit as the run's did."""
+    """Let MMPretrain's evaluation prepare images as the run's did."""
     resize = {"backend": "pillow", "interpolation": prepared.interpolation}
     for step in _steps(config):
         if step["type"] == "LoadImageFromFile":  # decoders differ, and the run turned no image
