@@ -14,6 +14,7 @@ from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor
 from tests.runs import CONFIGS, composed, options
 from tools import command_line
+from tools.errors import one_line_errors
 from tools.instantiate import build
 from tools.published import load_rows
 
@@ -197,7 +198,7 @@ def test_what_is_typed_wins_over_a_recipe():
 
 
 def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
-    with pytest.raises(SystemExit), command_line.one_line_errors():
+    with pytest.raises(SystemExit), one_line_errors():
         with_recipe("swin", "deit_t")
     assert capsys.readouterr().err == (
         "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
