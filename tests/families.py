@@ -1,5 +1,7 @@
 """One host of each family, the first of its file or package, for tests that hold for all."""
 
+import pytest
+
 from backbones import list_backbones, registry
 
 _FILES = {
@@ -8,11 +10,17 @@ _FILES = {
 }
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.
-NAMES = [
+_BOTH = [
     name
     for host in SMALLEST
     for name in (host, f"{host}_afbo")
     if name in list_backbones(f"{host}*")
 ]
-SWAPPED = [name for name in NAMES if f"{name}_afbo" not in NAMES]
+SWAPPED = [name for name in _BOTH if f"{name}_afbo" not in _BOTH]
+# Of those with mixers the default suite takes two, one for tokens and one for maps.
+_QUICK = ("deit_t_afbo", "swin_t_afbo")
+NAMES = [
+    pytest.param(name, marks=() if name in (*SMALLEST, *_QUICK) else pytest.mark.slow)
+    for name in _BOTH
+]
 TOKEN_SLOTS = [host for host in SMALLEST if "token" in registry._HOSTS[host].slots]

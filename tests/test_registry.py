@@ -448,7 +448,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-QUICK = ("deit_t_afbo", "ffnet_1_afbo", "lvt_r1_afbo", "posmlp_t", "sbm_t_afbo", "swin_t_afbo")
+QUICK = ("deit_t_afbo", "ffnet_1_afbo", "lvt_r1_afbo", "swin_t_afbo")
 
 
 @pytest.mark.parametrize(
