@@ -51,7 +51,8 @@ class Graph:
         """(B, H, W) to compare on: the traced size and, where they are free, others."""
         if "height" not in self.free:
             return [(2, *size), (1, *size)]
-        return [(2, *size), (1, MIN_SIDE, MIN_SIDE), (1, 71, 101), (3, 128, 96)]
+        # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
+        return [(2, *size), (1, MIN_SIDE, MIN_SIDE), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
 
 
 def inference_form(network: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layouts import ceil_div, to_nchw, to_nhwc
+from backbones.layouts import ceil_div, is_any_size, missing, to_nchw, to_nhwc
 from backbones.metamixer import split_heads
 
 HEAD_DIM = 32
@@ -69,7 +69,16 @@ class ConvolutionalSelfAttention(Mixer):
 
     def _coefficients(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
-        means = to_nhwc(F.avg_pool2d(to_nchw(x), STRIDE, ceil_mode=True))
+        if is_any_size(x.shape[1:3]):
+            # Pooling in ceil_mode decides by the remainder, and a graph would keep the answer.
+            end = (0, 0, 0, missing(x.shape[2], STRIDE), 0, missing(x.shape[1], STRIDE))
+            sums, shares = (
+                F.avg_pool2d(to_nchw(F.pad(y, end)), STRIDE)
+                for y in (x, torch.ones_like(x[:1, :, :, :1]))
+            )
+            means = to_nhwc(sums / shares)
+        else:
+            means = to_nhwc(F.avg_pool2d(to_nchw(x), STRIDE, ceil_mode=True))
         logits = self.coefficients(means).unflatten(-1, (self.num_heads, len(PLACES), len(PLACES)))
         return (logits * HEAD_DIM**-0.5).softmax(dim=-1)
 
