@@ -13,7 +13,7 @@ help:  ## show this list
 install:  ## make .venv with everything in it (about 9 minutes once, then nothing to do)
 	@bash tools/install.sh
 
-demo: install  ## train a small detector on sample data (6 minutes on 2 cores)
+demo: install  ## train a small detector on sample data (6 minutes on 2 idle cores)
 	$(PY) tools/run.py task=detection backbone=swin_t_afbo
 	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
