@@ -17,10 +17,18 @@ def keywords(build: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The message that refuses a name: what is near to it, or all that there is."""
+def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> str:
+    """The message that refuses a name: what is near to it, or all that there is.
+
+    Args:
+        what: What the name would be of.
+        name: The name.
+        known: The names that there are.
+        summary: Said of them instead where they are too many for a message.
+    """
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known) or 'none'}."
+    summary = summary or f"{', '.join(known) or 'none'}."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {summary}"
     return f"there is no {what} called {name!r}; {hint}"
 
 

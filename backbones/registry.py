@@ -209,7 +209,12 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
         name = plain
     if name not in table:
         _refuse_unfit(name)
-        raise ValueError(unknown("backbone", name, table) + " list_backbones() has them all.")
+        mixers = [mixer for mixer in list_mixers("channel") if mixer != OWN_FFN]
+        summary = f"{', '.join(_HOSTS)}; most also as HOST_MIXER with {', '.join(mixers)}."
+        raise ValueError(
+            unknown("backbone", name, table, summary)
+            + f" list_backbones() and run.py --help have all {len(table)}."
+        )
     host, mixer = table[name]
     return _HOSTS[host], mixer
 

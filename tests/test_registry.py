@@ -142,8 +142,9 @@ def test_unknown_backbone_is_refused_with_the_nearest(name):
         create_backbone(name)
 
 
-def test_name_like_nothing_is_refused_with_all():
-    with pytest.raises(ValueError, match=r"called 'zzz'; known: .*deit_t_afbo, .*swin_b_glu"):
+def test_name_like_nothing_is_refused_with_hosts_and_mixers():
+    known = "known: .*deit_t, .*swin_b, .*HOST_MIXER with .*afbo, .*glu, .*list_backbones()"
+    with pytest.raises(ValueError, match=f"called 'zzz'; {known}"):
         create_backbone("zzz")
 
 

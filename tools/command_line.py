@@ -13,14 +13,16 @@ from typing import Any, Literal
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from backbones import backbone_schema, list_backbones
 from backbones.options import check_value
+from backbones.registry import look_up
 from tools.recipes import check_data, register_resolvers
 from tools.run_folder import checkpoint_file
 
@@ -41,6 +43,18 @@ TOP = {
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
 
+class BackboneGroup(dict[str, ConfigNode | None]):
+    """Hydra's group ``backbone``, whose configs, two milliseconds each, are made when asked for."""
+
+    def __getitem__(self, file: str) -> ConfigNode:
+        config = super().__getitem__(file)
+        if config is None:
+            node = OmegaConf.create(dict(backbone_schema(file.removesuffix(".yaml"))))
+            config = ConfigNode(file, node, group="backbone", package=None, provider=None)
+            self[file] = config
+        return config
+
+
 def prepare(arguments: Sequence[str]) -> None:
     """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
 
@@ -49,14 +63,11 @@ def prepare(arguments: Sequence[str]) -> None:
     """
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
-    from backbones import backbone_schema, list_backbones
-
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     ConfigStore.__deepcopy__ = lambda self, memo: self
-    store = ConfigStore.instance()
-    for name in list_backbones():
-        if f"{name}.yaml" not in store.repo.get("backbone", {}):  # two milliseconds each
-            store.store(group="backbone", name=name, node=backbone_schema(name))
+    ConfigStore.instance().repo["backbone"] = BackboneGroup.fromkeys(
+        f"{name}.yaml" for name in list_backbones()
+    )
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
@@ -212,10 +223,21 @@ def _jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if group == "backbone":  # 950 options are too many for a message
+        return _refusal(name)
     options = list(error.options or [])
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"there is no {group} called {name!r}; {hint}known: {', '.join(options)}"
+
+
+def _refusal(backbone: str) -> str:
+    """What the registry says to a name that it does not know."""
+    try:
+        host, _ = look_up(backbone)
+    except ValueError as refused:
+        return str(refused)
+    return f"{backbone} is {host.name} itself; pass backbone={host.name}"
 
 
 def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
