@@ -1,16 +1,37 @@
 """Fixtures of several test files."""
 
+import dataclasses
+import gc
+import json
+import os
+
 import pytest
 import torch
+from filelock import FileLock
 
-from tests.runs import arguments, command
+from tests.runs import Ended, arguments, command
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_are_no_garbage():
+    """mmengine collects garbage at each dataset: half a second while that looks at all imports."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def sample_cache(tmp_path_factory):
-    """One folder for the sample data of all runs of a test session."""
+def shared(tmp_path_factory):
+    """A folder for what the test processes of a session make once for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def sample_cache(shared):
+    """One folder for the sample data of all runs."""
     with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("sample_data")
+        cache = shared / "sample_data"
+        cache.mkdir(exist_ok=True)
         patch.setenv("MIXERLAB_CACHE", str(cache))
         yield cache
 
@@ -25,22 +46,26 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def outputs(tmp_path_factory):
-    return tmp_path_factory.mktemp("outputs")
+def outputs(shared):
+    folder = shared / "outputs"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def trained(outputs, sample_cache):
     """task -> how its run ended; each is trained once, by the real command."""
-    runs = {}
 
     def train(task):
-        if task not in runs:
-            more = []
-            if task == "transfer":
-                train("classification")
-                more = [f"backbone.pretrained={outputs}/classification/deit_t/latest"]
-            runs[task] = command(arguments(task, outputs, *more, epochs=2))
-        return runs[task]
+        more = []
+        if task == "transfer":
+            train("classification")
+            more = [f"backbone.pretrained={outputs}/classification/deit_t/latest"]
+        done = outputs / f"{task}.json"
+        with FileLock(outputs / f"{task}.lock"):
+            if not done.exists():
+                ended = command(arguments(task, outputs, *more, epochs=2))
+                done.write_text(json.dumps(dataclasses.asdict(ended)))
+        return Ended(**json.loads(done.read_text()))
 
     return train

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
-from tests.families import SMALLEST
+from tests.families import SMALLEST, shorten
 from tools.exporters import TARGETS, ExportRequest
 
 # One of every host's family, and mixers that work in different ways.
@@ -16,17 +14,6 @@ FAMILIES = (
     "sbm_t_convglu",
     "swin_t_iffn",
 )
-
-
-def shorten(network):
-    """Keep the first two of equal blocks in a row; shifted and plain windows are among them."""
-    for module in list(network.modules()):
-        for name, blocks in list(module.named_children()):
-            if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks) > 2:
-                shapes = [{k: v.shape for k, v in b.state_dict().items()} for b in blocks]
-                if shapes[0] and all(shape == shapes[0] for shape in shapes):
-                    setattr(module, name, blocks[:2])
-    return network
 
 
 @dataclass(frozen=True)

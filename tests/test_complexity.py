@@ -237,7 +237,9 @@ def test_image_size_and_rule(capsys):
 
 
 def test_paper_as_csv(capsys):
-    text = printed(capsys, "paper=afbo", "backbone=deit_t*,poolformer_s36*", "format=csv")
+    text = printed(
+        capsys, "paper=afbo", "backbone=deit_t,deit_t_afbo,poolformer_s36*", "format=csv"
+    )
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["backbone"] for row in rows[:4]] == [
         "deit_t",

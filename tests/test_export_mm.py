@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from backbones import create_backbone, list_backbones, list_hosts
 from heads.linear import LinearClassifier
+from tests.families import SMALLEST, rest_slow
 from tests.runs import arguments, run_here
 from tools import export
 
@@ -34,9 +35,12 @@ from tools.exporters.standalone import standalone_source
 ROOT = Path(__file__).resolve().parent.parent
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
 # One of each family, the smallest; each with another mixer.
-SMALL = (
-    "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
-    "gmlp_ti_ggqpe",
+SMALL = rest_slow(
+    (
+        "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
+        "gmlp_ti_ggqpe",
+    ),
+    quick=("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu"),
 )  # fmt: skip
 SIZE = "image_size=64"
 
@@ -229,7 +233,7 @@ def test_other_initialisations_are_mmengines():
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("host", list_hosts())
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
 def test_every_parameter_has_a_layer(host, dense):
     check_layers(host, dense)
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from backbones import create_backbone, list_backbones
 from heads.linear import LinearClassifier
-from tests.small_export import FAMILIES, shorten, small_request
+from tests.families import shorten
+from tests.small_export import FAMILIES, small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import content_of

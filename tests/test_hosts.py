@@ -1,5 +1,6 @@
 """Hosts against their originals, and the contract of a backbone at any size."""
 
+import functools
 import math
 import re
 from typing import ClassVar
@@ -17,7 +18,7 @@ from backbones.complexity import count_parameters
 from backbones.layouts import mix_nchw, mix_tokens
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, SWAPPED, TOKEN_SLOTS
+from tests.families import NAMES, SMALLEST, SWAPPED, TOKEN_SLOTS, rest_slow, short, shorten
 from tests.references.posmlp import place
 
 TIMM_NAMES = {
@@ -266,9 +267,9 @@ def attention_of(block, x):
         return block._attn(x)
 
 
+@functools.cache
 def swin_block(index, dense=False):
-    backbone = randomise(create_backbone("swin_t", dense=dense))
-    return backbone.layers[0].blocks[index]
+    return randomise(short("swin_t", dense=dense).layers[0].blocks[index])
 
 
 def by_torchvision(block, x, shift):
@@ -394,7 +395,7 @@ def gcvit_attention(block, x, query):
 @pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
 @torch.no_grad()
 def test_gcvit_attention_equals_the_loops(index, size):
-    stage = randomise(create_backbone("gcvit_xxt")).stages[0]
+    stage = randomise(short("gcvit_xxt").stages[0])
     x = torch.randn(1, *size, 64, dtype=torch.float64)
     query = stage._global_query(torch.randn(1, 64, 3, 5, dtype=torch.float64))
     assert query.shape == (1, 7, 7, 64)
@@ -405,7 +406,7 @@ def test_gcvit_attention_equals_the_loops(index, size):
 
 @torch.no_grad()
 def test_gcvit_resizes_its_query_only_where_it_must():
-    stage = create_backbone("gcvit_xxt").stages[0].double()
+    stage = short("gcvit_xxt").stages[0].double()
     pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
     assert torch.equal(stage._global_query(pooled), pooled.permute(0, 2, 3, 1))
     ramp = torch.arange(14, dtype=torch.float64).expand(1, 64, 14, 14)
@@ -424,8 +425,7 @@ def test_gcvit_has_no_queries_that_nothing_reads():
 @pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
 @torch.no_grad()
 def test_mixer_of_tokens_equals_the_loops(size, shifted):
-    backbone = randomise(create_backbone("mixer_s16", dense=True))
-    mlp = backbone.blocks[int(shifted)].mlp_tokens
+    mlp = randomise(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
     x = torch.randn(1, *size, 3, dtype=torch.float64)
     groups: dict = {}
     for i in range(size[0]):
@@ -457,7 +457,7 @@ def expected_sizes(backbone, size):
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
 @pytest.mark.parametrize("name", NAMES)
 def test_maps_have_the_promised_sizes(name, dense):
-    backbone = create_backbone(name, dense=dense).eval()
+    backbone = short(name, dense=dense).eval()
     strides = [info.stride for info in backbone.feature_info]
     assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
     for size in SIZES:
@@ -471,7 +471,7 @@ def test_maps_have_the_promised_sizes(name, dense):
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_every_map_is_contiguous(name, dense):
-    backbone = create_backbone(name, dense=dense).eval()
+    backbone = short(name, dense=dense).eval()
     x = images(65, 93, batch=2).float()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         backbone.to(memory_format=memory_format)
@@ -484,7 +484,7 @@ def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
     pytest.importorskip("mmcv")
     from mmcv.ops import RoIAlign
 
-    backbone = create_backbone(name, dense=True).eval()
+    backbone = short(name, dense=True).eval()
     # Image index and corners; the second box sticks out of the image.
     boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
     maps = backbone(images(65, 93, batch=2).float())
@@ -495,19 +495,19 @@ def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
         torch.testing.assert_close(pool(x, boxes), expected)
 
 
-@pytest.mark.parametrize("host", list_hosts())
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
 def test_every_host_runs_at_large_odd_sizes(host):
     for dense in (False, True):
         with torch.device("meta"), torch.no_grad():
-            backbone = create_backbone(host, dense=dense)
+            backbone = shorten(create_backbone(host, dense=dense))
             maps = backbone(torch.empty(2, 3, 801, 1333))
         assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_parameter_is_unused(name):
-    model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 3).train()
-    dense = create_backbone(name, drop_path_rate=0.1, dense=True).train()
+    model = LinearClassifier(short(name), 3).train()
+    dense = short(name, dense=True).train()
     x = images(64, 64, batch=2).float()
     model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
     torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
@@ -517,9 +517,9 @@ def test_no_parameter_is_unused(name):
 
 @pytest.mark.parametrize("host", SMALLEST)
 def test_embedding_has_the_promised_width(host):
-    backbone = create_backbone(host)
+    backbone = short(host)
     assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
-    dense = create_backbone(host, dense=True)
+    dense = short(host, dense=True)
     with pytest.raises(ValueError, match="build it with dense=False"):
         dense.embed(images(64, 64).float())
 
@@ -527,14 +527,14 @@ def test_embedding_has_the_promised_width(host):
 @pytest.mark.parametrize("name", SWAPPED)
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
-    backbone = create_backbone(name).double().eval()
+    backbone = short(name).double().eval()
     x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)
     for found, expected in zip(backbone(strided), backbone(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("host", TIMM_NAMES)
+@pytest.mark.parametrize("host", rest_slow(TIMM_NAMES, SMALLEST))
 def test_drop_path_rises_linearly(host):
     with torch.device("meta"):
         backbone = create_backbone(host, drop_path_rate=0.3)
@@ -554,7 +554,7 @@ def test_drop_path_rises_linearly(host):
 
 @pytest.mark.parametrize("host", SMALLEST)
 def test_no_weight_decay_names_exist(host):
-    backbone = create_backbone(host)
+    backbone = short(host)
     names = {name for name, _ in backbone.named_parameters()}
     assert backbone.no_weight_decay <= names
     tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
@@ -563,8 +563,8 @@ def test_no_weight_decay_names_exist(host):
 
 @pytest.mark.parametrize("host", SMALLEST)
 def test_has_nothing_that_mmengine_would_call(host):
-    assert not hasattr(create_backbone(host), "init_weights")
-    assert isinstance(create_backbone(host), Backbone)
+    assert not hasattr(short(host), "init_weights")
+    assert isinstance(short(host), Backbone)
 
 
 # Slots and layouts
@@ -631,7 +631,7 @@ def recorders(backbone):
     return [f"{name}." for name, m in backbone.named_modules() if isinstance(m, Recorder)]
 
 
-@pytest.mark.parametrize("host", TOKEN_SLOTS)
+@pytest.mark.parametrize("host", rest_slow(TOKEN_SLOTS, (*AUTHORS, "deit_t", "gmlp_ti")))
 def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     plain = create_backbone(host).state_dict()
     # gMLP would have a norm in its stem that its own weights do not have.

@@ -11,6 +11,7 @@ from backbones.hosts.lvt.token_labels import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier, LinearProbe
+from tests.families import rest_slow
 from tests.references import lvt as reference
 from tests.references.checkpoints import fill, in_float64
 
@@ -219,7 +220,7 @@ def test_linear_probe_reads_the_class_token(path):
 # Slots
 
 
-@pytest.mark.parametrize("name", SWAPPED)
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))
 @torch.no_grad()
 def test_every_channel_mixer_fits_class_blocks_too(name):
     x = torch.empty(2, 3, 65, 97, device="meta")

@@ -22,6 +22,7 @@ from backbones.metamixer.instances import (
     spatial_mlp,
     weighted_sum,
 )
+from tests.families import rest_slow
 from tests.references import ffnet as reference
 
 SIZES = [(4, 6), (5, 3), (1, 7)]
@@ -352,7 +353,7 @@ def test_class_tokens_are_refused_with_the_reason(name):
 
 @pytest.mark.parametrize("channel", ["", "_afbo"])
 @pytest.mark.parametrize("name", ["ffnified", "attention", "pooling"])
-@pytest.mark.parametrize("host", ["swin_t", "poolformer_s12"])
+@pytest.mark.parametrize("host", rest_slow(["swin_t", "poolformer_s12"], ["poolformer_s12"]))
 @torch.no_grad()
 def test_fits_the_token_slot_with_any_channel_mixer(host, name, channel):
     with torch.device("meta"):

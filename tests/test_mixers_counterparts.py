@@ -9,6 +9,7 @@ from backbones import create_backbone, create_mixer, list_backbones
 from backbones.complexity import count_macs, count_parameters
 from backbones.layers.grouped_linear import GroupedLinear
 from heads.linear import LinearClassifier
+from tests.families import rest_slow
 from tests.references import counterparts as reference
 from tests.rows import SHAPES, published_rows
 
@@ -311,7 +312,9 @@ def test_parameters_follow_the_options(name, options, parameters):
     assert count_parameters(create_mixer(name, 24, **options)) == parameters(24)
 
 
-@pytest.mark.parametrize("host", ["deit_t", "swin_t", "poolformer_s12"])
+@pytest.mark.parametrize(
+    "host", rest_slow(["deit_t", "swin_t", "poolformer_s12"], ["poolformer_s12"])
+)
 @pytest.mark.parametrize("name", [name for name in SIZES_BY_WIDTH if name not in ("ffn", "glu")])
 def test_every_pair_has_the_size_that_its_parts_have(name, host):
     if host == "deit_t" and name.startswith("scheme"):

@@ -20,6 +20,7 @@ from backbones.complexity import count_macs, count_parameters
 from backbones.mixers.ffn import FFN
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
+from tests.families import SMALLEST, rest_slow
 from tests.references import iffn as reference
 from tools.published import load_rows
 
@@ -434,8 +435,13 @@ def test_nonlinear_sum_of_one_function_and_by_default_its_mean():
 # Published rows
 
 
+TABLE_1 = [row for row in load_rows("iffn", "classification") if row.table == 1]
+
+
 @pytest.mark.parametrize(
-    "row", [r for r in load_rows("iffn", "classification") if r.table == 1], ids=str
+    "row",
+    rest_slow(TABLE_1, [r for r in TABLE_1 if r.backbone.startswith(tuple(SMALLEST))]),
+    ids=str,
 )
 def test_table_1_agrees_to_the_printed_digit(row):
     with torch.device("meta"):
@@ -461,6 +467,7 @@ def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
     assert len(rows) == 32 + len(lvt)
 
 
+@pytest.mark.slow
 def test_other_rows_count_what_they_say():
     for row in load_rows("iffn", "classification"):
         if row.table > 1:

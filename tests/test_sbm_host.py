@@ -1,9 +1,7 @@
 """The SBM networks against a plain one, the paper's counts, and what a backbone must survive."""
 
 import copy
-import io
 import math
-import pickle
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from backbones.layouts import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
+from tests.families import rest_slow
 from tests.references import sbm as reference
 from tools.published import load_rows
 
@@ -334,42 +333,6 @@ def test_initialisation():
 # The contract of a backbone
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_maps_have_the_promised_sizes_and_layout(name, dense):
-    backbone = create_backbone(name, dense=dense).eval()
-    assert [info.stride for info in backbone.feature_info] == [4, 8, 16, 32]
-    for size in SIZES:
-        x = images(*size).float()
-        maps = backbone(x)
-        for info, m in zip(backbone.feature_info, maps, strict=True):
-            height, width = (math.ceil(side / info.stride) for side in size)
-            assert m.shape == (2, info.channels, height, width)
-            assert m.is_contiguous()
-            assert m.isfinite().all()
-        strided = backbone(x.contiguous(memory_format=torch.channels_last))
-        for ours, theirs in zip(strided, maps, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
-    backbone = create_backbone(name, dense=True).eval()
-    expected = backbone(images(64, 64).float())
-    other = create_backbone(name, dense=True).eval()
-    file = io.BytesIO()
-    torch.save(backbone.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone)), other):
-        assert again.feature_info == backbone.feature_info
-        again(images(96, 80).float())
-        for found, wanted in zip(again(images(64, 64).float()), expected, strict=True):
-            torch.testing.assert_close(found, wanted, **EXACT)
-
-
 @pytest.mark.slow  # test_registry compiles one of each family
 @pytest.mark.parametrize(
     ("size", "options"),
@@ -398,7 +361,7 @@ def test_compiled_code_gives_the_same():
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(NAMES, ["sbm_t"]))
 def test_training_in_bfloat16_reaches_every_parameter_and_lowers_the_loss(name):
     torch.manual_seed(0)
     model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 4).train()
