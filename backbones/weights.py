@@ -117,7 +117,8 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     has, and BatchNorm's counters of batches.
 
     Raises:
-        ValueError: Anything else is missing, left over or of another shape; the keys are listed.
+        ValueError: Anything else is missing, left over, of another shape or of whole numbers
+            (quantised weights); the keys are listed.
     """
     file = state_dict
     state_dict = backbone.convert_state_dict(dict(file))
@@ -146,6 +147,11 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     wrong += [f"unexpected {key}" for key in surplus if not key.startswith(may_remain)]
     wrong += [
         f"{k}: {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}" for k in reshaped
+    ]
+    wrong += [
+        f"{key}: {value.dtype} instead of {own[key].dtype}"
+        for key, value in usable.items()
+        if own[key].is_floating_point() and not value.is_floating_point()
     ]
     if wrong:
         raise ValueError(

@@ -1,24 +1,20 @@
-"""Hosts against their originals, and the contract of a backbone at any size."""
+"""Hosts against their originals: whole networks, the names in checkpoints, attention in windows."""
 
 import functools
 import math
-import re
-from typing import ClassVar
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
-from torchvision.ops import roi_align
 
-from backbones import Backbone, Mixer, create_backbone, list_hosts, register_mixer, registry
+from backbones import create_backbone, list_hosts
 from backbones.complexity import count_parameters
-from backbones.layouts import mix_nchw, mix_tokens
 from backbones.weights import load_state_dict
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, SWAPPED, TOKEN_SLOTS, rest_slow, short, shorten
+from tests.families import SMALLEST, rest_slow, short
+from tests.references.names import AUTHORS
 from tests.references.posmlp import place
 
 TIMM_NAMES = {
@@ -36,7 +32,6 @@ TIMM_NAMES = {
     "convnext_t": "convnext_tiny",
     **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
 }
-SIZES = [(64, 64), (65, 93), (200, 304)]
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
@@ -178,73 +173,6 @@ def test_poolformer_of_timm_pools_before_it_norms():
 
 
 # Names of the authors' checkpoints
-
-
-def swin_by_its_authors(state_dict):
-    """Downsampling ends a stage there, and two buffers are saved."""
-    renamed = {}
-    for key, value in state_dict.items():
-        if ".downsample." in key:
-            _, stage, rest = key.split(".", 2)
-            key = f"layers.{int(stage) - 1}.{rest}"
-        renamed[key.replace("classifier.", "head.")] = value
-    renamed["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49).long()
-    renamed["layers.0.blocks.1.attn_mask"] = torch.zeros(64, 49, 49)
-    return renamed
-
-
-def poolformer_by_its_authors(state_dict):
-    """One list of stages (even) and downsampling (odd)."""
-    renamed = {}
-    for key, value in state_dict.items():
-        parts = key.split(".")
-        if parts[0] == "stages":
-            stage = int(parts[1])
-            if parts[2] == "downsample":
-                key = f"network.{2 * stage - 1}.proj.{parts[-1]}"
-            else:
-                rest = ".".join(parts[3:]).replace("layer_scale1.scale", "layer_scale_1")
-                key = f"network.{2 * stage}.{rest.replace('layer_scale2.scale', 'layer_scale_2')}"
-        key = key.replace("stem.conv.", "patch_embed.proj.").replace("classifier.", "head.")
-        renamed[key] = value
-    return renamed
-
-
-def pvt_v2_by_its_authors(state_dict):
-    """Embedding, blocks and norm of a stage are numbered apart, from 1."""
-    renamed = {}
-    for key, value in state_dict.items():
-        key = key.replace("patch_embed.", "patch_embed1.").replace("classifier.", "head.")
-        key = key.replace(".dwconv.", ".dwconv.dwconv.")
-        key = re.sub(
-            r"^stages\.(\d)\.(downsample|blocks|norm)",
-            lambda m: (
-                {"downsample": "patch_embed", "blocks": "block"}.get(m[2], m[2])
-                + str(int(m[1]) + 1)
-            ),
-            key,
-        )
-        renamed[key] = value
-    return renamed
-
-
-def convnext_by_its_authors(state_dict):
-    """Stem and downsampling are in one list."""
-    renamed = {}
-    for key, value in state_dict.items():
-        key = key.replace("stem.", "downsample_layers.0.").replace("classifier.", "head.")
-        key = re.sub(r"^stages\.(\d)\.downsample", r"downsample_layers.\1", key)
-        key = key.replace(".blocks.", ".").replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv")
-        renamed[key] = value
-    return renamed
-
-
-AUTHORS = {
-    "swin_t": swin_by_its_authors,
-    "poolformer_s12": poolformer_by_its_authors,
-    "pvt_v2_b1": pvt_v2_by_its_authors,
-    "convnext_t": convnext_by_its_authors,
-}
 
 
 @pytest.mark.parametrize("name", AUTHORS)
@@ -444,94 +372,7 @@ def test_mixer_of_tokens_equals_the_loops(size, shifted):
     torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-10)
 
 
-# The contract of a backbone
-
-
-def expected_sizes(backbone, size):
-    return [
-        (info.channels, math.ceil(size[0] / info.stride), math.ceil(size[1] / info.stride))
-        for info in backbone.feature_info
-    ]
-
-
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("name", NAMES)
-def test_maps_have_the_promised_sizes(name, dense):
-    backbone = short(name, dense=dense).eval()
-    strides = [info.stride for info in backbone.feature_info]
-    assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
-    for size in SIZES:
-        with torch.no_grad():
-            maps = backbone(images(*size).float())
-        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
-        assert all(x.isfinite().all() for x in maps)
-
-
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_every_map_is_contiguous(name, dense):
-    backbone = short(name, dense=dense).eval()
-    x = images(65, 93, batch=2).float()
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        backbone.to(memory_format=memory_format)
-        assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
-
-
-@pytest.mark.parametrize("name", SWAPPED)
-@torch.no_grad()
-def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
-    pytest.importorskip("mmcv")
-    from mmcv.ops import RoIAlign
-
-    backbone = short(name, dense=True).eval()
-    # Image index and corners; the second box sticks out of the image.
-    boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
-    maps = backbone(images(65, 93, batch=2).float())
-    for x, info in zip(maps, backbone.feature_info, strict=True):
-        scale = 1 / info.stride
-        pool = RoIAlign((7, 7), spatial_scale=scale, sampling_ratio=2, aligned=True)
-        expected = roi_align(x, boxes, (7, 7), scale, sampling_ratio=2, aligned=True)
-        torch.testing.assert_close(pool(x, boxes), expected)
-
-
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
-def test_every_host_runs_at_large_odd_sizes(host):
-    for dense in (False, True):
-        with torch.device("meta"), torch.no_grad():
-            backbone = shorten(create_backbone(host, dense=dense))
-            maps = backbone(torch.empty(2, 3, 801, 1333))
-        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_parameter_is_unused(name):
-    model = LinearClassifier(short(name), 3).train()
-    dense = short(name, dense=True).train()
-    x = images(64, 64, batch=2).float()
-    model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
-    torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
-    for module in (model, dense):
-        assert [key for key, p in module.named_parameters() if p.grad is None] == []
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_embedding_has_the_promised_width(host):
-    backbone = short(host)
-    assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
-    dense = short(host, dense=True)
-    with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.embed(images(64, 64).float())
-
-
-@pytest.mark.parametrize("name", SWAPPED)
-@torch.no_grad()
-def test_memory_format_of_the_images_does_not_matter(name):
-    backbone = short(name).double().eval()
-    x = images(64, 96, batch=2)
-    strided = x.contiguous(memory_format=torch.channels_last)
-    for found, expected in zip(backbone(strided), backbone(x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+# Drop path
 
 
 @pytest.mark.parametrize("host", rest_slow(TIMM_NAMES, SMALLEST))
@@ -550,134 +391,3 @@ def test_drop_path_rises_linearly(host):
         found = rates(backbone, path)
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_no_weight_decay_names_exist(host):
-    backbone = short(host)
-    names = {name for name, _ in backbone.named_parameters()}
-    assert backbone.no_weight_decay <= names
-    tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
-    assert tables <= backbone.no_weight_decay
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_has_nothing_that_mmengine_would_call(host):
-    assert not hasattr(short(host), "init_weights")
-    assert isinstance(short(host), Backbone)
-
-
-# Slots and layouts
-
-
-class Recorder(Mixer):
-    """Remembers what it was given."""
-
-    seen: ClassVar[list] = []
-
-    def __init__(self, dim, *, grid=(14, 14)):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.grid = grid
-
-    def mix(self, x):
-        self.seen.append(tuple(x.shape))
-        return x * self.weight
-
-    def mix_prefix(self, prefix):
-        self.seen.append(tuple(prefix.shape))
-        return prefix * self.weight
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
-    monkeypatch.setattr(Recorder, "seen", [])
-    register_mixer("recorder", kind="token", source="this test")(Recorder)
-    register_mixer("recorded", kind="channel", source="this test")(Recorder)
-    return Recorder.seen
-
-
-@pytest.mark.parametrize(
-    ("host", "depths", "widths"),
-    [
-        ("swin_t", (2, 2, 6, 2), (96, 192, 384, 768)),
-        ("poolformer_s12", (2, 2, 6, 2), (64, 128, 320, 512)),
-        ("pvt_v2_b1", (2, 2, 2, 2), (64, 128, 320, 512)),
-        ("gcvit_xxt", (2, 2, 6, 2), (64, 128, 256, 512)),
-        ("convnext_t", (3, 3, 9, 3), (96, 192, 384, 768)),
-    ],
-)
-def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
-    backbone = create_backbone(f"{host}_recorded", token_mixer="recorder", img_size=(128, 192))
-    backbone(torch.zeros(1, 3, 64, 96))
-    expected = [
-        (1, 16 // 2**stage, 24 // 2**stage, width)
-        for stage, (depth, width) in enumerate(zip(depths, widths, strict=True))
-        for _ in range(2 * depth)
-    ]
-    assert recorder == expected
-    grids = [module.grid for module in backbone.modules() if isinstance(module, Recorder)]
-    assert grids == [(2 * height, 2 * width) for _, height, width, _ in expected]
-
-
-def test_mixers_see_the_class_token_apart(recorder):
-    backbone = create_backbone("deit_t_recorded", token_mixer={"name": "recorder"})
-    backbone(torch.zeros(2, 3, 64, 96))
-    assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 24
-
-
-def recorders(backbone):
-    return [f"{name}." for name, m in backbone.named_modules() if isinstance(m, Recorder)]
-
-
-@pytest.mark.parametrize("host", rest_slow(TOKEN_SLOTS, (*AUTHORS, "deit_t", "gmlp_ti")))
-def test_weights_load_around_a_swapped_token_mixer(recorder, host):
-    plain = create_backbone(host).state_dict()
-    # gMLP would have a norm in its stem that its own weights do not have.
-    options = {"stem_norm": False} if host.startswith("gmlp") else {}
-    for convert in (dict, AUTHORS.get(host, dict)):
-        backbone = create_backbone(host, token_mixer="recorder", **options)
-        report = load_state_dict(backbone, convert(plain), "plain")
-        expected = {f"{prefix}weight" for prefix in recorders(backbone)}
-        assert expected
-        assert expected <= set(report.initialised)
-        assert all(key.startswith(tuple(backbone.mixers())) for key in report.initialised)
-        replaced = (*backbone.mixers(), *backbone.classification_keys)
-        assert all(key.startswith(replaced) for key in report.skipped)
-
-
-def test_tokens_reach_a_mixer_in_row_major_order():
-    mixer = Recorder(2)
-    tokens = torch.arange(14.0).reshape(1, 7, 2)
-    mixed = mix_tokens(mixer, tokens, grid=(2, 3), num_prefix_tokens=1)
-    assert torch.equal(mixed, tokens)
-
-    class Shift(Recorder):
-        def mix(self, x):
-            return x.roll(1, dims=2)
-
-    mixed = mix_tokens(Shift(2), tokens, grid=(2, 3), num_prefix_tokens=1)
-    assert mixed[0, :, 0].tolist() == [0, 6, 2, 4, 12, 8, 10]
-
-
-def test_channels_last_maps_reach_a_mixer_without_copies():
-    class Address(Mixer):
-        def mix(self, x):
-            assert x.is_contiguous()
-            self.pointer = x.data_ptr()
-            return x
-
-    x = torch.randn(2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
-    mixer = Address()
-    mixed = mix_nchw(mixer, x)
-    assert mixer.pointer == mixed.data_ptr() == x.data_ptr()
-    assert mixed.is_contiguous(memory_format=torch.channels_last)
-    backbone = create_backbone("poolformer_s12_glu")
-    inputs = []
-    for module in backbone.modules():
-        if isinstance(module, Mixer):
-            module.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-    backbone(torch.randn(1, 3, 64, 64))
-    assert len(inputs) == 12
-    assert all(x.is_contiguous() for x in inputs)

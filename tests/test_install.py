@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tools import doctor
+from tools.installation import checks, packages
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -22,7 +23,7 @@ REQUIREMENTS = [
     for lines in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for line in lines
 ]
-PINS = doctor.read_pins()
+PINS = packages.read_pins()
 
 # Everything tools/install.sh calls, apart from python, the compilers and nvidia-smi.
 COMMANDS = "awk bash cat cut df env flock grep ls mkdir nproc rm sha256sum tail".split()
@@ -36,7 +37,7 @@ def versions(**installed):
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
 def test_range_admits_the_tested_version(requirement):
-    pin = PINS[doctor.normalise(requirement.name)]
+    pin = PINS[packages.normalise(requirement.name)]
     assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
 
 
@@ -248,53 +249,53 @@ def test_install_never_names_an_index():
 
 
 def test_doctor_tells_missing_from_untested():
-    missing = doctor.describe("timm", "", "1.0.31", None)
+    missing = packages.describe("timm", "", "1.0.31", None)
     assert (missing.status, missing.feature) == ("missing", "backbones")
     assert missing.remedy
-    assert doctor.describe("timm", "", "1.0.31", "1.0.30").status == "untested version"
-    fine = doctor.describe("torch", "", "2.12.1", "2.12.1+cu130")
+    assert packages.describe("timm", "", "1.0.31", "1.0.30").status == "untested version"
+    fine = packages.describe("torch", "", "2.12.1", "2.12.1+cu130")
     assert (fine.status, fine.remedy) == ("ok", "")
 
 
 def test_doctor_lists_every_requirement_once():
-    names = [row.name for row in doctor.packages()]
+    names = [row.name for row in packages.packages()]
     assert len(names) == len(set(names))
-    assert set(names) == {doctor.normalise(requirement.name) for requirement in REQUIREMENTS}
+    assert set(names) == {packages.normalise(requirement.name) for requirement in REQUIREMENTS}
 
 
 def test_doctor_finds_classification_usable_without_the_mm_packages():
-    rows = doctor.packages(lambda name: None if name.startswith("onedl") else PINS[name])
-    checks = [doctor.check_operators(doctor.NOTHING_PROBED, versions())]
-    assert doctor.core_is_fine(rows, checks)
-    text = doctor.as_text(rows, checks)
+    rows = packages.packages(lambda name: None if name.startswith("onedl") else PINS[name])
+    found = [checks.check_operators(checks.NOTHING_PROBED, versions())]
+    assert doctor.core_is_fine(rows, found)
+    text = doctor.as_text(rows, found)
     assert "Classification and transfer can run; detection and segmentation need" in text
 
 
 def test_doctor_needs_the_core():
-    rows = doctor.packages(lambda name: None if name == "lightning" else PINS[name])
+    rows = packages.packages(lambda name: None if name == "lightning" else PINS[name])
     assert not doctor.core_is_fine(rows, [])
 
 
 def test_doctor_refuses_another_python():
-    check = doctor.check_python((3, 13))
+    check = checks.check_python((3, 13))
     assert check.level == "problem"
     assert not doctor.core_is_fine([], [check])
 
 
 def test_doctor_refuses_a_torchvision_of_another_torch():
-    wrong = doctor.check_torch_pair(versions(torch="2.13.0+cpu", torchvision="0.27.1"), "2.12.1")
+    wrong = checks.check_torch_pair(versions(torch="2.13.0+cpu", torchvision="0.27.1"), "2.12.1")
     assert wrong.level == "problem"
     assert "built for torch 2.12.1" in wrong.text
-    right = doctor.check_torch_pair(versions(torch="2.12.1+cpu", torchvision="0.27.1"), "2.12.1")
+    right = checks.check_torch_pair(versions(torch="2.12.1+cpu", torchvision="0.27.1"), "2.12.1")
     assert right.level == "ok"
 
 
 def test_doctor_finds_the_original_packages():
     installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
-    checks = doctor.check_originals(installed)
-    assert [check.name for check in checks] == ["onedl-mmcv", "onedl-mmsegmentation"]
-    assert "pip uninstall -y mmcv onedl-mmcv" in checks[0].remedy
-    assert doctor.check_originals(versions(onedl_mmcv="2.3.6")) == []
+    found = checks.check_originals(installed)
+    assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
+    assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
+    assert checks.check_originals(versions(onedl_mmcv="2.3.6")) == []
 
 
 @pytest.mark.parametrize(
@@ -308,12 +309,12 @@ def test_doctor_finds_the_original_packages():
     ],
 )
 def test_doctor_finds_mixed_opencv(installed, headless, level):
-    assert doctor.check_opencv(versions(**installed), lambda: headless).level == level
+    assert checks.check_opencv(versions(**installed), lambda: headless).level == level
 
 
 def test_doctor_reports_operators_that_do_not_load():
     probed = {"gpus": [], "ops_cuda": None, "error": "ImportError: undefined symbol"}
-    check = doctor.check_operators(probed, versions(onedl_mmcv="2.3.6", torch="2.15.0"))
+    check = checks.check_operators(probed, versions(onedl_mmcv="2.3.6", torch="2.15.0"))
     assert check.level == "problem"
     assert "torch 2.15.0" in check.text
     assert "undefined symbol" in check.text
@@ -322,19 +323,19 @@ def test_doctor_reports_operators_that_do_not_load():
 def test_doctor_asks_for_cuda_operators_only_where_there_is_a_gpu():
     installed = versions(onedl_mmcv="2.3.6", torch="2.12.1")
     probed = {"gpus": [], "ops_cuda": "not available", "error": None}
-    assert doctor.check_operators(probed, installed).level == "ok"
-    with_gpu = doctor.check_operators({**probed, "gpus": ["GPU"]}, installed)
+    assert checks.check_operators(probed, installed).level == "ok"
+    with_gpu = checks.check_operators({**probed, "gpus": ["GPU"]}, installed)
     assert with_gpu.remedy == "make install CUDA=1"
 
 
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):
-    monkeypatch.setattr(doctor, "PROBE", "import os; os.abort()")
-    assert doctor.probe()["error"]
+    monkeypatch.setattr(checks, "PROBE", "import os; os.abort()")
+    assert checks.probe()["error"]
 
 
 def test_doctor_notes_a_full_disk():
-    assert doctor.check_disk(2**30).level == "note"
-    assert doctor.check_disk(2**40).level == "ok"
+    assert checks.check_disk(2**30).level == "note"
+    assert checks.check_disk(2**40).level == "ok"
 
 
 def test_doctor_command_prints_json():

@@ -130,12 +130,11 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     given = typed.split()
     task = next((a[5:] for a in given if a.startswith("task=") and a[5:] in TINY), "classification")
     named = {argument.lstrip("+").partition("=")[0] for argument in given}
-    own_data = "data" in named  # another dataset than the sample has other options
+    other = tuple(f"{group}." for group in ("data", "head") if group in named)  # other options
     base = [
         argument
         for argument in arguments(task, tmp_path)
-        if argument.partition("=")[0] not in named
-        and not (own_data and argument.lstrip("+").startswith("data."))
+        if argument.partition("=")[0] not in named and not argument.lstrip("+").startswith(other)
     ]
     text = refused([*base, *given], tmp_path, capsys)
     assert MISTAKES[typed] in text

@@ -363,6 +363,12 @@ def test_host_with_other_depth(weights):
     misfit(deeper, r"1 keys differ \(unexpected stages\.3\.blocks\.2\.norm1\.weight\)")
 
 
+def test_quantised_weights(weights):
+    key = "stages.2.blocks.1.norm1.weight"
+    quantised = weights | {key: weights[key].to(torch.int8)}
+    misfit(quantised, rf"1 keys differ \({key}: torch\.int8 instead of torch\.float32\)")
+
+
 def test_weights_with_another_mixer_give_their_host(weights):
     report = load_state_dict(create_backbone("poolformer_s12_glu"), dict(weights), "file")
     assert all(".mlp.w" in key for key in report.initialised)

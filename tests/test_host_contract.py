@@ -1,0 +1,120 @@
+"""The contract of a backbone: its maps at any size, its embedding, its parameters."""
+
+import math
+
+import pytest
+import torch
+from torchvision.ops import roi_align
+
+from backbones import Backbone, create_backbone, list_hosts
+from heads.linear import LinearClassifier
+from tests.families import NAMES, SMALLEST, SWAPPED, rest_slow, short, shorten
+
+SIZES = [(64, 64), (65, 93), (200, 304)]
+
+
+def images(*size, batch=1):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def expected_sizes(backbone, size):
+    return [
+        (info.channels, math.ceil(size[0] / info.stride), math.ceil(size[1] / info.stride))
+        for info in backbone.feature_info
+    ]
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize("name", NAMES)
+def test_maps_have_the_promised_sizes(name, dense):
+    backbone = short(name, dense=dense).eval()
+    strides = [info.stride for info in backbone.feature_info]
+    assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
+    for size in SIZES:
+        with torch.no_grad():
+            maps = backbone(images(*size))
+        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
+        assert all(x.isfinite().all() for x in maps)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_every_map_is_contiguous(name, dense):
+    backbone = short(name, dense=dense).eval()
+    x = images(65, 93, batch=2)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        backbone.to(memory_format=memory_format)
+        assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+@torch.no_grad()
+def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
+    pytest.importorskip("mmcv")
+    from mmcv.ops import RoIAlign
+
+    backbone = short(name, dense=True).eval()
+    # Image index and corners; the second box sticks out of the image.
+    boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
+    maps = backbone(images(65, 93, batch=2))
+    for x, info in zip(maps, backbone.feature_info, strict=True):
+        scale = 1 / info.stride
+        pool = RoIAlign((7, 7), spatial_scale=scale, sampling_ratio=2, aligned=True)
+        expected = roi_align(x, boxes, (7, 7), scale, sampling_ratio=2, aligned=True)
+        torch.testing.assert_close(pool(x, boxes), expected)
+
+
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
+def test_every_host_runs_at_large_odd_sizes(host):
+    for dense in (False, True):
+        with torch.device("meta"), torch.no_grad():
+            backbone = shorten(create_backbone(host, dense=dense))
+            maps = backbone(torch.empty(2, 3, 801, 1333))
+        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_parameter_is_unused(name):
+    model = LinearClassifier(short(name), 3).train()
+    dense = short(name, dense=True).train()
+    x = images(64, 64, batch=2)
+    model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
+    torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
+    for module in (model, dense):
+        assert [key for key, p in module.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_embedding_has_the_promised_width(host):
+    backbone = short(host)
+    assert backbone.embed(images(64, 80, batch=2)).shape == (2, backbone.num_features)
+    dense = short(host, dense=True)
+    with pytest.raises(ValueError, match="build it with dense=False"):
+        dense.embed(images(64, 64))
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+@torch.no_grad()
+def test_memory_format_of_the_images_does_not_matter(name):
+    backbone = short(name).double().eval()
+    x = images(64, 96, batch=2).double()
+    strided = x.contiguous(memory_format=torch.channels_last)
+    for found, expected in zip(backbone(strided), backbone(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_no_weight_decay_names_exist(host):
+    with torch.device("meta"):
+        backbone = create_backbone(host)
+    names = {name for name, _ in backbone.named_parameters()}
+    assert backbone.no_weight_decay <= names
+    tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
+    assert tables <= backbone.no_weight_decay
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_has_nothing_that_mmengine_would_call(host):
+    assert not hasattr(short(host), "init_weights")
+    assert isinstance(short(host), Backbone)

@@ -1,0 +1,1 @@
+"""What is installed, and whether it works together, by the standard library alone."""

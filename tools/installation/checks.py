@@ -1,0 +1,190 @@
+"""What version numbers alone do not show: packages that do not fit each other or the machine.
+
+Nothing but the standard library, for an environment in which nothing may work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from tools.installation.packages import IN_VENV, ROOT, VENV, VersionOf, installed_version
+
+# Distributions that write into the folders of the ones we use.
+ORIGINALS = {
+    "onedl-mmcv": ("mmcv", "mmcv-full", "mmcv-lite"),
+    "onedl-mmengine": ("mmengine", "mmengine-lite"),
+    "onedl-mmdetection": ("mmdet",),
+    "onedl-mmsegmentation": ("mmsegmentation",),
+}
+OPENCV = (
+    "opencv-python",
+    "opencv-python-headless",
+    "opencv-contrib-python",
+    "opencv-contrib-python-headless",
+)
+MIN_FREE_GB = 5.0
+PROBE = """
+import json, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+found = {"gpus": gpus, "ops_cuda": None, "error": None}
+try:
+    import mmcv.ops
+    found["ops_cuda"] = mmcv.ops.get_compiling_cuda_version()
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(found))
+"""
+
+Level = Literal["ok", "note", "problem"]
+NOTHING_PROBED: dict[str, Any] = {"gpus": [], "ops_cuda": None, "error": "torch is missing"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing beyond version numbers; a problem in the core makes the exit status 1."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+    core: bool = False
+
+
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
+    """Python is the tested one, and the one that `make install` made if that exists."""
+    text = f"{platform.python_version()} at {sys.executable}"
+    remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
+    if version != (3, 11):
+        return Check("python", "problem", f"{text}; 3.11 is needed", remedy, core=True)
+    if VENV.exists() and not IN_VENV:
+        return Check("python", "note", f"{text}; {VENV} is not in use", remedy)
+    return Check("python", "ok", text)
+
+
+def torch_of_torchvision() -> str | None:
+    """The torch version that the installed torchvision was built for."""
+    if installed_version("torchvision") is None:
+        return None
+    for line in metadata.requires("torchvision") or ():
+        if match := re.match(r"torch\s*\(?==\s*([\w.]+)", line):
+            return match[1]
+    return None
+
+
+def check_torch_pair(
+    version_of: VersionOf = installed_version, wanted: str | None = torch_of_torchvision()
+) -> Check:
+    """The installed torchvision was built for the installed torch."""
+    torch, torchvision = version_of("torch"), version_of("torchvision")
+    if torch is None or torchvision is None:
+        return Check("torch and torchvision", "problem", "missing", "make install", core=True)
+    text = f"torch {torch}, torchvision {torchvision}"
+    if wanted is None or wanted == torch.split("+")[0]:
+        return Check("torch and torchvision", "ok", text)
+    remedy = "pip install -c constraints.txt torch torchvision, then make install"
+    text += f", which was built for torch {wanted}"
+    return Check("torch and torchvision", "problem", text, remedy, core=True)
+
+
+def check_originals(version_of: VersionOf = installed_version) -> list[Check]:
+    """The original MM packages did not overwrite the maintained ones of the same import name."""
+    checks = []
+    for fork, originals in ORIGINALS.items():
+        found = [name for name in originals if version_of(name) is not None]
+        if found:
+            text = f"{' and '.join(found)} is installed over it, in the same folder"
+            remedy = f"pip uninstall -y {' '.join([*found, fork])}, then make install"
+            checks.append(Check(fork, "problem", text, remedy))
+    return checks
+
+
+def opencv_is_headless() -> bool:
+    """Whether the cv2 folder holds the files of a headless distribution."""
+    for folder in sys.path:
+        facts = Path(folder) / "cv2" / "version.py"
+        if facts.is_file():
+            return "headless = True" in facts.read_text(encoding="utf-8")
+    return False
+
+
+def check_opencv(
+    version_of: VersionOf = installed_version, is_headless: Callable[[], bool] = opencv_is_headless
+) -> Check:
+    """The OpenCV distributions, which all fill one folder, agree and the headless one is on top."""
+    found = {name: version for name in OPENCV if (version := version_of(name)) is not None}
+    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "missing"
+    if not found:
+        return Check("opencv", "note", text, "make install")
+    repair = "pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless"
+    if len(set(found.values())) > 1:
+        remedy = f"pip install -c constraints.txt {' '.join(found)}, then {repair}"
+        return Check("opencv", "problem", f"{text}: different versions in one folder", remedy)
+    if not is_headless():
+        return Check("opencv", "note", f"{text}; the one on top needs libGL", repair)
+    return Check("opencv", "ok", text)
+
+
+def probe() -> dict[str, Any]:
+    """Import torch and mmcv.ops in a process of its own: a wrong binary may crash it."""
+    command = [sys.executable, "-c", PROBE]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    try:
+        return dict(json.loads(run.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        last = (run.stderr.strip().splitlines() or [f"status {run.returncode}"])[-1]
+        return {**NOTHING_PROBED, "error": last}
+
+
+def check_operators(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+    """The operators of mmcv load with the installed torch, for CUDA too where there is a GPU."""
+    mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
+    if mmcv is None:
+        return Check("mmcv operators", "note", "mmcv is not installed", "make install")
+    pair = f"mmcv {mmcv}, torch {torch}, Python {platform.python_version()}"
+    if found["error"]:
+        text = f"do not work for {pair}: {found['error']}"
+        return Check("mmcv operators", "problem", text, "rm -f .venv/.installed && make install")
+    if found["gpus"] and found["ops_cuda"] == "not available":
+        text = f"{pair}: without CUDA, which detection on a GPU needs"
+        return Check("mmcv operators", "note", text, "make install CUDA=1")
+    return Check("mmcv operators", "ok", f"{pair}, CUDA operators {found['ops_cuda']}")
+
+
+def check_devices(found: dict[str, Any]) -> Check:
+    """Processors and GPUs; a machine without a GPU is fine."""
+    gpus = ", ".join(found["gpus"]) or "no GPU, so training runs on the CPU"
+    return Check("devices", "ok", f"{len(os.sched_getaffinity(0))} CPU cores, {gpus}")
+
+
+def check_disk(free_bytes: int | None = None) -> Check:
+    """Room for sample data and runs."""
+    free = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
+    if free < MIN_FREE_GB:
+        text = f"{free:.1f} GB free, runs and sample data may need {MIN_FREE_GB:.0f}"
+        return Check("disk", "note", text, "free some space")
+    return Check("disk", "ok", f"{free:.0f} GB free")
+
+
+def all_checks() -> list[Check]:
+    """Everything that version numbers alone do not show."""
+    found = NOTHING_PROBED if installed_version("torch") is None else probe()
+    return [
+        check_python(),
+        check_torch_pair(),
+        *check_originals(),
+        check_opencv(),
+        check_operators(found),
+        check_devices(found),
+        check_disk(),
+    ]
