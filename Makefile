@@ -26,7 +26,7 @@ test-all: install lint  ## the same with the slow tests
 lint: install  ## ruff, formatting and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy $(PACKAGES)
+	$(PY) -m mypy --num-workers=2 $(PACKAGES)
 
 doctor:  ## what is installed, what is missing, what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi

@@ -42,8 +42,10 @@ def check_sizes(name, sizes):
     "name",
     [
         "deit_t_afbo",
-        "resnet18",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("posmlp_t", "convnext_t", "lvt_r1")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("resnet18", "posmlp_t", "convnext_t", "lvt_r1")
+        ),
     ],
 )
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):

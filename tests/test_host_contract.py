@@ -94,7 +94,7 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64))
 
 
-@pytest.mark.parametrize("name", SWAPPED)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
     backbone = short(name).double().eval()
