@@ -43,6 +43,7 @@ SMALL = rest_slow(
     quick=("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu"),
 )  # fmt: skip
 SIZE = "image_size=64"
+TRAINED = "poolformer_s12_afbo"
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,7 @@ def exported(tmp_path, *typed):
 # ---- the registries
 
 
+@pytest.mark.slow
 def test_names_resolve_in_every_scope_whatever_is_imported_first():
     script = (
         "import sys; import backbones.mm\n"
@@ -318,7 +320,11 @@ def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_too
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("swin_t_afbo", "mmdet"), ("poolformer_s12_glu", "mmseg"), ("deit_t_iffn", "mmpretrain")],
+    [
+        ("poolformer_s12_glu", "mmseg"),
+        pytest.param("swin_t_afbo", "mmdet", marks=pytest.mark.slow),
+        pytest.param("deit_t_iffn", "mmpretrain", marks=pytest.mark.slow),
+    ],
 )
 def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
     check_export(tmp_path, name, to)
@@ -493,7 +499,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
     folder, ours, batch, picture = trained(
         "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
     )
-    theirs = init_detector(str(folder / "config.py"), str(folder / "swin_t_afbo.pth"), device="cpu")
+    theirs = init_detector(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     assert theirs.dataset_meta["classes"] == tuple("0123456789")
     for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
         model.test_cfg.rcnn.score_thr = model.roi_head.test_cfg.score_thr = 0.0
@@ -503,7 +509,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
     assert len(before) > 10
     for key in ("bboxes", "scores", "labels", "masks"):
         torch.testing.assert_close(after[key], before[key], rtol=1e-5, atol=1e-4)
-    back = create_backbone("swin_t_afbo", dense=True, pretrained=folder / "swin_t_afbo.pth")
+    back = create_backbone(TRAINED, dense=True, pretrained=folder / f"{TRAINED}.pth")
     assert all(v.equal(ours.backbone.state_dict()[k]) for k, v in back.state_dict().items())
 
 
@@ -512,7 +518,7 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
     from mmseg.apis import inference_model, init_model
 
     folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
-    theirs = init_model(str(folder / "config.py"), str(folder / "swin_t_afbo.pth"), device="cpu")
+    theirs = init_model(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     with torch.no_grad():
         before = ours.predict(batch)[0].seg_logits.data
     after = inference_model(theirs, picture).seg_logits.data
@@ -527,7 +533,7 @@ def trained(task, to, tmp_path, capsys, *more):
     from tasks.base import load_exactly
     from tools.instantiate import build as build_part
 
-    typed = arguments(task, tmp_path / "runs", *more, backbone="swin_t_afbo")
+    typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     run = ended.folder()

@@ -438,7 +438,7 @@ def test_trains_in_bfloat16_without_an_unused_parameter(name, dense):
     assert all(mean.abs().sum() > 0 for mean in means)
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=FORMS)
+@pytest.mark.parametrize("fused", rest_slow([False, True], [True]), ids=FORMS)
 @torch.no_grad()
 def test_survives_copies_and_files(fused):
     backbone = randomise(create_backbone("ffnet_1", fused=fused, dense=True)).eval()

@@ -10,6 +10,7 @@ from backbones import create_backbone
 from datamodules import SampleDetection, SampleSegmentation
 from heads.mmdet_adapter import DETECTORS, build_detector
 from heads.mmseg_adapter import SEGMENTORS, build_segmentor
+from tests.families import short
 
 SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
@@ -37,7 +38,7 @@ def data_of(head, cache):
 
 def build(head, backbone=None, **options):
     pytest.importorskip("mmdet" if head in DETECTORS else "mmseg")
-    backbone = backbone or create_backbone(SMALLEST, dense=True)
+    backbone = backbone or short(SMALLEST, dense=True)
     make = build_detector if head in DETECTORS else build_segmentor
     return make(backbone, NUM_CLASSES[head], name=head, **options)
 
@@ -46,7 +47,7 @@ def build(head, backbone=None, **options):
 def built(head, backbone_name=SMALLEST):
     """A model, and its backbone's weights from before it was built."""
     torch.manual_seed(0)
-    backbone = create_backbone(backbone_name, dense=True)
+    backbone = short(backbone_name, dense=True)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     return build(head, backbone, **(FEW if head in DETECTORS else {})), before
 

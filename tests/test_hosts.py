@@ -71,7 +71,7 @@ def ours(name, state_dict, **options):
 # Equality with the originals
 
 
-@pytest.mark.parametrize("name", TIMM_NAMES)
+@pytest.mark.parametrize("name", rest_slow(TIMM_NAMES, SMALLEST))
 def test_has_the_tensors_of_timm(name):
     with torch.device("meta"):
         theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)

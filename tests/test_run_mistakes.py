@@ -142,6 +142,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
         assert len(text.splitlines()) == 1
 
 
+@pytest.mark.slow  # a sweep in test_command_line shows the same
 def test_a_mistake_ends_the_real_command_with_status_2(tmp_path):
     ended = command(arguments("classification", tmp_path, "optimizer.lr=-1"))
     assert (ended.status, ended.err) == (2, "error: optimizer.lr must be above 0, got -1\n")

@@ -70,7 +70,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", rest_slow(OPTIONS, OPTIONS[:6]), ids=str)
 def test_network_equals_the_equations(options):
     model = small(**options)
     tensors = model.state_dict(keep_vars=True)
@@ -173,9 +173,14 @@ def test_parameters_of_dense_networks_and_of_factors(name, backbone, factors):
     ("options", "fvcore"),
     [
         ({}, 4.5213),
-        ({"use_linear": False}, 4.0721),
-        ({"use_bilinear": False}, 3.8955),
-        ({"use_gate": False}, 4.3029),
+        *(
+            pytest.param({branch: False}, fvcore, marks=pytest.mark.slow)
+            for branch, fvcore in [
+                ("use_linear", 4.0721),
+                ("use_bilinear", 3.8955),
+                ("use_gate", 4.3029),
+            ]
+        ),
     ],
     ids=str,
 )
@@ -361,7 +366,8 @@ def test_compiled_code_gives_the_same():
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", rest_slow(NAMES, ["sbm_t"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_training_in_bfloat16_reaches_every_parameter_and_lowers_the_loss(name):
     torch.manual_seed(0)
     model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 4).train()

@@ -18,9 +18,10 @@ from backbones.weights import (
     read_state_dict,
 )
 from heads.linear import LinearClassifier
+from tests.families import rest_slow
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-HOSTS = ("deit_t", "swin_t", "poolformer_s12")
+HOSTS = rest_slow(("deit_t", "swin_t", "poolformer_s12"), quick=("deit_t", "poolformer_s12"))
 
 
 @pytest.fixture(scope="module")
