@@ -270,7 +270,9 @@ def test_paper_as_table(capsys):
     assert all("agrees" in line and "5,720,488" in line for line in lines)
 
 
-@pytest.mark.parametrize("arguments", [("backbone=deit_t",), ("paper=afbo", "backbone=deit_t_*glu")])
+@pytest.mark.parametrize(
+    "arguments", [("backbone=deit_t",), ("paper=afbo", "backbone=deit_t,deit_t_glu")]
+)
 def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
