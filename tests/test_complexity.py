@@ -198,6 +198,7 @@ def test_help_is_quick_and_complete():
     assert all(word in run.stdout for word in words)
 
 
+@pytest.mark.slow
 def test_command_runs_from_any_directory(tmp_path):
     run = command("backbone=deit_t", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

@@ -267,7 +267,7 @@ def test_parts_are_the_mixer():
     torch.testing.assert_close(total, jacobian, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("arb", ["on", "off", "rprelu"])
+@pytest.mark.parametrize("arb", rest_slow(["on", "off", "rprelu"], ["on"]))
 @pytest.mark.parametrize("act", ["gelu", "softplus", "elu", "silu", "relu", "prelu"])
 def test_every_activation_is_bounded(act, arb):
     mixer = affn(3, act=act, arb=arb)

@@ -354,7 +354,9 @@ def test_classification_weights_load_into_dense(name):
 # Token slots of other hosts
 
 
-@pytest.mark.parametrize("unit", ["sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe"])
+@pytest.mark.parametrize(
+    "unit", rest_slow(["sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe"], ["sgu", "ggqpe"])
+)
 @pytest.mark.parametrize(
     "host", rest_slow(["poolformer_s12_afbo", "poolformer_s12", "swin_t_glu"], ["swin_t_glu"])
 )

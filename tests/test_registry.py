@@ -497,6 +497,7 @@ def test_compiled_training_step_gives_the_same_gradients(name):
         torch.testing.assert_close(gradients[1][key], expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_import_is_the_only_act_that_registers():
     code = "from backbones import list_backbones; print(len(list_backbones()))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -120,7 +120,7 @@ def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_th
     assert summary(tested.folder())["metrics"] == summary(trained.folder())["metrics"]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
 def test_prediction_of_images_and_of_the_validation_set(task, trained, tmp_path, capsys):
     folder = trained(task).folder()
     images = tmp_path / "images"
@@ -148,7 +148,8 @@ def test_prediction_without_input_takes_the_validation_images(trained, tmp_path,
     assert detection.keys() == {"bbox", "score", "class", "segmentation"}
 
 
-@pytest.mark.parametrize("task", rest_slow(TASKS, ("detection",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
 def test_bfloat16(task, tmp_path, capsys):
     more = ["trainer.precision=bf16-mixed", "trainer.fast_dev_run=true"]
     more += ["backbone.pretrained=false"] if task == "transfer" else []
