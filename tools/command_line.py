@@ -223,7 +223,7 @@ def _jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
-    if group == "backbone":  # 950 options are too many for a message
+    if group == "backbone":  # its options are too many for a message
         return _refusal(name)
     options = list(error.options or [])
     near = difflib.get_close_matches(name, options, n=3)
