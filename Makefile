@@ -1,4 +1,4 @@
-# make install takes PYTHON=..., CUDA=1 and MAX_JOBS=...; tools/install.sh says what they do.
+# make install takes PYTHON=python3.12, say; tools/install.sh says which will do.
 PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules
 # One process a core, each with one thread: small networks gain little from a second one.

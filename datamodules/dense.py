@@ -20,6 +20,9 @@ import numpy as np
 from datamodules.base import BaseDataModule
 from datamodules.files import images_at, load_rgb
 from datamodules.sampling import SeededDataset
+from heads import mmcv_finder
+
+mmcv_finder.install()  # before a toolkit is imported, here or in a loader's process
 
 # A step of an MM pipeline: the toolkits hand one dict from step to step.
 Results = dict[str, Any]

@@ -1,1 +1,5 @@
-"""Heads turn a backbone into a model with ``loss(batch)`` and ``predict(batch)``."""
+"""Feature maps -> predictions and losses."""
+
+from heads import mmcv_finder
+
+mmcv_finder.install()

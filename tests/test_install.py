@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 from tools import doctor
 from tools.installation import checks, packages
@@ -25,8 +24,8 @@ REQUIREMENTS = [
 ]
 PINS = packages.read_pins()
 
-# Everything tools/install.sh calls, apart from python, the compilers and nvidia-smi.
-COMMANDS = "awk bash cat cut df env flock grep ls mkdir nproc rm sha256sum tail".split()
+# Everything tools/install.sh calls, apart from python.
+COMMANDS = "awk bash cat cut df env flock grep ls mkdir rm sha256sum tail".split()
 
 
 def versions(**installed):
@@ -41,10 +40,9 @@ def test_range_admits_the_tested_version(requirement):
     assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
 
 
-def test_torch_stays_below_the_release_that_mmcv_cannot_be_compiled_with():
-    assert Version(PINS["torch"]) < Version("2.14")
+def test_any_recent_torch_will_do():
     bounds = [r.specifier for r in REQUIREMENTS if r.name == "torch"]
-    assert not all(bound.contains("2.14.0") for bound in bounds)
+    assert all(bound.contains("2.15.0") for bound in bounds)
 
 
 def test_constraints_are_exact_pins_without_places_or_cuda_libraries():
@@ -89,7 +87,6 @@ def fake_python(path, calls):
 site=.venv/lib/python3.11/site-packages
 echo "$*" >>{calls}
 case "$*" in
-    *"get_paths"*) echo "$PWD/include" ;;
     *"-m venv"*)
         mkdir -p .venv/bin $site
         echo "$PWD/.venv" >.venv/bin/activate
@@ -97,11 +94,9 @@ case "$*" in
         chmod +x .venv/bin/python ;;
     *"-m pip"*" install "*)
         [ ! -e fail ] || {{ cat fail; exit 1; }}
-        [[ "$*" != *onedl-mmcv* ]] || mkdir -p $site/onedl_mmcv-2.3.6.dist-info
+        mkdir -p $site/mixerlab-0.1.0.dist-info
         [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
-    *"pip show"*) [ -d $site/onedl_mmcv-2.3.6.dist-info ] ;;
-    *"1 == 1 and mmcv.ops"*) exit 1 ;;
-    *" == 1 and mmcv.ops"*) [ -d $site/onedl_mmcv-2.3.6.dist-info ] && [ ! -e stale ] ;;
+    *"import heads"*) [ ! -e stale ] ;;
 esac
 """)
     path.chmod(0o755)
@@ -113,8 +108,6 @@ class Machine:
     def __init__(self, folder):
         self.root, self.bin, self.calls = folder / "checkout", folder / "bin", folder / "calls"
         (self.root / "tools").mkdir(parents=True)
-        (self.root / "include").mkdir()
-        (self.root / "include" / "Python.h").touch()
         self.bin.mkdir()
         for name in ("pyproject.toml", "constraints.txt", "Makefile", "tools/install.sh"):
             shutil.copy(ROOT / name, self.root / name)
@@ -123,7 +116,6 @@ class Machine:
                 (self.bin / name).symlink_to(found)
         (self.bin / "chmod").symlink_to(shutil.which("chmod"))
         self.add("df", "echo header; echo disk 0 0 99000000 0% /")
-        self.add("g++", "true")
         fake_python(self.bin / "python3.11", self.calls)
 
     def add(self, name, body):
@@ -167,36 +159,29 @@ def assert_stops(run, *words):
 
 def test_install_stops_without_python(machine):
     (machine.bin / "python3.11").unlink()
-    assert_stops(machine.install(), "Python 3.11 is missing", "apt-get install python3.11")
+    assert_stops(machine.install(), "Python 3.11 (or", "is missing", "apt-get install python3.11")
 
 
 def test_install_stops_at_another_python(machine):
-    machine.add("python3.13", "exit 1")
-    assert_stops(machine.install(PYTHON="python3.13"), "PYTHON=python3.13 is no Python 3.11")
+    machine.add("python3.14", "exit 1")
+    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 is no Python 3.11")
+
+
+def test_install_takes_the_python_it_is_given(machine):
+    machine.add("python3.13", f"echo asked 3.13 >>{machine.calls}; . {machine.bin}/python3.11")
+    run = machine.install(PYTHON="python3.13")
+    assert run.returncode == 0, run.stderr
+    assert "asked 3.13" in machine.calls.read_text()
 
 
 def test_install_stops_without_venv_module(machine):
     machine.add("python3.11", '[[ "$*" != *ensurepip* ]]')
-    assert_stops(machine.install(), "apt-get install python3.11-venv")
-
-
-def test_install_stops_without_compiler(machine):
-    (machine.bin / "g++").unlink()
-    assert_stops(machine.install(), "g++ is missing", "apt-get install g++")
-
-
-def test_install_stops_without_python_headers(machine):
-    (machine.root / "include" / "Python.h").unlink()
-    assert_stops(machine.install(), "apt-get install python3.11-dev")
+    assert_stops(machine.install(), "apt-get install python3-venv")
 
 
 def test_install_stops_without_room(machine):
     machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
-    assert_stops(machine.install(), "needs 12 GB free", "there are 3")
-
-
-def test_install_stops_without_nvcc(machine):
-    assert_stops(machine.install(CUDA="1"), "CUDA=1 needs nvcc")
+    assert_stops(machine.install(), "needs 9 GB free", "there are 3")
 
 
 def test_second_install_does_nothing(machine):
@@ -219,7 +204,6 @@ def test_install_looks_again_after_a_change(machine, change):
             file.write("# changed\n")
     assert machine.install().returncode == 0
     assert machine.pip_calls()
-    assert not any("mmcv" in call for call in machine.pip_calls()), "compiled without need"
 
 
 def test_install_goes_on_after_a_failure(machine):
@@ -234,13 +218,13 @@ def test_install_goes_on_after_a_failure(machine):
     assert not any("-m venv" in call for call in machine.calls.read_text().splitlines())
 
 
-def test_mmcv_from_the_cache_that_does_not_load_is_compiled_anew(machine):
+def test_a_compiled_mmcv_from_the_cache_that_does_not_load_is_replaced(machine):
     (machine.root / "stale").touch()
     run = machine.install()
     assert run.returncode == 0, run.stderr
-    first, second = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
-    assert "--no-cache-dir" not in first
-    assert "--force-reinstall --no-cache-dir" in second
+    assert "compiled operators" in run.stdout
+    (again,) = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
+    assert "--no-cache-dir" in again
 
 
 def test_install_never_names_an_index():
@@ -276,8 +260,9 @@ def test_doctor_needs_the_core():
     assert not doctor.core_is_fine(rows, [])
 
 
-def test_doctor_refuses_another_python():
-    check = checks.check_python((3, 13))
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_doctor_refuses_another_python(version):
+    check = checks.check_python(version)
     assert check.level == "problem"
     assert not doctor.core_is_fine([], [check])
 
@@ -313,19 +298,25 @@ def test_doctor_finds_mixed_opencv(installed, headless, level):
 
 
 def test_doctor_reports_operators_that_do_not_load():
-    probed = {"gpus": [], "ops_cuda": None, "error": "ImportError: undefined symbol"}
+    probed = {"gpus": [], "operators": None, "error": "ImportError: undefined symbol"}
     check = checks.check_operators(probed, versions(onedl_mmcv="2.3.6", torch="2.15.0"))
     assert check.level == "problem"
     assert "torch 2.15.0" in check.text
     assert "undefined symbol" in check.text
 
 
-def test_doctor_asks_for_cuda_operators_only_where_there_is_a_gpu():
+def test_doctor_says_whose_operators_run():
     installed = versions(onedl_mmcv="2.3.6", torch="2.12.1")
-    probed = {"gpus": [], "ops_cuda": "not available", "error": None}
-    assert checks.check_operators(probed, installed).level == "ok"
-    with_gpu = checks.check_operators({**probed, "gpus": ["GPU"]}, installed)
-    assert with_gpu.remedy == "make install CUDA=1"
+    probed = {"gpus": ["GPU"], "operators": "torchvision's, not compiled", "error": None}
+    check = checks.check_operators(probed, installed)
+    assert check.level == "ok"
+    assert "torchvision" in check.text
+
+
+def test_doctor_finds_the_operators_of_this_installation():
+    found = checks.probe()
+    assert found["error"] is None
+    assert found["operators"]
 
 
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):

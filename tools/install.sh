@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the tested set (constraints.txt) with the compiled mmcv operators.
+# Makes .venv and installs the tested set (constraints.txt) from wheels; nothing is compiled.
 # Called by `make install`; may be called again at any time, after an interruption too.
-#   PYTHON=python3.11   the interpreter to use
-#   CUDA=1              compile mmcv's CUDA operators as well (needs nvcc)
-#   MAX_JOBS=1          compile fewer files at a time, when memory is short
+#   PYTHON=python3.12   the interpreter to use
 set -euo pipefail
 cd "${BASH_SOURCE[0]%/*}/.."
 
@@ -11,8 +9,7 @@ venv=.venv
 py=$venv/bin/python
 log=$venv/install.log
 stamp=$venv/.installed
-cuda=${CUDA:-0}
-number=0
+extras=dense,lipschitz,export,dev
 
 stop() {
     echo "make install: $*" >&2
@@ -21,52 +18,40 @@ stop() {
 
 # Changes with the files that say what to install, with the place, and with what pip has installed since.
 fingerprint() {
-    { pwd && cat pyproject.toml constraints.txt tools/install.sh && (cd "$venv/lib/python3.11/site-packages" && ls -d *.dist-info); } |
+    { pwd && cat pyproject.toml constraints.txt tools/install.sh && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
         sha256sum | cut -c1-16
 }
 
 up_to_date() {
-    local have
-    [ -x "$py" ] && [ -f "$stamp" ] || return 1
-    have=$(<"$stamp")
-    [ "$have" = "$(fingerprint) cuda" ] || { [ "$cuda" != 1 ] && [ "$have" = "$(fingerprint) cpu" ]; }
+    [ -x "$py" ] && [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]
 }
 
-is_python_3_11() {
-    "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1
+is_fitting() { # the Pythons for which all of constraints.txt has wheels
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
 find_python() {
     local candidate
     if [ -n "${PYTHON:-}" ]; then
-        is_python_3_11 "$PYTHON" || stop "PYTHON=$PYTHON is no Python 3.11, the version MixerLab is tested with."
+        is_fitting "$PYTHON" || stop "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13, for which there are wheels of everything."
         echo "$PYTHON"
         return
     fi
-    for candidate in python3.11 python3 python; do
-        if is_python_3_11 "$candidate"; then
+    for candidate in python3.11 python3.12 python3.13 python3 python; do
+        if is_fitting "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    stop "Python 3.11 is missing. Type: apt-get install python3.11 python3.11-venv python3.11-dev (or name one: make install PYTHON=/path/to/python3.11)"
+    stop "Python 3.11 (or 3.12, 3.13) is missing. Type: apt-get install python3.11 python3.11-venv (or name one: make install PYTHON=/path/to/python3.11)"
 }
 
 check_machine() {
-    local need free header
+    local need free
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        stop "$python cannot make virtual environments. Type: apt-get install python3.11-venv"
-    if ! compgen -G "$venv/lib/python3.11/site-packages/mmcv/_ext*.so" >/dev/null || [ "$cuda" = 1 ]; then
-        command -v "${CXX:-g++}" >/dev/null ||
-            stop "the C++ compiler ${CXX:-g++} is missing (mmcv's operators are compiled here). Type: apt-get install g++"
-        header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
-        [ -f "$header" ] || stop "Python's headers are missing ($header). Type: apt-get install python3.11-dev"
-    fi
-    if [ "$cuda" = 1 ] && ! command -v "${CUDA_HOME:+$CUDA_HOME/bin/}nvcc" >/dev/null; then
-        stop "CUDA=1 needs nvcc. Install the CUDA toolkit of torch's version, or set CUDA_HOME to its folder."
-    fi
-    need=12
-    [ -d "$venv/lib/python3.11/site-packages/torch" ] && need=3
+        stop "$python cannot make virtual environments. Type: apt-get install python3-venv (python3.11-venv for python3.11)"
+    need=9
+    compgen -G "$venv/lib/python3*/site-packages/torch" >/dev/null && need=3
     free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
     [ "$free" -ge "$need" ] || stop "needs $need GB free in $PWD, there are $free. Free some space or move the checkout."
 }
@@ -79,16 +64,13 @@ wait_for_other_install() {
 }
 
 step() {
-    number=$((number + 1))
-    echo "[$number/5] $*"
-    echo "=== $*" >>"$log"
+    echo "[$1] ${*:2}"
+    echo "=== ${*:2}" >>"$log"
 }
 
 cause() {
     if grep -q 'No space left on device' "$log"; then
         echo "the disk is full; free some space, or point TMPDIR to a larger disk"
-    elif grep -q 'Killed signal terminated' "$log"; then
-        echo "the compiler ran out of memory. Type: make install MAX_JOBS=1"
     elif grep -qE 'name resolution|Max retries exceeded|Network is unreachable' "$log"; then
         echo "the package index cannot be reached; check the network, the proxy and pip's configuration"
     else
@@ -96,69 +78,28 @@ cause() {
     fi
 }
 
-fail() {
-    tail -n 20 "$log" >&2
-    stop "step $number failed: $(cause) (whole log: $log)"
-}
-
 logged() {
-    "$@" >>"$log" 2>&1 || fail
+    "$@" >>"$log" 2>&1 && return
+    tail -n 20 "$log" >&2
+    stop "$(cause) (whole log: $log)"
 }
 
+# What is imported is byte-compiled then; all of it here would take as long as the rest.
 pip_install() {
-    logged "$py" -m pip --disable-pip-version-check install --progress-bar off -c constraints.txt "$@"
+    logged "$py" -m pip --disable-pip-version-check install --no-compile --progress-bar off -c constraints.txt "$@"
+}
+
+toolkits_work() {
+    "$py" -c 'import heads, mmcv.ops, mmdet.models, mmseg.models' >>"$log" 2>&1
 }
 
 make_venv() {
-    if [ -e "$py" ] && ! is_python_3_11 "$py"; then
+    if [ -e "$py" ] && ! is_fitting "$py"; then
         echo "      $venv holds another Python and is made anew"
         logged "$python" -m venv --clear "$venv"
     elif ! [ -x "$py" ] || ! "$py" -m pip --version >/dev/null 2>&1 || ! grep -qsF "$PWD/" "$venv/bin/activate"; then
         logged "$python" -m venv "$venv"
     fi
-}
-
-# imaug, which mmdet needs, asks for opencv-python and for opencv-python-headless. Both fill the same
-# folder; the headless one must be written last, because the other cannot be imported without libGL.
-put_headless_opencv_on_top() {
-    grep -qs 'headless = True' "$venv"/lib/python3.11/site-packages/cv2/version.py ||
-        pip_install --force-reinstall --no-deps opencv-python-headless
-}
-
-mmcv_operators_work() {
-    "$py" -c "import sys, mmcv.ops
-sys.exit($cuda == 1 and mmcv.ops.get_compiling_cuda_version() == 'not available')" >>"$log" 2>&1
-}
-
-# Without CUDA=1 the GPUs are hidden, because mmcv's build would otherwise ask for nvcc.
-build_mmcv() {
-    local memory_gb jobs flags
-    flags=("CFLAGS=${CFLAGS:-} -g0" "PATH=$PWD/$venv/bin:$PATH") # pip itself does not put ninja on PATH
-    memory_gb=$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)
-    jobs=$(nproc)
-    [ "$jobs" -le "$memory_gb" ] || jobs=$memory_gb
-    flags+=("MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))}")
-    if [ "$cuda" = 1 ]; then
-        flags+=("FORCE_CUDA=1")
-    else
-        flags+=("FORCE_CUDA=0" "CUDA_VISIBLE_DEVICES=")
-    fi
-    logged env "${flags[@]}" "$py" -m pip --disable-pip-version-check install --progress-bar off \
-        -c constraints.txt --no-build-isolation --no-deps "$@" onedl-mmcv
-}
-
-# pip may have a copy in its cache that was compiled for another torch, or without CUDA: then once more.
-install_mmcv() {
-    if mmcv_operators_work; then
-        echo "      nothing to do, they work with the installed torch"
-        return
-    fi
-    if [ "$cuda" != 1 ] && ! "$py" -m pip show -q onedl-mmcv 2>/dev/null; then
-        build_mmcv
-        mmcv_operators_work && return
-    fi
-    build_mmcv --force-reinstall --no-cache-dir
-    mmcv_operators_work || fail
 }
 
 if up_to_date; then
@@ -174,30 +115,24 @@ fi
 trap 'echo "interrupted; make install goes on from here" >&2; exit 130' INT TERM
 rm -f "$stamp"
 : >"$log"
-echo "Installing into $PWD/$venv, about 9 minutes on 2 cores. To watch: tail -f $log"
+echo "Installing into $PWD/$venv. To watch: tail -f $log"
 
-step "virtual environment ($("$python" --version))"
+step 1/3 "virtual environment ($("$python" --version))"
 make_venv
-step "torch and torchvision (a download of about 2 GB, 1 to 10 minutes)"
+step 2/3 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of about 2.5 GB)"
 pip_install pip
-pip_install 'setuptools>=80,<82' wheel ninja packaging psutil torch torchvision
-pip_install onedl-mmengine opencv-python opencv-python-headless # all that mmcv needs to be imported
-put_headless_opencv_on_top
-step "compiling mmcv's operators (the slow step: about 6 minutes on 2 cores)"
-install_mmcv
-step "timm, lightning, mmdet, mmseg, hydra and the rest (about 1 minute)"
-pip_install --no-build-isolation -e '.[dense,lipschitz,export,dev]'
-put_headless_opencv_on_top
-step "checking"
+pip_install -e ".[$extras]"
+# imaug, which mmdet needs, asks for opencv-python and for opencv-python-headless. Both fill the same
+# folder; the headless one must be written last, because the other cannot be imported without libGL.
+grep -qs 'headless = True' "$venv"/lib/python3*/site-packages/cv2/version.py ||
+    pip_install --force-reinstall --no-deps opencv-python-headless
+step 3/3 "checking"
 logged "$py" -m pip check
-mmcv_operators_work || fail
+if ! toolkits_work; then
+    echo "      mmcv's compiled operators, out of pip's cache, do not fit this torch: installed again without"
+    pip_install --force-reinstall --no-deps --no-cache-dir onedl-mmcv
+    logged toolkits_work
+fi
 
-operators=cpu
-if cuda=1 mmcv_operators_work; then
-    operators=cuda
-fi
-echo "$(fingerprint) $operators" >"$stamp"
+fingerprint >"$stamp"
 echo "Installed in $((SECONDS / 60)) min $((SECONDS % 60)) s. Next: make demo"
-if [ "$operators" = cpu ] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    echo "There is a GPU: detection on it needs mmcv's CUDA operators. Type: make install CUDA=1"
-fi

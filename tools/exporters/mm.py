@@ -287,6 +287,9 @@ Train and test, in this folder, after setting the paths of your data in `{CONFIG
 {path} python "{tools}/train.py" {CONFIG}
 {path} python "{tools}/test.py" {CONFIG} {name}.pth
 ```
+
+Where mmcv has no compiled operators, write for `python`, to have torchvision's serve:
+`PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
 """
     )
     return file

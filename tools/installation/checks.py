@@ -34,20 +34,21 @@ OPENCV = (
     "opencv-contrib-python-headless",
 )
 MIN_FREE_GB = 5.0
-PROBE = """
-import json, torch
+PROBE = f"""
+import json, sys, torch
+sys.path.insert(0, {str(ROOT)!r})
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-found = {"gpus": gpus, "ops_cuda": None, "error": None}
+found = {{"gpus": gpus, "operators": None, "error": None}}
 try:
-    import mmcv.ops
-    found["ops_cuda"] = mmcv.ops.get_compiling_cuda_version()
+    import heads, mmcv.ops
+    found["operators"] = mmcv.ops.get_compiler_version()
 except Exception as error:
-    found["error"] = f"{type(error).__name__}: {error}"
+    found["error"] = f"{{type(error).__name__}}: {{error}}"
 print("\\n" + json.dumps(found))
 """
 
 Level = Literal["ok", "note", "problem"]
-NOTHING_PROBED: dict[str, Any] = {"gpus": [], "ops_cuda": None, "error": "torch is missing"}
+NOTHING_PROBED: dict[str, Any] = {"gpus": [], "operators": None, "error": "torch is missing"}
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class Check:
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
-    """Python is the tested one, and the one that `make install` made if that exists."""
+    """Python is one that serves, and the one that `make install` made if that exists."""
     text = f"{platform.python_version()} at {sys.executable}"
     remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
-    if version != (3, 11):
-        return Check("python", "problem", f"{text}; 3.11 is needed", remedy, core=True)
+    if not (3, 11) <= version <= (3, 13):
+        return Check("python", "problem", f"{text}; 3.11 to 3.13 is needed", remedy, core=True)
     if VENV.exists() and not IN_VENV:
         return Check("python", "note", f"{text}; {VENV} is not in use", remedy)
     return Check("python", "ok", text)
@@ -147,18 +148,16 @@ def probe() -> dict[str, Any]:
 
 
 def check_operators(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
-    """The operators of mmcv load with the installed torch, for CUDA too where there is a GPU."""
+    """Mmcv's operators load: torchvision's in their place, or compiled ones that fit this torch."""
     mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
     if mmcv is None:
         return Check("mmcv operators", "note", "mmcv is not installed", "make install")
     pair = f"mmcv {mmcv}, torch {torch}, Python {platform.python_version()}"
     if found["error"]:
         text = f"do not work for {pair}: {found['error']}"
-        return Check("mmcv operators", "problem", text, "rm -f .venv/.installed && make install")
-    if found["gpus"] and found["ops_cuda"] == "not available":
-        text = f"{pair}: without CUDA, which detection on a GPU needs"
-        return Check("mmcv operators", "note", text, "make install CUDA=1")
-    return Check("mmcv operators", "ok", f"{pair}, CUDA operators {found['ops_cuda']}")
+        again = "pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
+        return Check("mmcv operators", "problem", text, again)
+    return Check("mmcv operators", "ok", f"{pair}: {found['operators']}")
 
 
 def check_devices(found: dict[str, Any]) -> Check:

@@ -101,7 +101,7 @@ def describe(name: str, group: str, tested: str, installed: str | None) -> Packa
     if installed is not None:
         status = "ok" if installed.split("+")[0] == tested else "untested version"
     remedy = "" if status == "ok" else f"pip install -c constraints.txt {name}"
-    if remedy and (IN_VENV or name == "onedl-mmcv"):
+    if remedy and IN_VENV:
         remedy = "make install"
     feature = FEATURES.get(name, GROUP_FEATURES.get(group, group))
     return Package(name, group, installed, tested, status, feature, remedy)
