@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +111,14 @@ class PixelRows:
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Loads containers, numbers, texts and numpy arrays; refuses to name anything else."""
+    """Loads containers, numbers, texts and arrays of bytes; refuses to name anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up one of the few names that numpy arrays need."""
+        """Look up one of the few names that numpy arrays need, of which none is numpy's own."""
         if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
+            return PickledArray
         if (module, name) == ("numpy", "dtype"):
-            return np.dtype
+            return PickledType
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _empty_array
         if (module, name) == ("_codecs", "encode"):
@@ -124,11 +126,44 @@ class ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
 
 
-def _empty_array(kind: type, shape: tuple[int, ...], code: bytes | str) -> NDArray[Any]:
+class PickledType:
+    """Stands for numpy's dtype while a file is read: numpy believes any state it is given."""
+
+    def __init__(self, code: bytes | str, *flags: object) -> None:
+        name = code.decode("latin1") if isinstance(code, bytes) else code
+        if name not in ("u1", "|u1"):
+            raise pickle.UnpicklingError(f"it asks for an array of {name!r}; CIFAR's hold bytes")
+
+    def __setstate__(self, state: object) -> None:
+        """Take the state of a plain type, which says nothing new."""
+        if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
+            raise pickle.UnpicklingError(f"it asks for an array type of parts: {state!r:.80}")
+
+
+class PickledArray:
+    """Stands for numpy's array while a file is read.
+
+    Attributes:
+        values: The array, once its state is known.
+    """
+
+    values: NDArray[np.uint8]
+
+    def __setstate__(self, state: Any) -> None:
+        """Make the array, of as many bytes as there are."""
+        _, shape, kind, by_column, raw = state
+        data = raw.encode("latin1") if isinstance(raw, str) else raw  # text where Python 2 wrote it
+        if not isinstance(kind, PickledType) or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("it asks for an array of something else than bytes")
+        array = np.frombuffer(data, dtype=np.uint8)
+        self.values = array.reshape(shape, order="F" if by_column else "C")
+
+
+def _empty_array(kind: type, shape: object, code: object) -> PickledArray:
     """What numpy's pickles start from: an empty array, filled by its state afterwards."""
-    if kind is not np.ndarray:
+    if kind is not PickledArray:
         raise pickle.UnpicklingError(f"it asks for an array of type {kind}")
-    return np.ndarray(shape, dtype=np.dtype(code.decode() if isinstance(code, bytes) else code))
+    return PickledArray()
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -141,8 +176,9 @@ def _latin1(text: str, encoding: str) -> bytes:
 def read_pickle(path: Path) -> dict[str, Any]:
     """Load a CIFAR file; its keys become text, whichever Python wrote them."""
     try:
-        with path.open("rb") as file:
-            content = ArrayUnpickler(file, encoding="latin1").load()
+        raw = path.read_bytes()
+        _refuse_far_memory(raw)
+        content = ArrayUnpickler(io.BytesIO(raw), encoding="latin1").load()
     except Exception as error:  # A damaged pickle may raise nearly anything.
         raise ValueError(
             f"{path} cannot be read as a CIFAR-100 file ({type(error).__name__}: {error}); "
@@ -152,7 +188,14 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-100 file"
         )
-    return {_text(key): value for key, value in content.items()}
+    return {_text(key): getattr(value, "values", value) for key, value in content.items()}
+
+
+def _refuse_far_memory(raw: bytes) -> None:
+    """A few bytes can ask for a list of results that no machine has the memory for."""
+    for code, value, _ in pickletools.genops(raw):
+        if code.name.endswith("PUT") and value is not None and int(value) > len(raw):
+            raise pickle.UnpicklingError(f"it asks for a memory of {value} results")
 
 
 def _text(value: object) -> str:

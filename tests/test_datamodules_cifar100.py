@@ -86,6 +86,42 @@ def test_code_is_refused(root, payload):
         module(root).setup()
 
 
+class Reduced:
+    """Pickled as a call with a state, whatever it is."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return self.parts
+
+
+EMPTY = np.zeros(0, np.uint8).__reduce__()[:2]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        # numpy would take these bytes for the addresses of two objects.
+        (Reduced(*EMPTY, (1, (2,), np.dtype("O"), False, b"\x01" * 16)), "an array of 'O8'"),
+        (Reduced(np.dtype, ("u1",), (3, "|", ("u1", 8), None, None, -1, -1, 0)), "of parts"),
+        (Reduced(np.dtype, ("u1",), (3, "|", None, ("a",), {"a": 1}, 8, 1, 16)), "of parts"),
+        (Reduced(*EMPTY, (1, (9, 9), np.dtype("u1"), False, b"short")), "cannot reshape"),
+        (Reduced(*EMPTY, (1, (3,), "u1", False, b"abc")), "something else than bytes"),
+    ],
+)
+def test_arrays_that_would_crash_numpy_are_refused(root, payload, message):
+    (root / "cifar-100-python/train").write_bytes(pickle.dumps({"data": payload}, protocol=2))
+    with pytest.raises(ValueError, match=f"train cannot be read .*{message}"):
+        module(root).setup()
+
+
+def test_a_memory_that_no_machine_has_is_refused(root):
+    (root / "cifar-100-python/train").write_bytes(b"\x80\x02}r\xff\xff\xff\xff.")
+    with pytest.raises(ValueError, match="a memory of 4294967295 results"):
+        module(root).setup()
+
+
 def test_missing_files(root, tmp_path):
     with pytest.raises(ValueError, match=r"data=cifar100 data.root="):
         module(None).setup()
@@ -101,7 +137,7 @@ def test_missing_files(root, tmp_path):
     ("changes", "message"),
     [
         ({"data": np.zeros((200, 3071), np.uint8)}, r"must be a uint8 array \(N, 3072\)"),
-        ({"data": np.zeros((200, 3072), np.float32)}, "found float32"),
+        ({"data": np.zeros((200, 3072), np.float32)}, "an array of 'f4'; CIFAR's hold bytes"),
         ({"data": b"text"}, "found bytes"),
         ({"fine_labels": [0] * 199}, "must be 200 integers"),
         ({"fine_labels": [0] * 150 + [100, -1] + [0] * 48}, "2 labels .* the first 100 in row 150"),
