@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -178,9 +179,19 @@ class BaseDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=leave_signals,
             # An own generator: making an iterator must not draw from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+
+def leave_signals(worker: int) -> None:
+    """Let a worker ignore what a terminal sends to all processes: the run needs it to end in order.
+
+    It ends with the process that it loads for.
+    """
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def probability(name: str, value: float) -> float:

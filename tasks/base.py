@@ -247,6 +247,16 @@ def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path
     Raises:
         ValueError: Weights of another model; the keys that differ are listed.
     """
+    refuse_other_model(model, given, path)
+    model.load_state_dict({key.removeprefix("model."): value for key, value in given.items()})
+
+
+def refuse_other_model(model: nn.Module, given: Mapping[str, Tensor], path: str | Path) -> None:
+    """Check that a task's checkpoint is one of this model; as ``load_exactly``, without loading.
+
+    Raises:
+        ValueError: Weights of another model; the keys that differ are listed.
+    """
     given = {key.removeprefix("model."): value for key, value in given.items()}
     own = model.state_dict()
     wrong = [f"missing {key}" for key in own if key not in given]
@@ -261,4 +271,3 @@ def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path
             f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
             "pass the task, backbone, head and data that it was trained with"
         )
-    model.load_state_dict(given)

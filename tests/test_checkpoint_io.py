@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.callbacks import random_state, set_random_state
 from tasks.checkpoint_io import AtomicCheckpointIO
+from tasks.exact_resume import random_state, set_random_state
 
 
 def test_checkpoint_round_trip(tmp_path):

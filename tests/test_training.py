@@ -12,12 +12,13 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from datamodules import SampleClassification
-from tasks import callbacks
+from tasks import callbacks, keeping
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
 from tools import trainer as trainers
 from tools.command_line import compose_config, prepare
+from tools.resume import find_start
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
 CONSTANT = {"name": "constant"}
@@ -103,8 +104,9 @@ class TestTraining:
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
-            with contextlib.suppress(callbacks.Stopped):
-                trainers.fit(trainer, task, data, resume=resume)
+            with contextlib.suppress(keeping.Stopped):
+                start = find_start(folder, None, task, options) if resume else None
+                trainers.fit(trainer, task, data, start=start)
             self.task = task
             return task.model.seen, folder
 
@@ -226,10 +228,10 @@ class TestTraining:
         assert "val/top1" in lines[-1]
 
     def test_a_second_signal_stops_at_once(self):
-        stop = callbacks.StopOnSignal(last=None)
+        stop = keeping.KeepLast(last=None)
         stop._training = True
         stop._handle(signal.SIGINT, None)
-        with pytest.raises(callbacks.Stopped) as stopped:
+        with pytest.raises(keeping.Stopped) as stopped:
             stop._handle(signal.SIGTERM, None)
         assert stopped.value.code == 143
 
