@@ -66,6 +66,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
         datamodule.prepare_data()
         datamodule.setup()
+        if mode == "fit" and is_first_process():
+            datamodule.check_files()
         backbone = create_backbone(**config["backbone"])
         model = build(config, "head", backbone=backbone, num_classes=datamodule.num_classes)
         task = build(
