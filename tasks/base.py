@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from backbones.options import check_arguments
 from backbones.weights import read_tensors
 from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
+
+say = rank_zero_only(logging.getLogger(__name__).info)
 
 Batch = dict[str, Any]
 
@@ -91,6 +95,9 @@ class BaseTask(LightningModule):
         optimizer = build_optimizer(self.model, self._exempt, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
+        slow = None if self.average is None else self.average.slow_for(steps)
+        if slow is not None:
+            say(slow)
         batches, accumulated = (
             self.trainer.num_training_batches,
             self.trainer.accumulate_grad_batches,

@@ -1,11 +1,15 @@
 """A run that is killed anywhere and resumed equals one that was not: weights, best, metrics."""
 
+from types import SimpleNamespace
+
 import lightning.pytorch as lightning
 import pytest
 import torch
 from lightning.pytorch import Callback
 
+from backbones.integrity import DamagedCheckpoint
 from datamodules import SampleClassification
+from tasks import keeping
 from tasks.loggers import read_rows
 from tests.test_training import tiny_task
 from tools import trainer as trainers
@@ -147,3 +151,96 @@ def test_a_killed_run_goes_on_exactly(train, name, kill):
     assert {path.name for path in (broken / "checkpoints").iterdir()} == {
         "best.ckpt", "last.ckpt", "last.previous.ckpt",
     }  # fmt: skip
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_is_written_by_the_clock(train, monkeypatch):
+    now = iter(range(0, 10_000, 25))
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    _, folder = train("run", every=1, kill=(BATCH, 5))
+    # Looked at as training starts, after each step and after a save.
+    assert checkpoint(folder)["global_step"] == 3
+    assert not (folder / "checkpoints" / "best.ckpt").exists()
+
+
+def test_without_a_clock_the_end_of_an_epoch_comes_before_its_validation(train):
+    assert not (train("none", kill=(BATCH, 5))[1] / "checkpoints").exists()
+    _, folder = train("run", kill=(WITHIN, 0))
+    assert checkpoint(folder)["position"]["validation_due"]
+    assert checkpoint(folder)["global_step"] == EPOCH
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_steps": 4}, {"max_epochs": 1, "check_val_every_n_epoch": 5}]
+)
+def test_a_short_run_leaves_a_last_and_a_best_checkpoint(train, given):
+    _, folder = train("run", **given)
+    for name in ("last", "best"):
+        assert checkpoint(folder, name)["global_step"] == given.get("max_steps", EPOCH)
+    assert [row["step"] for row in rows(folder) if "val/top1" in row] == [
+        given.get("max_steps", EPOCH) - 1
+    ]
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(train, caplog):
+    _, whole = train("whole")
+    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
+    folder = broken / "checkpoints"
+    damage(folder / "last.ckpt")
+    with caplog.at_level("INFO"):
+        train("broken", resume=True)
+    assert "last.ckpt is damaged" in caplog.text
+    assert "the run goes on from last.previous.ckpt, step 13" in caplog.text
+    assert_same(broken, whole)
+    for path in folder.iterdir():
+        damage(path)
+    with pytest.raises(DamagedCheckpoint, match=r"last\.ckpt is damaged"):
+        train("broken", resume=True)
+
+
+def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
+    _, whole = train("whole")
+    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
+    best = broken / "checkpoints" / "best.ckpt"
+    step = checkpoint(broken, "best")["global_step"]
+    seen, _ = train("broken", resume=True, ckpt=str(best))
+    assert len(seen) == 18 - step
+    assert_same(broken, whole)
+    damage(best)
+    with pytest.raises(DamagedCheckpoint, match=r"best\.ckpt is damaged"):
+        train("broken", resume=True, ckpt=str(best))
+
+
+def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
+    _, long = train("long", max_epochs=5)
+    first, folder = train("run", max_epochs=2)
+    second, _ = train("run", resume=True, max_epochs=5)
+    assert (len(first), len(second)) == (2 * EPOCH, 3 * EPOCH)
+    rates = {row["step"]: row["train/lr"] for row in rows(long) if "train/lr" in row}
+    own = {row["step"]: row["train/lr"] for row in rows(folder) if "train/lr" in row}
+    later = {step: rate for step, rate in own.items() if step >= 2 * EPOCH}
+    assert later == {step: rates[step] for step in later}
+    assert len(later) == 3 * EPOCH
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"max_epochs": 1}, "max_epochs=1, but the run to resume is in or past epoch 2"),
+     ({"max_steps": 11}, "max_steps=11, but the run to resume is in or past step 12")],
+)  # fmt: skip
+def test_a_run_cannot_become_shorter_than_it_is(train, given, text):
+    train("run", max_epochs=2)
+    with pytest.raises(ValueError, match=text):
+        train("run", resume=True, **given)
+
+
+def test_a_checkpoint_of_another_model_is_refused(train, tmp_path):
+    _, folder = train("run", max_epochs=1)
+    other = tiny_task(classes=7)
+    with pytest.raises(ValueError, match=r"holds another model: 2 keys differ .*net\.5\.weight"):
+        find_start(folder, None, other, {"max_epochs": 2, "max_steps": -1})

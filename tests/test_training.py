@@ -172,6 +172,11 @@ class TestTraining:
                 assert expected.keys() == got.keys()
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
 
+    def test_an_average_that_is_slow_for_the_run_is_announced(self, train, caplog):
+        with caplog.at_level("INFO"):
+            train("run", ema={"decay": 0.99996}, max_epochs=1)
+        assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
+
     def test_the_average_is_evaluated_and_loaded_and_does_not_change_training(self, train):
         _, plain = train("plain", accumulate_grad_batches=2)
         expected = self.weights(plain, "last")
