@@ -58,7 +58,7 @@ def checksum(value: object, start: int = 0) -> int:
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         start = zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode(), start)
-        return zlib.crc32(flat.numpy(), start) if flat.numel() else start
+        return zlib.crc32(flat.numpy().data, start) if flat.numel() else start
     if isinstance(value, Mapping):
         start = zlib.crc32(f"mapping of {len(value)}".encode(), start)
         for key, item in value.items():

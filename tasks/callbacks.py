@@ -25,6 +25,10 @@ class ProgressLines(Callback):
         self.every = every
         self._epoch_start = self._last_line = 0.0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clocks, also of an epoch that a resumed run is in the middle of."""
+        self.on_train_epoch_start(trainer, pl_module)
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clocks."""
         self._epoch_start = self._last_line = time.perf_counter()

@@ -115,7 +115,7 @@ class KeepLast(Checkpoint):
         self.on_train_epoch_start(trainer, pl_module)
 
     def _save(self, trainer: Trainer) -> None:
-        if not trainer.fast_dev_run:
+        if not getattr(trainer, "fast_dev_run", False):
             trainer.save_checkpoint(self.last)
             self._since = time.monotonic()
 
@@ -124,12 +124,12 @@ class KeepLast(Checkpoint):
 
     def _listen(self, trainer: Trainer) -> None:
         environment = trainer._accelerator_connector.cluster_environment
-        requeued = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
+        slurm = environment if isinstance(environment, SLURMEnvironment) else None
+        requeue = slurm.requeue_signal if slurm and slurm.auto_requeue else None
         for signum in SIGNALS:
-            left_to_lightning = requeued and signum == environment.requeue_signal
             # nohup has a run ignore that its terminal is gone.
             ignored = signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN
-            if not (left_to_lightning or ignored):
+            if not (signum == requeue or ignored):
                 signal.signal(signum, self._handle)
 
     def _handle(self, signum: int, frame: Any) -> None:

@@ -67,7 +67,7 @@ class FitLoop(_FitLoop):
         super().run()
         self.epoch_loop._batches_that_stepped = self.epoch_loop.global_step
         epochs = self.epoch_progress.current
-        epochs.completed = epochs.started
+        epochs.completed = epochs.ready
 
     def _iteration_based_training(self) -> bool:
         # To Lightning a run with max_steps restarts within an epoch even where none was begun.
