@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.gather import gather_objects
 from tasks.loops import EpochLoop, Position
+
+CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
 
 
 class ExactResume(Callback):
@@ -57,6 +60,7 @@ class ExactResume(Callback):
     ) -> None:
         """Lead Lightning's loops to the position, and keep the random state until they go on."""
         self._expected = position = self.position(checkpoint)
+        _follow(checkpoint.get("callbacks", {}), Path(trainer.default_root_dir) / CHECKPOINTS)
         loops = checkpoint["loops"]
         loops["fit_loop"] = position.loops(loops["fit_loop"])
         self._validated = -1 if position.validation_due else position.batches
@@ -111,6 +115,20 @@ def _set_rates(trainer: Trainer) -> None:
         for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         scheduler._last_lr = rates
+
+
+def _follow(callbacks: dict[str, Any], folder: Path) -> None:
+    """Let what callbacks know of checkpoints be true in a run folder that was moved."""
+    new = str(folder.resolve())
+    for state in callbacks.values():
+        old = str(state.get("dirpath", "")) if isinstance(state, dict) else ""
+        if Path(old).name != CHECKPOINTS or old == new:
+            continue
+        for key, value in state.items():
+            if isinstance(value, str) and value.startswith(old):
+                state[key] = new + value.removeprefix(old)
+        best = state.get("best_k_models", {})
+        state["best_k_models"] = {new + k.removeprefix(old): v for k, v in best.items()}
 
 
 def random_state() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from backbones.integrity import DamagedCheckpoint
 from datamodules import SampleClassification
 from tasks import keeping
+from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
 from tests.test_training import tiny_task
 from tools import trainer as trainers
@@ -244,3 +245,17 @@ def test_a_checkpoint_of_another_model_is_refused(train, tmp_path):
     other = tiny_task(classes=7)
     with pytest.raises(ValueError, match=r"holds another model: 2 keys differ .*net\.5\.weight"):
         find_start(folder, None, other, {"max_epochs": 2, "max_steps": -1})
+
+
+def test_a_run_folder_that_was_moved_keeps_its_best(train, monkeypatch):
+    scores = iter((3.0, 2.0, 1.0, 0.0))
+    monkeypatch.setattr(
+        ClassificationTask, "compute_metrics", lambda _: {"top1": torch.tensor(next(scores))}
+    )
+    _, folder = train("run", kill=(BATCH, 14))
+    folder.rename(folder.with_name("moved"))
+    _, moved = train("moved", resume=True)
+    assert checkpoint(moved, "best")["global_step"] == EPOCH
+    assert not folder.exists()
+    (state,) = checkpoint(moved)["callbacks"].values()
+    assert state["best_model_path"] == str(moved / "checkpoints" / "best.ckpt")
