@@ -52,6 +52,10 @@ class Backbone(nn.Module):
     no_weight_decay: frozenset[str] = frozenset()
     merges_end_stages: bool = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(_compute_buffers)
+
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per ``feature_info`` entry.
 
@@ -125,6 +129,17 @@ class Backbone(nn.Module):
         The classifier, which is no part of a backbone, is renamed to ``classifier.*``.
         """
         return state_dict
+
+
+def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
+    """Make what no checkpoint holds, such as tables of indices, for a network built on "meta"."""
+    for module in backbone.modules():
+        for name in module._non_persistent_buffers_set:
+            buffer, first = getattr(module, name), next(module.parameters(), None)
+            if first is not None and buffer is not None and buffer.is_meta != first.is_meta:
+                setattr(module, name, torch.empty_like(buffer, device=first.device))
+        if hasattr(module, "init_non_persistent_buffers"):  # timm's name for it
+            module.init_non_persistent_buffers()
 
 
 class Mixer(nn.Module):

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from torchvision.ops import roi_align
 
 from backbones import Backbone, create_backbone, list_hosts
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, SWAPPED, rest_slow, short, shorten
+from tests.families import NAMES, SMALLEST, rest_slow, short, shorten
 
 SIZES = [(65, 93), (200, 304)]
 
@@ -48,21 +47,17 @@ def test_every_map_is_contiguous(name, dense):
         assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
 
 
-@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "swin_t_afbo")))
-@torch.no_grad()
-def test_roi_align_of_mmcv_reads_the_maps_as_torchvisions(name):
-    pytest.importorskip("mmcv")
-    from mmcv.ops import RoIAlign
-
-    backbone = short(name, dense=True).eval()
-    # Image index and corners; the second box sticks out of the image.
-    boxes = torch.tensor([[0, 3.0, 5.5, 60.0, 50.0], [1, -8.0, 20.0, 99.0, 70.0]])
-    maps = backbone(images(65, 93, batch=2))
-    for x, info in zip(maps, backbone.feature_info, strict=True):
-        scale = 1 / info.stride
-        pool = RoIAlign((7, 7), spatial_scale=scale, sampling_ratio=2, aligned=True)
-        expected = roi_align(x, boxes, (7, 7), scale, sampling_ratio=2, aligned=True)
-        torch.testing.assert_close(pool(x, boxes), expected)
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("host", SMALLEST)
+def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
+    built = short(host).eval()
+    with torch.device("meta"):
+        backbone = shorten(create_backbone(host)).eval()
+    if not assign:
+        backbone.to_empty(device="cpu")
+    backbone.load_state_dict(built.state_dict(), assign=assign)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images(224, 224)), built(images(224, 224)))
 
 
 @pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))

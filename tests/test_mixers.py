@@ -125,6 +125,19 @@ def runs_in_bfloat16_autocast(name):
 
 
 @check
+def runs_with_half_precision_weights(name):
+    mixer = build(name)
+    x = tokens(2, 5, 6)
+    expected = mixer(x)
+    for dtype, share in ((torch.bfloat16, 0.05), (torch.float16, 0.01)):
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                found = copy.deepcopy(mixer).to(dtype)(x.to(dtype))
+            assert found.dtype == dtype
+            assert (found - expected).norm() < share * expected.norm()
+
+
+@check
 def comes_back_from_state_dict_deepcopy_and_pickle(name):
     mixer, other = build(name), build(name, seed=1)
     x = tokens(2, 5, 6)

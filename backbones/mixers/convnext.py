@@ -123,5 +123,6 @@ class GlobalResponseNorm(nn.Module):
         squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
         norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
         response = norms / (norms.mean(dim=-1, keepdim=True) + 1e-6)
+        response = response.to(self.weight.dtype)
         # The factor is small, so this reads and writes the map once.
         return torch.addcmul(self.bias, x, 1 + self.weight * response)

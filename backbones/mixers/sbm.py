@@ -102,7 +102,7 @@ class StarBilinearMapping(Mixer):
         """(B, h, w, C) -> (B, h, w, C)."""
         projected = to_nhwc(self.conv(to_nchw(self.in_proj(x))))
         projected = self.pre_proj(projected)
-        mixed = self.norm(self._star(projected[..., : self.dim], projected[..., -self.dim :]))
+        mixed = self._normalise(self._star(projected[..., : self.dim], projected[..., -self.dim :]))
         if self.gate_proj is not None:
             mixed = _product(mixed, _silu(self.gate_proj(x)))
         return cast("Tensor", self.out_proj(mixed))
@@ -120,6 +120,15 @@ class StarBilinearMapping(Mixer):
             # At the start the product is about 1e-4, where float16 has few digits left.
             mapped, value = mapped.float(), value.float()
         return _product(_silu(mapped), value)
+
+    def _normalise(self, star: Tensor) -> Tensor:
+        weights = self.in_proj.weight.dtype
+        if weights != torch.float16:
+            return cast("Tensor", self.norm(star))
+        if isinstance(self.norm, nn.LayerNorm):
+            weight, bias = self.norm.weight.float(), self.norm.bias.float()
+            star = F.layer_norm(star, (self.dim,), weight, bias, self.norm.eps)
+        return star.to(weights)
 
     def set_grid(self, grid: Size) -> None:
         """Store the factors for another map; see ``BilinearMapping.set_grid``."""
