@@ -54,7 +54,7 @@ class Backbone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_load_state_dict_post_hook(_compute_buffers)
+        self.register_load_state_dict_post_hook(_compute_buffers)  # type: ignore[no-untyped-call]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per ``feature_info`` entry.
@@ -138,8 +138,9 @@ def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
             buffer, first = getattr(module, name), next(module.parameters(), None)
             if first is not None and buffer is not None and buffer.is_meta != first.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device=first.device))
-        if hasattr(module, "init_non_persistent_buffers"):  # timm's name for it
-            module.init_non_persistent_buffers()
+        compute: Any = getattr(module, "init_non_persistent_buffers", None)  # timm's name for it
+        if compute is not None:
+            compute()
 
 
 class Mixer(nn.Module):
