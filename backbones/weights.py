@@ -115,7 +115,7 @@ def refuse_untrained(backbone: Backbone, report: LoadReport) -> None:
     ]
     if mixers:
         raise ValueError(
-            f"{report.source} lacks weights of the mixers of {backbone.name}{_some(mixers)}, "
+            f"{report.source} has no weights of the mixers of {backbone.name}{_some(mixers)}, "
             "which would be random; name the backbone and options it was trained with"
         )
 
@@ -232,7 +232,8 @@ def _warn_of_more_than_mixers(
         if keys
     ]
     if absent:
-        parts.append(f"{len(absent)} mixers begin anew{_some(absent)}")
+        names = [prefix.removesuffix(".") for prefix in absent]
+        parts.append(f"{len(names)} mixers begin anew{_some(names)}")
     warnings.warn(
         f"{report.source} gave {math.floor(1000 * share) / 10}% of the network's values: "
         f"{'; '.join(parts)}",

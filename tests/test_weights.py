@@ -583,5 +583,7 @@ def test_nearly_nothing_is_not_taken_over_in_silence():
         weights = create_backbone("gmlp_ti").state_dict()
     backbone = create_backbone("gmlp_ti_ggqpe", stem_norm=False)
     weights = {key: torch.zeros(value.shape) for key, value in weights.items()}
-    with pytest.warns(UserWarning, match=r"gave \d\.\d% .*30 mixers begin anew \(blocks\.0\."):
+    with pytest.warns(
+        UserWarning, match=r"gave \d\.\d% .*30 mixers begin anew \(blocks\.0\.mlp_channels, "
+    ):
         load_state_dict(backbone, weights, "file")
