@@ -316,6 +316,7 @@ def test_schema_lists_every_option_with_its_default():
         "act": "silu",
         "act_on": "a",
         "init": "ours",
+        "bias": True,
         "drop": 0.0,
     }
     for name in list_backbones():

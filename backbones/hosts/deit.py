@@ -35,6 +35,8 @@ class DeiT(PlainBackbone):
     network without it and its position, with a warning, since another embedding takes its place.
     """
 
+    fc_norm: nn.Module  # where the final norm comes after the mean
+
     def __init__(
         self,
         model: VisionTransformer,

@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingUnit
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
@@ -43,7 +43,7 @@ class GMLP(PatchMLP):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
             gate.__class__ = WindowedSpatialGatingUnit
             gate.shifted = config.dense and index % 2 == 1
-            gate.norm.eps = gate_eps
+            cast("nn.LayerNorm", gate.norm).eps = gate_eps
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.token_mixer, slot)
 
