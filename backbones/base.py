@@ -152,9 +152,11 @@ class Mixer(nn.Module):
     Attributes:
         replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
             that is the host's own.
+        is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
     """
 
     replaced: Mapping[str, torch.Size] | None = None
+    is_related: bool = False
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
@@ -173,6 +175,15 @@ class Mixer(nn.Module):
             tensors: By their names in the mixer; what else there is stays as it is.
         """
         return tensors
+
+    def is_dead(self, key: str, value: Tensor) -> bool:
+        """Whether a checkpoint's tensor, which has no place here, would change nothing if it had.
+
+        Args:
+            key: By its name in the mixer.
+            value: What the file has.
+        """
+        return False
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """(B, P, C) -> (B, P, C): the pointwise parts of the mixer, its spatial parts left out."""
@@ -227,8 +238,9 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     mixer = factory(slot)
     if slot.num_prefix_tokens and type(mixer).mix_prefix is Mixer.mix_prefix:
         mixer.mix_prefix(torch.empty(0))  # says why not
-    own = block.get_submodule(name).state_dict()
-    mixer.replaced = {key: value.shape for key, value in own.items()}
+    own = block.get_submodule(name)
+    mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
+    mixer.is_related = type(own) is type(mixer)
     setattr(block, name, mixer)
 
 

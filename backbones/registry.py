@@ -213,7 +213,7 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
         summary = f"{', '.join(_HOSTS)}; most also as HOST_MIXER with {', '.join(mixers)}."
         raise ValueError(
             unknown("backbone", name, table, summary)
-            + f" list_backbones() and run.py --help have all {len(table)}."
+            + f" list_backbones() and run.py --help backbone have all {len(table)}."
         )
     host, mixer = table[name]
     return _HOSTS[host], mixer

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import timm
 import torch
@@ -17,6 +20,7 @@ from backbones.base import Backbone, Mixer
 from backbones.inert import holds_histories, load_without_histories
 from backbones.integrity import verify
 
+V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 # Where published files keep their weights (timm, mmengine and DeiT's release); averages come first,
@@ -25,6 +29,7 @@ CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 MMPRETRAIN_CLASSIFIER = "head.fc."
 # BatchNorm's, which files of early torch (torchvision's first weights) do not have, nor need.
 BATCH_COUNTER = ".num_batches_tracked"
+FEW = 0.1  # share of a network's values that is too small to be taken over in silence
 WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
 
 
@@ -39,6 +44,7 @@ class LoadReport:
             positions for other windows or images.
         initialised: Keys of the model that the file does not have (a new mixer, a new output norm).
         skipped: Keys of the file that the model has no place for (a replaced FFN, the classifier).
+        dead: Keys of the file that change nothing, such as a zero bias of a model without biases.
     """
 
     source: str
@@ -46,6 +52,7 @@ class LoadReport:
     resized: tuple[str, ...]
     initialised: tuple[str, ...]
     skipped: tuple[str, ...]
+    dead: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One line for a log."""
@@ -54,7 +61,7 @@ class LoadReport:
             f"{_some(self.resized)}, {len(self.initialised)} left at their initialisation"
             f"{_some(self.initialised)}, {len(self.skipped)} in the file not used"
             f"{_some(self.skipped)}"
-        )
+        ) + (f", {len(self.dead)} dropped that change nothing{_some(self.dead)}" * bool(self.dead))
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -118,7 +125,8 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
 
     Only these may differ: a swapped-in mixer that is absent as a whole (the file has the host's own
     FFN or attention there, or another mixer), what dense prediction adds, what only classification
-    has, and BatchNorm's counters of batches.
+    has, and BatchNorm's counters of batches. Where the host's own module is the same mixer with
+    other options, what fits is taken over. A warning lists what is missing beside absent mixers.
 
     Raises:
         ValueError: Anything else is missing, left over, of another shape or of whole numbers
@@ -126,23 +134,33 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     """
     file = state_dict
     state_dict = backbone.convert_state_dict(dict(file))
+    dead = []
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):
-            converted = mixer.convert_state_dict(_below(f"{prefix}.", state_dict))
-            state_dict |= {f"{prefix}.{key}": value for key, value in converted.items()}
+            below = f"{prefix}."
+            given = _below(below, state_dict)
+            dead += [f"{below}{key}" for key, value in given.items() if mixer.is_dead(key, value)]
+            converted = mixer.convert_state_dict(given)
+            state_dict |= {f"{below}{key}": value for key, value in converted.items()}
+    state_dict = {key: value for key, value in state_dict.items() if key not in dead}
     own = backbone.state_dict()
-    absent_mixers = tuple(
-        prefix
-        for prefix, mixer in backbone.mixers().items()
-        if _is_absent(mixer, _below(prefix, state_dict))
-    )
-    usable = {k: v for k, v in state_dict.items() if k in own and not k.startswith(absent_mixers)}
+    absent_mixers, related_mixers = _absent_and_related(backbone, state_dict, dead)
+    unfit = {
+        key
+        for key, value in state_dict.items()
+        if key.startswith(related_mixers) and key in own and own[key].shape != value.shape
+    }
+    usable = {
+        key: value
+        for key, value in state_dict.items()
+        if key in own and key not in unfit and not key.startswith(absent_mixers)
+    }
     missing = [key for key in own if key not in usable]
     surplus = [key for key in state_dict if key not in usable]
     reshaped = [key for key, value in usable.items() if own[key].shape != value.shape]
 
-    may_miss = (*absent_mixers, *backbone.map_keys)
-    may_remain = (*absent_mixers, *backbone.classification_keys, "classifier.")
+    may_miss = (*absent_mixers, *related_mixers, *backbone.map_keys)
+    may_remain = (*absent_mixers, *related_mixers, *backbone.classification_keys, "classifier.")
     wrong = [
         f"missing {key}"
         for key in missing
@@ -165,9 +183,62 @@ def load_state_dict(backbone: Backbone, state_dict: dict[str, Tensor], source: s
     backbone.load_state_dict(usable, strict=False)
     places = {_place(value) for value in file.values()}
     resized = tuple(key for key, value in usable.items() if _place(value) not in places)
-    report = LoadReport(source, len(usable), resized, tuple(missing), tuple(surplus))
+    report = LoadReport(source, len(usable), resized, tuple(missing), tuple(surplus), tuple(dead))
     logger.info("%s", report)
+    _warn_of_more_than_mixers(report, own, absent_mixers, related_mixers)
     return report
+
+
+def _absent_and_related(
+    backbone: Backbone, state_dict: Mapping[str, Tensor], dead: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Prefixes of mixers that a file has not, and of those that it has with other options."""
+    absent, related = [], []
+    for prefix, mixer in backbone.mixers().items():
+        given = _below(prefix, state_dict)
+        if mixer.is_related and (_is_replaced(mixer, given, _below(prefix, dict.fromkeys(dead)))):
+            related.append(prefix)
+        elif _is_absent(mixer, given):
+            absent.append(prefix)
+    return tuple(absent), tuple(related)
+
+
+def _warn_of_more_than_mixers(
+    report: LoadReport,
+    own: Mapping[str, Tensor],
+    absent: tuple[str, ...],
+    related: tuple[str, ...],
+) -> None:
+    """Warn of what a load left at its initialisation, or out, beside whole mixers.
+
+    Where whole mixers are nearly all of a network, as in PosMLP, that is said as well.
+    """
+    missing = [
+        key
+        for key in report.initialised
+        if not (key.startswith(absent) or key.endswith(BATCH_COUNTER))
+    ]
+    unused = [key for key in report.skipped if key.startswith(related)]
+    total = sum(value.numel() for value in own.values())
+    share = 1 - sum(own[key].numel() for key in report.initialised) / total
+    if not missing and not unused and share > FEW:
+        return
+    parts = [
+        f"{len(keys)} tensors {what}{_some(keys)}"
+        for keys, what in (
+            (missing, "of the network are not in it and begin anew"),
+            (unused, "in it have no place in a mixer with these options"),
+        )
+        if keys
+    ]
+    if absent:
+        names = [prefix.removesuffix(".") for prefix in absent]
+        parts.append(f"{len(names)} mixers begin anew{_some(names)}")
+    warnings.warn(
+        f"{report.source} gave {math.floor(1000 * share) / 10}% of the network's values: "
+        f"{'; '.join(parts)}",
+        stacklevel=4,
+    )
 
 
 def rename(
@@ -242,8 +313,16 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _below(prefix: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _below(prefix: str, state_dict: Mapping[str, V]) -> dict[str, V]:
     return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+
+
+def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str]) -> bool:
+    """Whether a file has the host's own module in a mixer's place, dead tensors left out."""
+    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    shapes = {key: value.shape for key, value in given.items()}
+    replaced = {key: shape for key, shape in (mixer.replaced or {}).items() if key not in dead}
+    return shapes == replaced and shapes != own
 
 
 def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:

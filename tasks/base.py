@@ -16,10 +16,12 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import SumMetric
 
 from backbones.options import check_arguments
 from backbones.weights import read_tensors
 from tasks.average import WeightAverage
+from tasks.evaluation_loss import Summed
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -53,11 +55,13 @@ class BaseTask(LightningModule):
         monitor: The metric, higher is better, that chooses the best checkpoint.
         preview_images: How many images a run draws its predictions for.
         headline: The metrics that progress lines show.
+        why_no_loss: Why validation logs no loss; empty where it does.
     """
 
     monitor: str
     preview_images: int = 12
     headline: tuple[str, ...]
+    why_no_loss: str = ""
 
     def __init__(
         self,
@@ -73,6 +77,11 @@ class BaseTask(LightningModule):
         self.class_names = tuple(class_names)
         self.optimizer_options = dict(optimizer)
         self.schedule_options = dict(schedule)
+        # Sums, since torchmetrics' mean drops its weights where it lets a NaN be seen; in double
+        # precision, since pixels are many.
+        self.loss_sum, self.loss_count = (
+            SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2)
+        )
         self._exempt = without_decay(model)
         # Bad options are to be refused here, not when everything else is up and running.
         build_optimizer(model, self._exempt, **self.optimizer_options)
@@ -142,12 +151,19 @@ class BaseTask(LightningModule):
         return batch
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Hand the predictions of a batch to the task's metric."""
-        self.update_metrics(batch, self.model.predict(batch))
+        """Hand the predictions of a batch to the task's metric, and take their loss."""
+        predictions = self.model.predict(batch)
+        self.update_metrics(batch, predictions)
+        if not self.why_no_loss:
+            loss, count = self.evaluation_loss(batch, predictions)
+            self.loss_sum.update(loss)
+            self.loss_count.update(count)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last epoch's predictions; in training, turn to the average."""
         self.reset_metrics()
+        self.loss_sum.reset()
+        self.loss_count.reset()
         if self.average is not None:
             self.average.put_into(self.model)
 
@@ -206,6 +222,10 @@ class BaseTask(LightningModule):
         """Metrics over everything taken in since the last reset, by all processes together."""
         raise NotImplementedError
 
+    def evaluation_loss(self, batch: Batch, predictions: Any) -> Summed:
+        """The loss of a batch's predictions, summed, and over how many; see ``why_no_loss``."""
+        raise NotImplementedError
+
     def reset_metrics(self) -> None:
         """Start afresh."""
         raise NotImplementedError
@@ -225,6 +245,8 @@ class BaseTask(LightningModule):
     def _log_metrics(self, stage: str) -> None:
         for name, value in self.compute_metrics().items():
             self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
+        if not self.why_no_loss:
+            self.log(f"{stage}/loss", (self.loss_sum.compute() / self.loss_count.compute()).float())
 
     def _refuse_nan(self, loss: Tensor) -> None:
         # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.

@@ -15,12 +15,15 @@ from torchmetrics.classification import MulticlassAccuracy
 from backbones.options import check_arguments
 from tasks.base import BaseTask, Batch
 from tasks.drawing import Tile, contact_sheet, to_image
+from tasks.evaluation_loss import Summed, of_classes
 
 make_mixup: Any = Mixup  # timm's class is untyped
 
 
 class ClassificationTask(BaseTask):
     """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
+
+    The loss of validation is the cross entropy alone, see ``evaluation_loss``.
 
     Args:
         model: Maps ``{"image": (B, 3, H, W), "label": (B,)}`` to losses and logits (B, K).
@@ -87,6 +90,10 @@ class ClassificationTask(BaseTask):
         """Accuracies in percent."""
         return {name: 100 * value for name, value in self.accuracy.compute().items()}
 
+    def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
+        """Cross entropy over the images."""
+        return of_classes(predictions, batch["label"])
+
     def reset_metrics(self) -> None:
         """Forget all hits."""
         self.accuracy.reset()
@@ -110,18 +117,20 @@ class ClassificationTask(BaseTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """One sheet of images with the predicted class, green where it is right.
+        """One sheet of images with the predicted class and its probability, green where right.
 
-        It is grey where a negative label says that the class is unknown.
+        Where it is wrong the right class stands below; it is grey where a negative label says that
+        nobody knows.
         """
         images = {"image": batch["image"].to(self.device)}
-        predicted = self.model.predict(images).argmax(-1).tolist()
-        tiles: list[Tile] = []
-        for image, label, guess in zip(
-            batch["image"], batch["label"].tolist(), predicted, strict=True
-        ):
-            caption, right = self.class_names[guess], None if label < 0 else label == guess
-            if right is False:
-                caption += f" (is {self.class_names[label]})"
-            tiles.append((to_image(image, *datamodule.normalisation), caption, right))
+        best = self.model.predict(images).float().softmax(-1).max(-1)
+        tiles = []
+        for image, label, guess, share in zip(
+            batch["image"], batch["label"].tolist(), best.indices.tolist(), best.values.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            right = None if label < 0 else label == guess
+            truth = self.class_names[label] if right is False else None
+            picture = to_image(image, *datamodule.normalisation)
+            tiles.append(Tile(picture, self.class_names[guess], share, right, truth))
         return [contact_sheet(tiles)]

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.ops import nms
 
 from tasks.base import BaseTask, Batch
 from tasks.coco_metric import CocoMetric, instances
 from tasks.drawing import draw_instances, open_upright, side_by_side
 
 PREVIEW_SCORE = 0.3
+SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
 
 
 class DetectionTask(BaseTask):
@@ -23,6 +25,9 @@ class DetectionTask(BaseTask):
 
     monitor = "val/AP50"
     headline = ("AP", "AP50", "mask_AP")
+    why_no_loss = (
+        "a detector's losses are over anchors and proposals that training samples at random"
+    )
     metric: CocoMetric
 
     def setup(self, stage: str) -> None:
@@ -58,12 +63,15 @@ class DetectionTask(BaseTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Per image: the ground truth where there is one, and detections above a score of 0.3."""
+        """Per image: the ground truth where there is one, and detections above a score of 0.3.
+
+        Of detections in one place, whatever their classes, the surest is drawn.
+        """
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):
             photo = open_upright(sample.img_path)
-            found = sample.pred_instances[sample.pred_instances.scores > PREVIEW_SCORE].cpu()
+            found = _to_draw(sample.pred_instances).cpu()
             captions = [
                 f"{self.class_names[label]} {score:.2f}"
                 for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
@@ -85,3 +93,9 @@ class DetectionTask(BaseTask):
         masks = truth.masks.to_ndarray().astype(bool) if "masks" in truth else None
         names = [self.class_names[label] for label in labels]
         return draw_instances(photo, np.asarray(boxes.cpu()).tolist(), labels, names, masks)
+
+
+def _to_draw(found: Any) -> Any:
+    """The detections that are sure enough, without those that lie over a surer one."""
+    found = found[found.scores > PREVIEW_SCORE]
+    return found[nms(found.bboxes.float(), found.scores.float(), SAME_PLACE)]

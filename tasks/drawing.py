@@ -5,14 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
+from scipy import ndimage
 from torch import Tensor
 
-# A picture, its caption, and whether that is right; None where nobody knows.
-Tile = tuple[Image.Image, str, bool | None]
+Box = tuple[float, float, float, float]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+class Tile(NamedTuple):
+    """A picture with what it was taken for.
+
+    Attributes:
+        picture: Of any size.
+        guess: The predicted class.
+        share: Its probability.
+        right: Whether it is the right one; None where nobody knows.
+        truth: The right one, where the guess is wrong.
+    """
+
+    picture: Image.Image
+    guess: str
+    share: float
+    right: bool | None
+    truth: str | None = None
+
+
+TRUTH_COLOUR = (40, 40, 40)
 CAPTION_COLOURS = {True: (40, 160, 60), False: (210, 50, 40), None: (90, 90, 90)}
 # Twelve colours that stay apart for most eyes (Paul Tol's "muted" and "bright" sets), repeated for
 # more classes.
@@ -21,6 +44,9 @@ PALETTE = (
     (136, 34, 85), (68, 170, 153), (153, 153, 51), (221, 204, 119), (51, 34, 136), (204, 102, 119),
 )  # fmt: skip
 MIN_WIDTH = 320
+DOTS = "..."
+LEAST = 64  # pixels that the name of a narrow segment may have
+PADDING = 2  # between a caption and the ends of its area
 
 
 def to_image(normalised: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
@@ -34,22 +60,42 @@ def open_upright(path: str | Path) -> Image.Image:
     return ImageOps.exif_transpose(Image.open(path))
 
 
-def contact_sheet(tiles: Sequence[Tile], side: int = 112) -> Image.Image:
-    """Tiles in a square-ish grid, the captions green where right, red where wrong, else grey."""
+def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:
+    """Tiles in a square-ish grid, the captions green where right, red where wrong, else grey.
+
+    Below a picture stand its class and the probability, and where that is wrong the right class.
+    """
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = math.ceil(len(tiles) / columns)
-    strip = 18
-    sheet = Image.new("RGB", (columns * (side + 4) + 4, rows * (side + strip + 4) + 4), "white")
+    line, font = 17, _font(13)
+    strip = 2 * line if any(tile.truth is not None for tile in tiles) else line
+    sheet = Image.new("RGB", (columns * (side + 6) + 6, rows * (side + strip + 6) + 6), "white")
     draw = ImageDraw.Draw(sheet)
-    for index, (picture, caption, right) in enumerate(tiles):
-        left, top = 4 + index % columns * (side + 4), 4 + index // columns * (side + strip + 4)
-        sheet.paste(
-            picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC), (left, top)
-        )
-        draw.text(
-            (left + 2, top + side + 1), caption[:18], fill=CAPTION_COLOURS[right], font=_font(13)
-        )
+    for index, tile in enumerate(tiles):
+        left, top = 6 + index % columns * (side + 6), 6 + index // columns * (side + strip + 6)
+        picture = tile.picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+        sheet.paste(picture, (left, top))
+        colour, below = CAPTION_COLOURS[tile.right], top + side + 1
+        share = f" {tile.share:.0%}"
+        name = shorten(tile.guess, side - font.getlength(share), font)
+        draw.text((left, below), name, fill=colour, font=font)
+        draw.text((left + side, below), share, fill=colour, font=font, anchor="ra")
+        if tile.truth is not None:
+            name = shorten(tile.truth, side - font.getlength("is "), font)
+            draw.text((left, below + line), f"is {name}", fill=TRUTH_COLOUR, font=font)
     return sheet
+
+
+def shorten(name: str, width: float, font: Font) -> str:
+    """A name that is at most so many pixels wide, with dots in its middle if it was longer."""
+    if font.getlength(name) <= width:
+        return name
+    for kept in range(len(name) - 1, 0, -1):
+        head = name[: (kept + 1) // 2].rstrip()
+        tail = name[len(name) - kept // 2 :].lstrip() if kept // 2 else ""
+        if font.getlength(head + DOTS + tail) <= width:
+            return head + DOTS + tail
+    return DOTS
 
 
 def enlarge(picture: Image.Image) -> tuple[Image.Image, int]:
@@ -70,14 +116,45 @@ def draw_instances(
     canvas, factor = enlarge(picture)
     for index, mask in enumerate(masks if masks is not None else ()):
         canvas = _tint(canvas, mask, _colour(labels[index]))
-    draw = ImageDraw.Draw(canvas)
-    for box, label, caption in zip(boxes, labels, captions, strict=True):
+    draw, font = ImageDraw.Draw(canvas), _font(13)
+    scaled = []
+    for box, label in zip(boxes, labels, strict=True):
         x1, y1, x2, y2 = (float(value) * factor for value in box)
-        draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=_colour(label), width=2)
-        area = draw.textbbox((x1, max(0, y1 - 15)), caption, font=_font(13))
-        draw.rectangle(area, fill=_colour(label))
-        draw.text((x1, max(0, y1 - 15)), caption, fill="white", font=_font(13))
+        scaled.append((x1, y1, max(x1, x2), max(y1, y2)))
+        draw.rectangle(scaled[-1], outline=_colour(label), width=2)
+    taken: list[Box] = []
+    for edges, label, caption in zip(scaled, labels, captions, strict=True):
+        caption = shorten(caption, canvas.width - 2 * PADDING, font)
+        size = (font.getlength(caption) + 2 * PADDING, 15.0)
+        area = _free_place(edges, size, canvas.size, taken)
+        taken.append(area)
+        if caption:
+            draw.rectangle(area, fill=_colour(label))
+            draw.text((area[0] + PADDING, area[1]), caption, fill="white", font=font)
     return canvas
+
+
+def _free_place(
+    box: Box, size: tuple[float, float], canvas: tuple[int, int], taken: Sequence[Box]
+) -> Box:
+    """Where a caption goes: above its box, else below or in it, whole and over no other caption."""
+    (x1, y1, x2, y2), (width, height) = box, size
+    left = min(max(0.0, x1), max(0.0, canvas[0] - width))
+    right = min(max(0.0, x2 - width), max(0.0, canvas[0] - width))
+    highest = max(0.0, canvas[1] - height)
+    places = [
+        (x, min(max(0.0, y), highest))
+        for y in (y1 - height, y2 + 1, y1, y2 - height)
+        for x in (left, right)
+    ]
+    areas = [(x, y, x + width, y + height) for x, y in places]
+    free = [area for area in areas if not any(_meet(area, other) for other in taken)]
+    return (free or areas)[0]
+
+
+def _meet(one: Box, other: Box) -> bool:
+    across = one[0] < other[2] and other[0] < one[2]
+    return across and one[1] < other[3] and other[1] < one[3]
 
 
 def draw_segments(
@@ -93,20 +170,31 @@ def draw_segments(
     present = [label for label in present if names[label] != background]
     for label in present:
         canvas = _tint(canvas, labels == label, _colour(label))
-    draw = ImageDraw.Draw(canvas)
+    draw, font = ImageDraw.Draw(canvas), _font(15)
     for label in present:
-        rows, columns = np.nonzero(labels == label)
-        position = (float(columns.mean()) * factor, float(rows.mean()) * factor)
-        draw.text(
-            position,
-            names[label],
-            fill="white",
-            font=_font(15),
-            anchor="mm",
-            stroke_width=2,
-            stroke_fill="black",
-        )
+        row, column, width = inmost(labels == label)
+        name = shorten(names[label], min(max(width * factor, LEAST), canvas.width) - 8, font)
+        half = font.getlength(name) / 2 + 2
+        x = min(max((column + 0.5) * factor, half), canvas.width - half)
+        y = min(max((row + 0.5) * factor, 10), canvas.height - 10)
+        draw.text((x, y), name, fill="white", font=font, anchor="mm", stroke_width=2,
+                  stroke_fill="black")  # fmt: skip
     return canvas
+
+
+def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """The place (row, column) furthest inside a mask's largest part, and the part's width there."""
+    parts, count = ndimage.label(mask)
+    if count > 1:
+        sizes = np.bincount(parts.ravel())
+        mask = parts == 1 + int(sizes[1:].argmax())
+    # The edge of the picture is an edge.
+    depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
+    row, column = (int(i) for i in np.unravel_index(int(depth.argmax()), depth.shape))
+    outside = np.flatnonzero(~mask[row])
+    left = outside[outside < column].max(initial=-1)
+    right = outside[outside > column].min(initial=mask.shape[1])
+    return row, column, int(right - left - 1)
 
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
@@ -135,5 +223,5 @@ def _colour(label: int) -> tuple[int, int, int]:
     return PALETTE[label % len(PALETTE)]
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def _font(size: int) -> Font:
     return ImageFont.load_default(size)

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tasks.base import BaseTask, Batch
 from tasks.drawing import draw_segments, open_upright, side_by_side
+from tasks.evaluation_loss import Summed, of_segments
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -26,7 +27,8 @@ class SegmentationTask(BaseTask):
     """A segmentor of MMSegmentation; mean IoU, mean class accuracy and pixel accuracy in percent.
 
     The counts are summed over the whole set before dividing, as MMSegmentation does. A class that
-    neither occurs nor is predicted has no IoU and is left out of the mean.
+    neither occurs nor is predicted has no IoU and is left out of the mean. The loss of validation
+    is the decode head's cross entropy alone, see ``evaluation_loss``.
     """
 
     monitor = "val/mIoU"
@@ -70,6 +72,10 @@ class SegmentationTask(BaseTask):
             self._said_absent = True
             shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
             say(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
+
+    def evaluation_loss(self, batch: Batch, predictions: list[Any]) -> Summed:
+        """Cross entropy over the pixels that count, at the size of the annotations."""
+        return of_segments(predictions, IGNORED)
 
     def reset_metrics(self) -> None:
         """Forget all counts."""

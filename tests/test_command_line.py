@@ -1,9 +1,12 @@
 """Help, sweeps, and which errors are one line."""
 
+import re
+
 import pytest
 
+from backbones import list_backbones, list_mixers
 from tests.runs import arguments, command, summary
-from tools import command_line, run_folder
+from tools import command_line, run_folder, run_help
 from tools.errors import one_line_errors
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -35,14 +38,39 @@ def test_full_disk_is_one_line(capsys):
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device: '/data/x'\n"
 
 
-def test_help_lists_groups_backbones_and_options(tmp_path):
+def test_help_fits_a_screen(tmp_path):
     ended = command(["--help"], cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
     assert "python tools/run.py task=detection backbone=swin_t_afbo" in ended.out
-    for word in ("swin_t_afbo", "poolformer_m48_glu", "retinanet", "sample_long", "ddp_cpu",
-                 "max_epochs", "linear_probe"):  # fmt: skip
-        assert word in ended.out
+    words = set(re.findall(r"[\w{},]+", ended.out.replace(", ", " ")))
+    for word in ("swin_{t,s,b}", "poolformer_{s12,s24,s36,m36,m48}", "convnext_t", "glu", "sbm",
+                 "retinanet", "sample_long", "ddp_cpu", "linear_probe", "afbo_deit_t"):  # fmt: skip
+        assert word in words
+    assert f"all {len(list_backbones())} names" in ended.out
     assert not list(tmp_path.iterdir())
+
+
+def test_help_on_a_subject_says_all_of_it():
+    assert run_help.text(["backbone"]).split() == list_backbones()
+    recipes = {path.stem for path in (run_help.CONFIGS / "recipe").glob("*.yaml")}
+    said = run_help.text(["recipe"])
+    assert {line.split()[0] for line in said.splitlines() if line[0] != " "} == recipes
+    assert "300 epochs, 1e-3 for 1024 images" in said
+    assert "74.6 % top-1" in run_help.text(["experiment"])
+    for name in list_mixers():
+        assert f"\n  {name} " in run_help.text(["mixer"])
+    config = run_help.text(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
+    assert "seed: 7" in config
+    assert "task_name: detection" in config
+    with pytest.raises(
+        ValueError, match="no help on 'optimizr'; there is on backbone, mixer, task"
+    ):
+        run_help.text(["optimizr"])
+    assert run_help.subject_of(["task=detection", "seed=1"]) is None
+    assert run_help.subject_of(["task=detection", "-h"]) == ["task=detection"]
 
 
 def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_path):

@@ -253,11 +253,14 @@ def test_paper_as_csv(capsys):
     assert (afbo["params"], afbo["reported_params_m"], afbo["verdict"]) == (
         "5910952",
         "6.0",
-        "known",
+        "known: counting",
     )
+    change = ("reported_params_change_m", "params_change_m", "residual_params_m")
+    assert [float(afbo[key]) for key in change] == pytest.approx([0.3, 0.193536, -0.106464])
+    assert (first["reported_params_change_m"], first["params_change_m"]) == ("", "")
     assert "can only be meant as +0.5" in rows[3]["note"]
     assert "deit_t_afbo mixer.g1=2 mixer.g2=6" in {row["backbone"] for row in rows}
-    assert not {row["verdict"] for row in rows} - {"agrees", "known", ""}
+    assert all(row["verdict"].startswith(("agrees", "known: ")) for row in rows if row["verdict"])
     assert all(row["verdict"] or not row["reported_params_m"] for row in rows)
 
 
@@ -266,6 +269,15 @@ def test_paper_as_table(capsys):
     assert header.split("  ")[0] == "backbone"
     assert len(lines) == 2
     assert all("agrees" in line and "5,720,488" in line for line in lines)
+
+
+def test_rows_judged_by_their_change_show_it(capsys):
+    header, line = printed(capsys, "paper=afbo", "backbone=poolformer_s24_afbo").splitlines()[:2]
+    assert header.split("  ")[0] == "backbone"
+    assert header.count("paper change") == 2
+    # Reported, its change, ours, and their difference: of parameters, then of FLOPs.
+    for figures in (("22.0", "+0.6", "+0.56", "-0.04"), ("3.7", "+0.3", "+0.54", "+0.24")):
+        assert "  ".join(figures) in " ".join(line.split()).replace(" ", "  ")
 
 
 @pytest.mark.parametrize(

@@ -396,6 +396,59 @@ def test_the_table_is_made_by_trying(capsys):
     assert all(record["mmdet"] == record["mmpretrain"] == "yes" for record in records)
 
 
+def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
+    import mmdet
+
+    folder = exported(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
+    text = (folder / "config.py").read_text()
+    assert text.count("data/coco/") == 1
+    assert len(text.splitlines()) < 60
+    text = text.replace("data/coco/", "/mine/")
+    (folder / "config.py").write_text(text)
+    config = Config.fromfile(folder / "config.py")
+    shipped = Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_"
+    copies = [path for path in (folder / "_base_").rglob("*.py")]
+    assert len(copies) == 4
+    for path in copies:
+        assert path.read_text() == (shipped / path.relative_to(folder / "_base_")).read_text()
+    for split in ("train", "val", "test"):
+        assert config[f"{split}_dataloader"].dataset.data_root == "/mine/"
+    assert config.val_evaluator.ann_file == "/mine/annotations/instances_val2017.json"
+    # What is not said is the toolkit's, and nothing of its ResNet and its SGD is left.
+    assert config.model.roi_head.bbox_head.num_classes == 80
+    assert "depth" not in config.model.backbone
+    assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
+
+
+def test_what_a_config_says_makes_of_its_base_what_is_wanted():
+    from tools.exporters.mm_inherit import changes
+
+    base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
+    wanted = {"kept": 1, "list": [1], "part": {"a": 1, "b": {"c": 3}}, "other": {"y": 2}, "new": {}}
+    said = changes(base, wanted)
+    assert said == {
+        "list": [1], "part": {"b": {"c": 3}}, "other": {"_delete_": True, "y": 2}, "new": {},
+    }  # fmt: skip
+    assert Config._merge_a_into_b(said, base) == wanted
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 6])
+def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
+    from mmengine.registry import DefaultScope
+    from mmpretrain.registry import METRICS
+    from mmpretrain.structures import DataSample
+
+    from tools.exporters.mm_configs import dataset_config
+
+    config = dataset_config("mmpretrain", num_classes=num_classes)
+    assert config["val_evaluator"]["topk"] == ((1, 5) if num_classes > 5 else (1,))
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        metric = METRICS.build(config["val_evaluator"])
+    sample = DataSample().set_gt_label(1).set_pred_score(torch.eye(num_classes)[1])
+    metric.process(None, [sample.to_dict()])
+    assert metric.evaluate(1)["accuracy/top1"] == 100
+
+
 # ---- the module that stands alone
 
 

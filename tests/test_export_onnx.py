@@ -243,3 +243,31 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 @pytest.mark.parametrize("name", list_backbones())
 def test_every_backbone_goes_out(name, to, tmp_path):
     check_sizes(name, written(name, to, tmp_path, network="classifier"))
+
+
+def test_what_takes_long_is_said_while_it_is_done(tmp_path, capsys, monkeypatch):
+    def exporting(request):
+        request.say("recording")
+        print("what a package says")
+        path = request.folder / "model"
+        path.touch()
+        return [path]
+
+    monkeypatch.setattr(export, "exporter", lambda to: exporting)
+    typed = ["backbone=deit_t", "to=onnx", f"out={tmp_path / 'out'}"]
+    assert export.main(typed) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [str(tmp_path / "out" / "model")]
+    assert err.split() == ["0.0", "s", "recording"]
+
+
+@pytest.mark.slow
+def test_every_step_of_onnx_is_said(tmp_path):
+    request, said = small_request("resnet18", "onnx", tmp_path, network="maps"), []
+    object.__setattr__(request, "say", said.append)
+    exporter("onnx")(request)
+    assert said[0] == "maps.onnx: recording the network as a graph"
+    assert said[1].startswith("maps.onnx: converting ")
+    assert [line.split(": ")[1].split(" in ")[0] for line in said[2:4]] == [
+        "comparing 2 x 3 x 64 x 96", "comparing 1 x 3 x 64 x 64",
+    ]  # fmt: skip

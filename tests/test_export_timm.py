@@ -294,3 +294,15 @@ def test_a_checkpoint_that_lacks_the_mixers_is_refused(tmp_path, capsys):
         assert not (tmp_path / to).exists()
     with pytest.raises(ValueError, match="has no weights of the mixers"):
         LinearClassifier.from_pretrained(SMALL, tmp_path / "plain.pth")
+
+
+def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
+    network = LinearClassifier(create_backbone(SMALL, img_size=64), 3)
+    content = {"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}
+    names = ["ant", "bee", "cat"]
+    torch.save(content | {"class_names": names}, tmp_path / "last.ckpt")
+    typed = [f"backbone={SMALL} img_size=64", "to=timm", "image_size=64", f"out={tmp_path / 'out'}"]
+    assert export.main([*typed, f"ckpt={tmp_path / 'last.ckpt'}"]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["label_names"] == names
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    assert list(model.pretrained_cfg["label_names"]) == names

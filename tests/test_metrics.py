@@ -235,3 +235,57 @@ def test_no_top5_of_few_classes():
     task = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
     task.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
     assert task.compute_metrics() == {"top1": 100}
+
+
+# The loss of validation
+
+
+def test_loss_of_validation_is_the_plain_cross_entropy_over_all_images():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 6, generator=generator)
+    labels = torch.randint(6, (40,), generator=generator)
+    labels[3] = -1  # unknown
+    model = nn.Linear(1, 1)
+    model.predict = lambda batch: batch["logits"]
+    task = ClassificationTask(model, "abcdef", **RECIPE)
+    monkey = {}
+    task.log = lambda name, value, **_: monkey.__setitem__(name, float(value))
+    task.update_metrics = lambda batch, predictions: None
+    state = torch.get_rng_state()
+    task.on_validation_epoch_start()
+    for part in (slice(0, 32), slice(32, 40)):
+        task.validation_step({"logits": logits[part], "label": labels[part]}, 0)
+    task.compute_metrics = dict
+    task.on_validation_epoch_end()
+    known = labels >= 0
+    expected = -logits.log_softmax(-1)[known, labels[known]].mean().item()
+    assert monkey == {"val/loss": pytest.approx(expected, rel=1e-6)}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not [key for key in task.state_dict() if "loss" in key]
+
+
+def test_loss_of_segmentation_counts_the_pixels_that_count():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 4, 5, generator=generator)
+    truth = torch.randint(3, (2, 4, 5), generator=generator)
+    truth[0, :2], truth[1] = IGNORED, IGNORED
+    samples = [
+        SimpleNamespace(
+            seg_logits=SimpleNamespace(data=one), gt_sem_seg=SimpleNamespace(data=labels[None])
+        )
+        for one, labels in zip(logits, truth, strict=True)
+    ]
+    task = SegmentationTask(nn.Linear(1, 1), "abc", **RECIPE)
+    loss, count = task.evaluation_loss({}, samples)
+    assert count == 10
+    picked = logits[0].log_softmax(0).permute(1, 2, 0)[2:].reshape(10, 3)
+    expected = -picked[torch.arange(10), truth[0, 2:].flatten()].sum()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_detectors_say_why_they_have_no_loss_in_validation():
+    from tasks.detection import DetectionTask
+
+    assert "at random" in DetectionTask.why_no_loss
+    assert not ClassificationTask.why_no_loss
+    assert not SegmentationTask.why_no_loss

@@ -33,6 +33,9 @@ CASES = [
     ("afbo", {"cm_a": "gccm", "cm_b": "occm"}),
     ("afbo", {"cm_a": "block", "cm_b": "dense", "g1": 4}),
     ("afbo", {"order": "sc", "sm": "conv"}),
+    *[(name, {"bias": False}) for name in ("afbo", "afbo_s", "full")],
+    ("afbo_sc", {"sm": "conv", "bias": False}),
+    ("scfbo_gc", {"g1": 4, "rounds": 1, "bias": False}),
     ("afbo_sc", {"sm": "conv", "kernel_size": 5, "g2": 3}),
     ("scfbo_gc", {"g1": 4, "rounds": 1, "act_on": "b"}),
     ("scfbo_oc", {"g2": 5, "window": 5, "act": "gelu", "act_on": "post"}),
@@ -57,7 +60,7 @@ def build(name, dim=8, **options):
 
 def by_loops(name, options, mixer, x, prefix):
     options = VARIANTS[name] | options
-    arguments = {k: v for k, v in options.items() if k not in ("g1", "g2", "hidden_ratio")}
+    arguments = {k: v for k, v in options.items() if k not in ("g1", "g2", "hidden_ratio", "bias")}
     return reference.scfbo(x, prefix, dict(mixer.named_parameters()), **arguments)
 
 
@@ -93,6 +96,21 @@ def test_all_names_are_compared():
         if inspect.unwrap(create_mixer(name, 8).__class__) is SCFBO
     }
     assert family == set(VARIANTS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_without_biases_there_is_none_and_nothing_else_is_gone(name):
+    usual, without = create_mixer(name, 12), create_mixer(name, 12, bias=False)
+    shapes = {key: value.shape for key, value in usual.state_dict().items()}
+    kept = {key: shape for key, shape in shapes.items() if not key.endswith("bias")}
+    assert {key: value.shape for key, value in without.state_dict().items()} == kept
+    # h for each mapping and each convolution, C for W3.
+    parts = {"afbo_c": 2, "afbo_s": 3}.get(name, 4) * 48
+    parts = 2 * 48 + 2 * 12 if name == "afbo_sc" else parts
+    gone = sum(p.numel() for p in usual.parameters()) - sum(p.numel() for p in without.parameters())
+    assert gone == parts + 12
+    with torch.no_grad():  # a zero map stays zero
+        assert not without(torch.zeros(1, 2, 3, 12)).any()
 
 
 @pytest.mark.parametrize("name", ["afbo", "afbo_s", "afbo_sc", "scfbo_gc"])

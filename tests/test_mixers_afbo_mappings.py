@@ -165,6 +165,18 @@ def test_products_and_their_gradients_equal_the_loops(form):
         torch.testing.assert_close(form(x, weights, bias, blocks), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", [fast, plain])
+def test_products_without_bias(form):
+    x, weights, bias, blocks = blocks_and_tensors()
+    found = form(x, weights, None, blocks)
+    expected = by_loops(x, weights, torch.zeros_like(bias), blocks)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    ours = torch.autograd.grad(found.sin().sum(), [x, *weights])
+    theirs = torch.autograd.grad(expected.sin().sum(), [x, *weights])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("frozen", ["x", "bias", "weights"])
 def test_products_with_something_frozen(frozen):
     x, weights, bias, blocks = blocks_and_tensors()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
@@ -15,9 +15,13 @@ from tasks.detection import DetectionTask
 from tasks.drawing import (
     CAPTION_COLOURS,
     PALETTE,
+    TRUTH_COLOUR,
+    Tile,
     contact_sheet,
     draw_instances,
     draw_segments,
+    inmost,
+    shorten,
     side_by_side,
     to_image,
 )
@@ -42,7 +46,10 @@ def test_pictures_without_a_label_are_neither_right_nor_wrong(monkeypatch):
     task = ClassificationTask(Guess(torch.eye(3)), "abc", **RECIPE)
     batch = {"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])}
     task.preview(batch, ImageFolderDataModule())
-    assert [tile[1:] for tile in drawn] == [("a", None), ("b", True), ("c (is a)", False)]
+    share = torch.eye(3)[0].softmax(0)[0].item()
+    assert [tile[1::2] for tile in drawn] == [("a", None), ("b", True), ("c", False)]
+    assert [tile.truth for tile in drawn] == [None, None, "a"]
+    assert [tile.share for tile in drawn] == pytest.approx([share] * 3)
 
 
 @pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
@@ -58,7 +65,7 @@ def test_pictures_have_the_colours_of_the_files(augmentation, monkeypatch):
 
 def test_the_colour_of_a_caption_says_whether_it_is_right():
     for right, colour in CAPTION_COLOURS.items():
-        sheet = contact_sheet([(Image.new("RGB", (8, 8)), "HHHH", right)])
+        sheet = contact_sheet([Tile(Image.new("RGB", (8, 8)), "HHHH", 0.5, right)])
         found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
         assert found & set(CAPTION_COLOURS.values()) == {colour}
 
@@ -129,8 +136,9 @@ def test_pictures():
     assert (photo.mode, photo.size) == ("RGB", (80, 60))
     assert photo.getpixel((0, 0)) == (124, 116, 104)  # ImageNet's mean
     grey = photo.convert("L")
-    sheet = contact_sheet([(grey, "a long caption of a tile", True), (photo, "b", False)] * 2)
-    assert (sheet.mode, sheet.size) == ("RGB", (2 * 116 + 4, 2 * 134 + 4))
+    wrong = Tile(photo, "b", 0.5, False, "the name of the right class")
+    sheet = contact_sheet([Tile(grey, "a long caption of a tile", 0.9, True), wrong] * 2)
+    assert (sheet.mode, sheet.size) == ("RGB", (2 * 134 + 6, 2 * 168 + 6))
     mask = np.zeros((1, 60, 80), bool)
     mask[0, 10:20, 10:30] = True
     boxed = draw_instances(grey, [[10, 10, 30, 20]], [13], ["cat 0.9"], mask)
@@ -162,3 +170,86 @@ def test_only_the_background_keeps_the_photograph():
     drawn = draw_segments(photo, labels, ["photo"], background="photo")
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
     assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) != (0, 0, 0)
+
+
+# Captions that fit, names in their places
+
+
+LONG = "American Staffordshire terrier, Staffordshire terrier"
+
+
+def test_long_names_are_shortened_in_the_middle():
+    font = ImageFont.load_default(13)
+    assert shorten("tabby cat", 128, font) == "tabby cat"
+    short = shorten(LONG, 128, font)
+    assert font.getlength(short) <= 128 < font.getlength(short.replace("...", "....."))
+    head, tail = short.split("...")
+    assert LONG.startswith(head)
+    assert LONG.endswith(tail)
+    assert min(len(head), len(tail)) >= 6
+    assert shorten(LONG, 1, font) == "..."
+
+
+def colours_below(sheet, left, side=128):
+    """Colours of the two lines below a tile, and where the first ends."""
+    strip = np.array(sheet)[6 + side :, left : left + side]
+    return [{tuple(int(v) for v in pixel) for row in part for pixel in row} for part in
+            (strip[:17], strip[17:34])]  # fmt: skip
+
+
+def test_a_tile_shows_probability_and_truth_within_its_width():
+    grey = Image.new("RGB", (8, 8), (128, 128, 128))
+    sheet = contact_sheet([Tile(grey, LONG, 0.87, False, LONG), Tile(grey, "a", 1.0, True)])
+    first, second = colours_below(sheet, 6)
+    assert CAPTION_COLOURS[False] in first
+    assert TRUTH_COLOUR in second
+    # Between the tiles nothing is written.
+    gap = np.array(sheet)[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134]
+    assert (gap == 255).all()
+    other = contact_sheet([Tile(grey, LONG, 0.13, False, LONG), Tile(grey, "a", 1.0, True)])
+    assert np.array(other).tolist() != np.array(sheet).tolist()
+
+
+def test_names_of_segments_stand_inside_their_largest_part():
+    ring = np.zeros((60, 80), bool)
+    ring[5:55, 5:75] = True
+    ring[15:45, 25:75] = False  # open to the right: the mean lies in the hole
+    ring[0, 79] = True  # and a part of one pixel
+    row, column, width = inmost(ring)
+    assert ring[row, column]
+    assert not ring[int(np.nonzero(ring)[0].mean()), int(np.nonzero(ring)[1].mean())]
+    assert column < 25
+    assert 5 <= row < 55
+    assert width in (20, 70)
+    assert inmost(np.ones((3, 9), bool))[2] == 9
+    labels = np.where(ring, 1, 0)
+    plain = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", ""], background="photo")
+    named = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", "HHHHHHHHHHHHHHHHHHHHH"],
+                          background="photo")  # fmt: skip
+    changed = np.argwhere(np.array(named) != np.array(plain))
+    middle = changed[:, :2].mean(axis=0) / 4
+    assert ring[int(middle[0]), int(middle[1])]
+
+
+def test_captions_lie_apart_and_within_the_picture():
+    boxes = [[0, 0, 60, 30], [1, 1, 61, 31], [70, 50, 79, 59]]
+    canvas = Image.new("RGB", (80, 60), "white")
+    drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG]))
+    for label in range(3):
+        filled = (drawn == PALETTE[label]).all(-1)
+        rows = np.flatnonzero(filled.sum(axis=1) > 100)  # those of the caption's area
+        assert len(rows) >= 8, f"caption {label} is covered"
+
+
+def test_detections_over_a_surer_one_are_not_drawn():
+    pytest.importorskip("mmdet")
+    from mmengine.structures import InstanceData
+
+    from tasks.detection import _to_draw
+
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 11], [0, 0, 10, 30], [40, 0, 50, 10.0]])
+    found = InstanceData(
+        bboxes=boxes, labels=torch.tensor([0, 1, 0, 0]), scores=torch.tensor([0.4, 0.9, 0.8, 0.2])
+    )
+    # The first lies over the second, whatever its class; the last is not sure enough.
+    assert _to_draw(found).scores.tolist() == pytest.approx([0.9, 0.8])

@@ -164,9 +164,80 @@ def test_truncated_checkpoint_is_refused():
 @torch.no_grad()
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
-    report = load_state_dict(create_backbone("posmlp_t_lrpe"), dict(weights), "file")
-    assert all(".mixer." in key for key in report.initialised)
-    assert report.loaded == sum(".mixer." not in key for key in weights)
+    with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are not in"):
+        report = load_state_dict(create_backbone("posmlp_t_lrpe"), dict(weights), "file")
+    assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
+    assert report.loaded == len(weights) - 2 * 24
+    assert {key.rpartition(".")[2] for key in report.skipped} == {"centers", "spreads"}
+
+
+# Another switch of the token mixer, and what of the weights of the default it cannot take over.
+SWITCHES = {
+    "norm": ({"norm": True}, {"norm.weight", "norm.bias"}, set()),
+    "sigma": ({"sigma": "alpha"}, {"relation.spreads"}, {"relation.spreads"}),
+    "groups": (
+        {"groups": 4},
+        {"relation.spreads", "relation.centers"},
+        {"relation.spreads", "relation.centers"},
+    ),
+    "bias": ({"bias": False}, set(), {"relation.bias"}),
+    "freeze_delta": ({"freeze_delta": True}, set(), {"relation.centers"}),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@torch.no_grad()
+def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
+    options, initialised, skipped = SWITCHES[switch]
+    weights = {
+        key: torch.rand_like(value)
+        for key, value in create_backbone("posmlp_t").state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
+    backbone = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", **options})
+    with pytest.warns(
+        UserWarning, match="^file gave 99\\.\\d% of the network's values: "
+    ) as caught:
+        report = load_state_dict(backbone, dict(weights), "file")
+    units = {
+        f"stages.{i}.blocks.{j}.mixer.gate." for i, d in enumerate((2, 2, 18, 2)) for j in range(d)
+    }
+    counters = {key for key in backbone.state_dict() if key.endswith("num_batches_tracked")}
+    assert set(report.initialised) - counters == {
+        unit + name for unit in units for name in initialised
+    }
+    assert set(report.skipped) == {unit + name for unit in units for name in skipped}
+    for key, value in backbone.state_dict().items():
+        assert key in report.initialised or torch.equal(value, weights[key]), key
+    named = "stages.0.blocks.0.mixer.gate." + sorted(initialised or skipped)[-1]
+    assert named.rpartition(".")[2] in str(caught[0].message)
+
+
+def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
+    """Their code with bias off keeps one of zeros; one that was trained is another network's."""
+    theirs = filled(authors_shapes())
+    for key in theirs:
+        if key.endswith("token_proj_n_bias"):
+            theirs[key].zero_()
+    options = {"token_mixer": {"name": "ggqpe", "bias": False}}
+    report = load_state_dict(create_backbone("posmlp_t", **options), theirs, "file")
+    assert len(report.dead) == 24
+    assert all(key.endswith("gate.relation.bias") for key in report.dead)
+    assert not report.initialised
+    assert "24 dropped that change nothing (stages.0.blocks.0.mixer.gate.rel" in str(report)
+    assert not [w for w in recwarn if "gave" in str(w.message)]
+    dead_only = "stages.2.blocks.3.mixer.gate.relation.bias"
+    assert dead_only in report.dead
+
+
+def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
+    with torch.device("meta"):
+        weights = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", "bias": False})
+        backbone = create_backbone("posmlp_t")
+    with pytest.raises(
+        ValueError, match=r"24 keys differ \(missing .*relation\.bias.*options it was"
+    ):
+        load_state_dict(backbone, weights.state_dict(), "file")
 
 
 @torch.no_grad()

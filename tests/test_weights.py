@@ -525,3 +525,65 @@ def test_trained_ffns_of_another_width_are_refused(tmp_path):
         create_backbone(
             "deit_t", img_size=64, mixer={"hidden_ratio": 3}, pretrained=tmp_path / "narrow.pth"
         )
+
+
+# timm's DeiT without class token norms the mean of the map, under the name fc_norm
+
+
+def without_class_token():
+    torch.manual_seed(0)
+    options = {"class_token": False, "global_pool": "avg", "num_classes": 7}
+    theirs = timm.create_model("deit_tiny_patch16_224", **options).eval()
+    for parameter in theirs.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    assert "fc_norm.weight" in theirs.state_dict()
+    return theirs
+
+
+@torch.no_grad()
+def test_deit_without_class_token_takes_timms_fc_norm(tmp_path):
+    theirs, images = without_class_token(), torch.randn(2, 3, 224, 224)
+    path = saved(tmp_path, theirs.state_dict())
+    model = LinearClassifier.from_pretrained("deit_t", path, class_token=False).eval()
+    torch.testing.assert_close(model(images), theirs(images), rtol=1e-4, atol=1e-5)
+    # Its own checkpoint says so by its names, and one of the usual order turns it back.
+    own = saved(tmp_path, model.state_dict(), "own.pth")
+    again = LinearClassifier.from_pretrained("deit_t", own, class_token=False, fc_norm=True).eval()
+    assert torch.equal(again(images), model(images))
+    usual = create_backbone("deit_t", class_token=False).eval()
+    load_state_dict(model.backbone, usual.state_dict(), "file")
+    assert torch.equal(model.backbone.embed(images), usual.embed(images))
+    with pytest.raises(ValueError, match=r"missing norm\.weight; missing norm\.bias|missing norm"):
+        create_backbone("deit_t", class_token=False, fc_norm=False, pretrained=path)
+    with pytest.raises(ValueError, match="add class_token=False"):
+        create_backbone("deit_t", fc_norm=True)
+
+
+def test_deit_without_class_token_gives_its_weights_to_dense_prediction(tmp_path):
+    path = saved(tmp_path, without_class_token().state_dict())
+    with pytest.warns(UserWarning, match=r"begin anew \(pyramid\.scales"):
+        dense = create_backbone("deit_t", class_token=False, dense=True, pretrained=path)
+    assert dense(IMAGES)[0].isfinite().all()
+
+
+def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_path, recwarn):
+    plain = create_backbone("deit_t", img_size=64)
+    path = saved(tmp_path, plain.state_dict())
+    create_backbone("deit_t_afbo", img_size=64, pretrained=path)
+    assert not [warning for warning in recwarn if "gave" in str(warning.message)]
+    with pytest.warns(
+        UserWarning, match=r"file\.pth gave \d+\.\d% of the network's values"
+    ) as given:
+        create_backbone("deit_t", img_size=64, dense=True, pretrained=path)
+    assert given[0].filename.endswith("factory.py")
+
+
+def test_nearly_nothing_is_not_taken_over_in_silence():
+    with torch.device("meta"):
+        weights = create_backbone("gmlp_ti").state_dict()
+    backbone = create_backbone("gmlp_ti_ggqpe", stem_norm=False)
+    weights = {key: torch.zeros(value.shape) for key, value in weights.items()}
+    with pytest.warns(
+        UserWarning, match=r"gave \d\.\d% .*30 mixers begin anew \(blocks\.0\.mlp_channels, "
+    ):
+        load_state_dict(backbone, weights, "file")

@@ -73,7 +73,7 @@ def prepare(arguments: Sequence[str]) -> None:
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
-        return  # Hydra answers --help and its like itself
+        return  # Hydra answers --cfg and its like itself
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
     for job in _jobs(overrides) if flags else [overrides]:
         _check(job)

@@ -12,9 +12,11 @@ usage: python tools/complexity.py [key=value ...]
   format=table                  table, json or csv
 
 Counted is the published classification network: the backbone with 1000 classes, one image.
-With paper=, diff is ours minus reported (of the change against the plain host, where the paper
-prints one), in M and G; the verdict says whether it is within the tolerance of configs/published.
-Rows of which a paper prints accuracies alone have none.
+With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
+plain host, it is shown beside ours and diff is theirs. The verdict says whether diff is within the
+tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
+or what can be), rounding (to whole millions), quoted (another paper's figure), counting (by another
+rule, which fits) or unexplained. Rows of which a paper prints accuracies alone have none.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ COLUMNS = {
     "params": ("params", "{:,}"),
     "params_m": ("M", "{:.2f}"),
     "reported_params_m": ("paper M", "{}"),
+    "reported_params_change_m": ("paper change", "{:+}"),
+    "params_change_m": ("ours", "{:+.2f}"),
     "residual_params_m": ("diff", "{:+.2f}"),
     "macs_g": ("MACs G", "{:.4f}"),
     "reported_flops_g": ("paper G", "{}"),
+    "reported_flops_change_g": ("paper change", "{:+}"),
+    "macs_change_g": ("ours", "{:+.2f}"),
     "residual_flops_g": ("diff", "{:+.2f}"),
     "verdict": ("verdict", "{}"),
     "note": ("note", "{}"),
@@ -66,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"complexity.py: {error}", file=sys.stderr)
         return 2
-    write(records, options["format"], PAPER_COLUMNS if options["paper"] else COLUMNS)
+    columns = PAPER_COLUMNS if options["paper"] else COLUMNS
+    if not any(record.get("reported_params_change_m") for record in records):
+        columns = {key: column for key, column in columns.items() if "change" not in key}
+    write(records, options["format"], columns)
     return 0
 
 
@@ -114,18 +123,23 @@ def plain_record(name: str, params: int, macs: int) -> Record:
 def paper_record(row: Row, ours: tuple[int, int], base: tuple[int, int] | None) -> Record:
     """What is shown of a row of a paper."""
     params, macs = ours
-    found = row.residuals(
-        params / 1e6, macs / 1e9, (base[0] / 1e6, base[1] / 1e9) if base else None
-    )
+    figures = (params / 1e6, macs / 1e9)
+    plain = (base[0] / 1e6, base[1] / 1e9) if base else None
+    found = row.residuals(*figures, plain)
+    changes = row.changes(*figures, plain) if plain else {}
     return {
         "backbone": str(row),
         "table": row.table,
         "params": params,
         "params_m": params / 1e6,
         "reported_params_m": row.reported.get("params"),
+        "reported_params_change_m": row.reported.get("params_delta"),
+        "params_change_m": changes.get("params"),
         "residual_params_m": found.get("params"),
         "macs_g": macs / 1e9,
         "reported_flops_g": row.reported.get("flops"),
+        "reported_flops_change_g": row.reported.get("flops_delta"),
+        "macs_change_g": changes.get("flops"),
         "residual_flops_g": found.get("flops"),
         "verdict": row.verdict(found) if found else None,
         "note": row.note,

@@ -15,7 +15,8 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   standalone=false     mmdet, mmseg, mmpretrain; true: with a module that needs nothing of ours
 
 What was written is loaded again as its user will load it, and its outputs have to equal those of
-the original. The folder appears when all is done. list tries every pair and prints what goes where.
+the original. The folder appears when all is done; what takes long is said on stderr. list tries
+every pair and prints what goes where.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import io
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
@@ -99,12 +101,23 @@ def export(arguments: Sequence[str]) -> list[Path]:
             folder=folder,
             image_size=image_size(options["image_size"]),
             settings={key: options[key] for key in target.settings},
+            say=_progress(),
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
             files = function(request)
     written = [out / path.relative_to(folder) for path in files]
     print("\n".join(map(str, written)))
     return written
+
+
+def _progress() -> Callable[[str], None]:
+    """Prints lines with the seconds since now, beside what the command gives: to stderr."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def _of_run(run: object, name: str) -> dict[str, object]:

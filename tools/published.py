@@ -11,6 +11,8 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "published"
 ROUNDING = 0.005  # residuals and tolerances are written with two decimals
+# Why a figure is further off than its file's tolerance.
+CAUSES = ("misprint", "rounding", "quoted", "counting", "unexplained")
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Row:
     """One row of a table of a paper, with what ours counts for it.
 
     ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
-    ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so.
+    ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
+    has one of ``CAUSES`` for each figure that is further off than usual.
     """
 
     paper: str
@@ -38,11 +41,23 @@ class Row:
     image_size: int = 224
     note: str = ""
     rule: str = "macs"
+    cause: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
         size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
         return " ".join([self.backbone, *dotted(self.options), *size])
+
+    def changes(self, params: float, macs: float, base: tuple[float, float]) -> dict[str, float]:
+        """Our change against the base, in M and G, of the figures that a paper prints a change of.
+
+        Args:
+            params: Our parameters in M.
+            macs: Our multiply-adds in G.
+            base: The same two of ``self.base``.
+        """
+        ours = {"params": params - base[0], "flops": macs - base[1]}
+        return {name: value for name, value in ours.items() if f"{name}_delta" in self.reported}
 
     def residuals(
         self, params: float, macs: float, base: tuple[float, float] | None = None
@@ -55,21 +70,34 @@ class Row:
             base: The same two of ``self.base``.
         """
         ours = {"params": params, "flops": macs}
-        if base:
-            ours |= {"params_delta": params - base[0], "flops_delta": macs - base[1]}
+        changes = self.changes(params, macs, base) if base else {}
         found = {}
         for name in ("params", "flops"):
-            printed = f"{name}_delta" if f"{name}_delta" in self.reported else name
-            if printed in self.reported:
-                found[name] = ours[printed] - self.reported[printed]
+            if f"{name}_delta" in self.reported:
+                found[name] = changes[name] - self.reported[f"{name}_delta"]
+            elif name in self.reported:
+                found[name] = ours[name] - self.reported[name]
         return found
 
+    def far(self, found: Mapping[str, float]) -> list[str]:
+        """Which of these residuals are beyond the file's tolerance."""
+        return [name for name, value in found.items() if not self._within(name, value)]
+
     def verdict(self, found: Mapping[str, float]) -> str:
-        """Judge residuals: "agrees" by the file's tolerance, "known" by the row's, or "DIFFERS"."""
-        for word, limits in (("agrees", self.usual_tolerance), ("known", self.tolerance)):
-            if all(abs(value) < limits[name] + ROUNDING for name, value in found.items()):
-                return word
-        return "DIFFERS"
+        """Judge residuals: "agrees" by the file's tolerance, "known: why" by the row's, "DIFFERS".
+
+        Why is what ``cause`` says of the figures that are beyond the file's tolerance.
+        """
+        far = self.far(found)
+        if not far:
+            return "agrees"
+        limits = self.tolerance
+        if any(abs(found[name]) >= limits[name] + ROUNDING for name in far):
+            return "DIFFERS"
+        return f"known: {', '.join(dict.fromkeys(self.cause[name] for name in far))}"
+
+    def _within(self, name: str, value: float) -> bool:
+        return abs(value) < self.usual_tolerance[name] + ROUNDING
 
 
 def list_papers() -> list[str]:
@@ -97,6 +125,11 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
         except TypeError as error:
             problem = str(error).removeprefix("Row.__init__() ")
             raise ValueError(f"{path}, row {number}: {problem}") from None
+        for cause in rows[-1].cause.values():
+            if cause not in CAUSES:
+                raise ValueError(
+                    f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
+                )
     return [row for row in rows if task in (None, row.task)]
 
 

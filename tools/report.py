@@ -18,6 +18,7 @@ from backbones.complexity import count_macs, count_parameters
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
+from tools.curves import plot_curves
 from tools.processes import is_first_process
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -100,7 +101,7 @@ def write(
     if known["mode"] == "fit":
         best = folder / "checkpoints" / "best.ckpt"
         known = {**known, "checkpoint": "checkpoints/best.ckpt" if best.is_file() else None}
-        plot_curves(folder, read_rows(folder / "metrics.csv"))
+        plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     if known["strategy"] != "fsdp":  # with it no process holds all weights
         save_pictures(folder, _pictures(task, datamodule))
     # Written last: a run with a summary is finished.
@@ -118,32 +119,6 @@ def write(
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
     """Pictures of images spread over what prediction would see."""
     return task.eval().preview(datamodule.preview_batch(task.preview_images), datamodule)
-
-
-def plot_curves(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Draw curves.png: the training losses on the left, the validation metrics on the right."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for axis, prefix, title in ((left, "train/", "training"), (right, "val/", "validation")):
-        names = sorted({key for row in rows for key in row if key.startswith(prefix)})
-        for name in names:
-            if prefix == "train/" and "loss" not in name:
-                continue
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            steps, values = zip(*points, strict=True)
-            wide = name == "train/loss"
-            axis.plot(steps, _smooth(values), label=name.removeprefix(prefix), lw=2 if wide else 1,
-                      marker="o" if len(points) < 40 else None, markersize=3)  # fmt: skip
-        axis.set(xlabel="step", title=title)
-        axis.grid(alpha=0.3)
-        if names:
-            axis.legend(fontsize=8)
-    figure.savefig(folder / "curves.png", dpi=110)
-    plt.close(figure)
 
 
 def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
@@ -165,14 +140,6 @@ def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
     console = Console(width=None if Console().is_terminal else 100)
     console.print(table)
     print(f"Run folder: {_short(folder)}")
-
-
-def _smooth(values: tuple[float, ...], window: int = 15) -> list[float]:
-    """A running mean over up to ``window`` points, shorter for short curves."""
-    window = max(1, min(window, len(values) // 8))
-    return [
-        sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
-    ]
 
 
 def _millions(count: int) -> str:

@@ -1,12 +1,13 @@
 """Train, evaluate or apply any registered backbone: python tools/run.py task=... backbone=...
 
-python tools/run.py --help lists groups, backbones and options. No line here asks which task it is.
+python tools/run.py --help says what there is. No line here asks which task it is.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tools import command_line  # noqa: E402
+from tools import command_line, run_help  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
 from tools.processes import is_first_process  # noqa: E402
 
@@ -135,6 +136,11 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
+        subject = run_help.subject_of(sys.argv[1:])
+        if subject is not None:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head
+            print(run_help.text(subject))
+            sys.exit()
         command_line.prepare(sys.argv[1:])
         os.environ[SWEPT] = " ".join(command_line.varied(sys.argv[1:]))
     main()

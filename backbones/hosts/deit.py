@@ -15,7 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layouts import mix_tokens
+from backbones.layouts import mix_tokens, to_nchw
 from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
 from backbones.timm_source import create_timm_model
@@ -30,13 +30,19 @@ class DeiT(PlainBackbone):
     The position table belongs to the build resolution; at others it is resampled (bicubic,
     antialiased). A table of n * n positions is one of n x n unless its file says otherwise, so
     files of oblong grids have the grid under ``pos_grid`` beside it. Without class token the table
-    has no entry for one, and the embedding is the mean over the normed map. Weights with a class
-    token load into such a network without it and its position, with a warning, since another
-    embedding takes its place.
+    has no entry for one, and the embedding is the mean over the normed map, or with ``fc_norm``
+    (timm's name for it) the norm of the map's mean. Weights with a class token load into such a
+    network without it and its position, with a warning, since another embedding takes its place.
     """
 
+    fc_norm: nn.Module  # where the final norm comes after the mean
+
     def __init__(
-        self, model: VisionTransformer, config: HostConfig, class_token: bool = True
+        self,
+        model: VisionTransformer,
+        config: HostConfig,
+        class_token: bool = True,
+        fc_norm: bool | None = None,
     ) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
@@ -49,11 +55,19 @@ class DeiT(PlainBackbone):
         else:
             self.cls_token, self.pos_embed = None, nn.Parameter(table.detach()[:, 1:].clone())
             self.no_weight_decay = frozenset({"pos_embed"})
-            self.classification_keys = ("norm.", "cls_token")
+            self.classification_keys = ("norm.", "fc_norm.", "cls_token")
+        if fc_norm and class_token:
+            raise ValueError(
+                "fc_norm=True norms the mean of the map, which a DeiT with class token does not "
+                "read; add class_token=False"
+            )
+        self.norm_order_is_set = fc_norm is not None
         self.num_prefix_tokens = int(class_token)
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
         self.set_map(config, model.num_features, model.norm)
+        if fc_norm:
+            self._norm_after_mean(True)
         for index, block in enumerate(self.blocks):
             block.__class__ = DeiTBlock
             cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
@@ -88,20 +102,43 @@ class DeiT(PlainBackbone):
         return tokens[:, self.num_prefix_tokens :].unflatten(1, grid)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, after the final norm."""
-        if self.cls_token is None:
+        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, with the final norm."""
+        if self.cls_token is None and not hasattr(self, "fc_norm"):
             return super().embed(images)
         self.check_embeds()
+        if self.cls_token is None:
+            return cast("Tensor", self.fc_norm(self.last_map(images).mean(dim=(1, 2))))
         tokens, _ = self._tokens(images)
         return cast("Tensor", self.norm(tokens[:, 0]))
 
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> the stride-16 map, normed token by token, or the pyramid's if dense."""
+        if self.dense or not hasattr(self, "fc_norm"):
+            return super().forward(images)
+        return (to_nchw(self.fc_norm(self.last_map(images))).contiguous(),)
+
+    def _norm_after_mean(self, after: bool) -> None:
+        """Give the final norm the name that says whether it comes after the mean."""
+        old, new = ("norm", "fc_norm") if after else ("fc_norm", "norm")
+        if not self.dense and hasattr(self, old):
+            norm = self.get_submodule(old)
+            delattr(self, old)
+            self.add_module(new, norm)
+
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' and timm's names (they agree) and tables of other grids.
+
+        A network without class token takes over whether the norm comes after the mean
+        (``fc_norm.*``), unless it was built with either.
 
         Raises:
             ValueError: A table of an oblong grid that its file does not state, or of a network
                 without class token for one with.
         """
+        after = "fc_norm.weight" in state_dict
+        if self.cls_token is None and not self.norm_order_is_set:
+            if after or "norm.weight" in state_dict:
+                self._norm_after_mean(after)
         table, grid = state_dict.get("pos_embed"), state_dict.pop(GRID, None)
         if table is not None:
             state_dict["pos_embed"] = self._convert_table(table, grid, "cls_token" in state_dict)
@@ -170,27 +207,34 @@ class DeiTBlock(Block):
         return cast("Tensor", x + self.drop_path2(self.ls2(y)))
 
 
-def _build(variant: str, config: HostConfig, class_token: bool) -> DeiT:
+def _build(variant: str, config: HostConfig, class_token: bool, fc_norm: bool | None) -> DeiT:
     size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
     model = create_timm_model(
         variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
     )
-    return DeiT(cast("VisionTransformer", model), config, class_token)
+    return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm)
 
 
 @register_host("deit_t", source="DeiT, Table 1")
-def deit_t(config: HostConfig, *, class_token: bool = True) -> DeiT:
-    """Width 192, 12 blocks, 3 heads."""
-    return _build("deit_tiny_patch16_224", config, class_token)
+def deit_t(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
+    """Width 192, 12 blocks, 3 heads.
+
+    Args:
+        config: Of the host.
+        class_token: Whether there is one.
+        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
+            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
+    """
+    return _build("deit_tiny_patch16_224", config, class_token, fc_norm)
 
 
 @register_host("deit_s", source="DeiT, Table 1")
-def deit_s(config: HostConfig, *, class_token: bool = True) -> DeiT:
-    """Width 384, 12 blocks, 6 heads."""
-    return _build("deit_small_patch16_224", config, class_token)
+def deit_s(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
+    """Width 384, 12 blocks, 6 heads. Options as for ``deit_t``."""
+    return _build("deit_small_patch16_224", config, class_token, fc_norm)
 
 
 @register_host("deit_b", source="DeiT, Table 1")
-def deit_b(config: HostConfig, *, class_token: bool = True) -> DeiT:
-    """Width 768, 12 blocks, 12 heads."""
-    return _build("deit_base_patch16_224", config, class_token)
+def deit_b(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
+    """Width 768, 12 blocks, 12 heads. Options as for ``deit_t``."""
+    return _build("deit_base_patch16_224", config, class_token, fc_norm)

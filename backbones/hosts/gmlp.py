@@ -5,39 +5,83 @@ of that size, as PosMLP does with the same unit, and smaller ones use a corner o
 
 Source: Liu et al., "Pay Attention to MLPs", NeurIPS 2021, Table 1; PosMLP (MM 2022), Tables 1 and 3
 (other units in the gate's place). timm gates the first half of the channels and mixes the second,
-PosMLP the other way round; the two are the same network up to the order of channels.
+PosMLP the other way round; the two are the same network up to the order of channels, in which the
+weights of PosMLP's released gMLP are loaded. gMLP's paper gives no epsilon for the unit's
+LayerNorm: timm's is 1e-5, where its other norms have 1e-6, and PosMLP's code has 1e-6 there too
+(``gate_eps``).
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import cast
 
+import torch
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingUnit
-from torch import Tensor
+from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
+from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
+from backbones.hosts.posmlp.names import from_authors
 from backbones.layers.token_relations import hide
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.plain import PATCH
 from backbones.registry import register_host
 
 HIDDEN_RATIO = 6.0
+GATE_EPS = 1e-5  # timm's
 
 
 class GMLP(PatchMLP):
     """Thirty equal blocks at stride 16; the last map, or a pyramid made from it."""
 
-    def __init__(self, model: MlpMixer, config: HostConfig) -> None:
+    def __init__(self, model: MlpMixer, config: HostConfig, gate_eps: float = GATE_EPS) -> None:
         super().__init__(model, config)
         grid = config.grid(PATCH)
         for index, block in enumerate(self.blocks):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
             gate.__class__ = WindowedSpatialGatingUnit
             gate.shifted = config.dense and index % 2 == 1
+            cast("nn.LayerNorm", gate.norm).eps = gate_eps
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.token_mixer, slot)
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept timm's names, and those of the gMLP that PosMLP's authors released.
+
+        Theirs differ within the gate only. In its last four blocks their unit has no bias, which is
+        a bias of zeros. Their first half of the channels is timm's second.
+
+        Raises:
+            ValueError: A norm after the patch embedding, which this network was built without.
+        """
+        if "stem.norm.weight" in state_dict and "stem.norm.weight" not in self.state_dict():
+            raise ValueError(
+                "these weights have a norm after the patch embedding, as PosMLP's gMLP has; build "
+                "with stem_norm=True"
+            )
+        free = [match for key in state_dict if (match := AUTHORS_MATRIX.fullmatch(key))]
+        for match in free:
+            bias = f"{match[1]}gate.proj_list.0.bias"
+            if bias not in state_dict:
+                state_dict[bias] = state_dict[match[0]].new_zeros(len(state_dict[match[0]]))
+        state_dict = super().convert_state_dict(from_authors(state_dict))
+        for match in free:
+            if not isinstance(self.get_submodule(match[1].removesuffix(".")), Mixer):
+                _to_timm(state_dict, match[1])
+        return state_dict
+
+
+AUTHORS_MATRIX = re.compile(r"(blocks\.\d+\.mlp_channels\.)gate\.proj_list\.0\.weight")
+
+
+def _to_timm(state_dict: dict[str, Tensor], block: str) -> None:
+    """Rename a unit of our ``sgu`` to timm's, and put its halves in timm's order."""
+    for name in ("weight", "bias"):
+        state_dict[f"{block}gate.proj.{name}"] = state_dict.pop(f"{block}gate.relation.{name}")
+        mixed, gating = state_dict[f"{block}fc1.{name}"].chunk(2)
+        state_dict[f"{block}fc1.{name}"] = torch.cat([gating, mixed])
 
 
 class WindowedSpatialGatingUnit(SpatialGatingUnit):
@@ -56,31 +100,44 @@ def _matrix(weight: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
     return hide(corner_of_matrix(weight, WINDOW, rows, columns), rows, columns)[None]
 
 
-def _build(variant: str, config: HostConfig, stem_norm: bool | None) -> GMLP:
+def _build(variant: str, config: HostConfig, stem_norm: bool | None, gate_eps: float) -> GMLP:
     if stem_norm is None:
         stem_norm = config.token_mixer is not None
-    return GMLP(create_patch_mlp(variant, config, stem_norm=stem_norm), config)
+    if config.token_mixer is not None and gate_eps != GATE_EPS:
+        raise ValueError(
+            f"gate_eps={gate_eps} is of gMLP's own unit, which the token mixer replaces (its norm "
+            "has 1e-6); leave one of the two out"
+        )
+    return GMLP(create_patch_mlp(variant, config, stem_norm=stem_norm), config, gate_eps)
 
 
 @register_host("gmlp_ti", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_ti(config: HostConfig, *, stem_norm: bool | None = None) -> GMLP:
-    """Width 128, 30 blocks. ``stem_norm`` as for ``gmlp_s``."""
-    return _build("gmlp_ti16_224", config, stem_norm)
+def gmlp_ti(
+    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
+) -> GMLP:
+    """Width 128, 30 blocks. Options as for ``gmlp_s``."""
+    return _build("gmlp_ti16_224", config, stem_norm, gate_eps)
 
 
 @register_host("gmlp_s", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_s(config: HostConfig, *, stem_norm: bool | None = None) -> GMLP:
+def gmlp_s(
+    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
+) -> GMLP:
     """Width 256, 30 blocks.
 
     Args:
         config: Of the host.
         stem_norm: LayerNorm after the patch embedding; None: with another unit than gMLP's own, as
             in PosMLP's released gMLP.
+        gate_eps: Epsilon of the LayerNorm within gMLP's own unit: timm's 1e-5, or 1e-6 for weights
+            of PosMLP's released gMLP.
     """
-    return _build("gmlp_s16_224", config, stem_norm)
+    return _build("gmlp_s16_224", config, stem_norm, gate_eps)
 
 
 @register_host("gmlp_b", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_b(config: HostConfig, *, stem_norm: bool | None = None) -> GMLP:
-    """Width 512, 30 blocks. ``stem_norm`` as for ``gmlp_s``."""
-    return _build("gmlp_b16_224", config, stem_norm)
+def gmlp_b(
+    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
+) -> GMLP:
+    """Width 512, 30 blocks. Options as for ``gmlp_s``."""
+    return _build("gmlp_b16_224", config, stem_norm, gate_eps)

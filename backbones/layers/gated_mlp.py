@@ -99,6 +99,11 @@ class GatedMLP(Mixer):
         """(B, H, W, C) -> (B, H, W, C)."""
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
+    def is_dead(self, key: str, value: Tensor) -> bool:
+        """A b of zeros where there is none: PosMLP's released code keeps one that it never adds."""
+        unused = key == "gate.relation.bias" and self.gate.relation.bias is None
+        return unused and not value.any()
+
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Bring b and the table of offsets to this window size.
 

@@ -142,7 +142,7 @@ def scfbo(
         kind = {"a": cm_a, "b": cm_b}[branch]
         if kind == "shared":
             return affine("a")
-        name, bias = f"cm_{branch}.weight", tensors[f"cm_{branch}.bias"]
+        name, bias = f"cm_{branch}.weight", tensors.get(f"cm_{branch}.bias", 0)
         if kind == "dense":
             return tensors[name], bias
         if kind == "block":
@@ -151,13 +151,14 @@ def scfbo(
             return gccm_matrix(tensors[name], rounds, pairing), bias
         weights = [tensors[f"{name}s.{g}"] for g in range(9) if f"{name}s.{g}" in tensors]
         width = max(1, len(weights) - 1) if window is None else window
-        return occm_matrix(weights, x.shape[-1], len(bias), width), bias
+        hidden = sum(len(weight) for weight in weights)
+        return occm_matrix(weights, x.shape[-1], hidden, width), bias
 
     def branch_map(branch: str) -> Tensor:
         matrix, bias = affine(branch)
         name = f"sm_{branch}"
         weight = tensors.get(f"{name}.weight", tensors.get(f"{name}.conv.weight"))
-        model = (sm, kernel_size, weight, tensors.get(f"{name}.bias"))
+        model = (sm, kernel_size, weight, tensors.get(f"{name}.bias", 0))
         if order == "sc":
             return spatial(x, *model) @ matrix.T + bias
         return spatial(x @ matrix.T + bias, *model)
@@ -170,7 +171,7 @@ def scfbo(
             "ab": lambda: function(a) * function(b),
             "post": lambda: function(a * b),
         }[act_on]()
-        return product @ tensors["proj.weight"].T + tensors["proj.bias"]
+        return product @ tensors["proj.weight"].T + tensors.get("proj.bias", 0)
 
     (matrix_a, bias_a), (matrix_b, bias_b) = affine("a"), affine("b")
     prefixes = (prefix @ matrix_a.T + bias_a, prefix @ matrix_b.T + bias_b)

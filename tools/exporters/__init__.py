@@ -32,6 +32,10 @@ SEED = 0  # of weights and images where there is no checkpoint
 Exporter = Callable[["ExportRequest"], "list[Path]"]
 
 
+def silent(text: str) -> None:
+    """Say nothing of what is being done."""
+
+
 @dataclass(frozen=True)
 class Target:
     """Somewhere a backbone can go.
@@ -107,6 +111,7 @@ class ExportRequest:
         folder: Empty folder to write into; it gets its final name when all is done.
         image_size: (H, W) of the images that outputs are compared on.
         settings: The target's own settings.
+        say: Told, a line each, what is being done where that takes long.
     """
 
     to: str
@@ -117,6 +122,7 @@ class ExportRequest:
     folder: Path
     image_size: tuple[int, int]
     settings: Mapping[str, str]
+    say: Callable[[str], None] = silent
 
     def create_backbone(self, *, dense: bool, random: bool = False) -> Backbone:
         """The backbone in evaluation mode with the checkpoint's weights, or random ones.

@@ -24,8 +24,14 @@ from backbones.weights import read_tensors
 from datamodules.dense import require_package
 from heads.mm_adapter import quiet
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
-from tools.exporters.mm_configs import dataset_config, model_config, text_of, training_config
-from tools.exporters.networks import content_of
+from tools.exporters.mm_configs import (
+    base_files,
+    dataset_config,
+    model_config,
+    training_config,
+)
+from tools.exporters.mm_inherit import write_config
+from tools.exporters.networks import class_names, content_of
 from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
 from tools.networks import unusual
@@ -47,6 +53,7 @@ class Package:
         backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
         whole: The original model around it, if the toolkit's model is trained.
         data: Config of datasets and evaluators.
+        head: Our name of the detector or segmentor.
     """
 
     model: dict[str, Any]
@@ -55,6 +62,7 @@ class Package:
     backbone: Backbone
     whole: nn.Module | None
     data: dict[str, Any]
+    head: str = ""
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -88,7 +96,8 @@ def export(request: ExportRequest) -> list[Path]:
         "model": package.model,
         "load_from": start if package.whole is not None else None,
     }
-    files[0].write_text(text_of(config, f"{name} in {request.to}."))
+    bases = base_files(request.to, package.head, with_mask="roi_head" in package.model)
+    files += write_config(folder, CONFIG, request.to, bases, config, f"{name} in {request.to}.")[1:]
     if request.settings["standalone"] == "true":
         files.append(write_standalone(name, request.options, folder))
         before = _outputs(package, request.images())
@@ -108,6 +117,7 @@ def backbone_package(request: ExportRequest) -> Package:
         backbone=backbone,
         whole=None,
         data=dataset_config(request.to),
+        head={"mmdet": "mask_rcnn", "mmseg": "upernet"}[request.to],
     )
 
 
@@ -120,7 +130,7 @@ def whole_package(request: ExportRequest) -> Package:
     assert request.ckpt is not None
     tensors = read_tensors(request.ckpt)  # of two sets the average, which was validated
     datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
-    names = _class_names(request.ckpt)
+    names = class_names(request.ckpt)
     if names:
         datamodule.class_names = names
     else:  # checkpoints of an earlier version do not say
@@ -143,6 +153,7 @@ def whole_package(request: ExportRequest) -> Package:
         backbone=backbone.eval(),
         whole=whole.eval(),
         data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
+        head=request.run["head"]["name"],
     )
 
 
@@ -159,7 +170,7 @@ def classifier_package(request: ExportRequest) -> Package:
             )
         backbone: Backbone = whole.backbone
         num_classes = whole.classifier.out_features
-        names = _class_names(request.ckpt)
+        names = class_names(request.ckpt)
         metainfo = {"classes": names} if names else {}
     else:
         backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
@@ -179,14 +190,6 @@ def classifier_package(request: ExportRequest) -> Package:
             "mmpretrain", num_classes=num_classes, prepared=preprocessing_of(request.run)
         ),
     )
-
-
-def _class_names(path: Path | None) -> tuple[str, ...]:
-    """The classes that a checkpoint of ours names; none of other people's files."""
-    if path is None or path.suffix != ".ckpt":
-        return ()
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    return tuple(content.get("class_names", ())) if isinstance(content, dict) else ()
 
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:
@@ -275,13 +278,15 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
     trained = (
         "the whole trained model" if package.whole is not None else "the weights of the backbone"
     )
+    slash = " (with the slash at its end)" if to == "mmdet" else ""
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}
 
 `{name}.pth` and `{name}.safetensors` hold {trained}, tensors only. {needs}
 
-Train and test, in this folder, after setting the paths of your data in `{CONFIG}`:
+`{CONFIG}` says what differs from {to}'s own base configs, of which `_base_` has copies. Train and
+test, in this folder, after setting `data_root` in it{slash}:
 
 ```
 {path} python "{tools}/train.py" {CONFIG}

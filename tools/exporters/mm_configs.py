@@ -9,8 +9,8 @@ from mmengine import Config
 
 from backbones import Backbone
 from heads.mm_adapter import base_configs, set_everywhere
-from heads.mmdet_adapter import base_detector
-from heads.mmseg_adapter import base_segmentor
+from heads.mmdet_adapter import DETECTORS, base_detector
+from heads.mmseg_adapter import SEGMENTORS, base_segmentor
 from tools.exporters.preprocessing import Preprocessing
 
 # Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
@@ -25,6 +25,27 @@ LEARNING = {
     "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
     "mmseg": {"lr": 6e-5, "weight_decay": 0.01},
 }
+
+
+def base_files(toolkit: str, head: str, *, with_mask: bool = True) -> list[str]:
+    """The toolkit's base files that the values here begin as.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        head: Our name of the detector or segmentor; MMPretrain's classifier has no file.
+        with_mask: Whether a detector predicts masks.
+    """
+    models = {"mmdet": DETECTORS, "mmseg": SEGMENTORS}.get(toolkit)
+    return [
+        *([f"models/{models[head]}"] if models else []),
+        f"datasets/{_dataset(toolkit, with_mask)}",
+        f"schedules/{SCHEDULES[toolkit]}",
+        "default_runtime",
+    ]
+
+
+def _dataset(toolkit: str, with_mask: bool) -> str:
+    return "coco_detection" if toolkit == "mmdet" and not with_mask else DATASETS[toolkit]
 
 
 def shipped(toolkit: str, name: str) -> dict[str, Any]:
@@ -80,10 +101,9 @@ def dataset_config(
         num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
         prepared: How MMPretrain's images are prepared; None means as for its own Swin.
     """
-    boxes_only = toolkit == "mmdet" and not with_mask
-    dataset = "coco_detection" if boxes_only else DATASETS[toolkit]
-    config = shipped(toolkit, f"datasets/{dataset}")
+    config = shipped(toolkit, f"datasets/{_dataset(toolkit, with_mask)}")
     if toolkit == "mmpretrain":
+        config["data_root"] = config["train_dataloader"]["dataset"]["data_root"]
         if prepared is not None:
             _set_preprocessing(config, prepared)
         if num_classes != 1000:
@@ -96,6 +116,7 @@ def dataset_config(
 def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
     """Give a toolkit's datasets the classes and image sizes of one of our datamodules."""
     metainfo = {key: list(value) for key, value in datamodule.metainfo.items()}
+    config["metainfo"] = metainfo
     for step in _steps(config):
         if step["type"] == "LoadImageFromFile":
             step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
@@ -135,6 +156,10 @@ def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
 
 def _set_folders(config: dict[str, Any], num_classes: int) -> None:
     config["data_preprocessor"]["num_classes"] = num_classes
+    config["data_root"] = "data"
+    for split in ("val", "test"):  # of few classes the five best are all of them
+        topk = tuple(k for k in (1, 5) if k == 1 or k < num_classes)
+        config[f"{split}_evaluator"]["topk"] = topk
     for split in ("train", "val", "test"):
         dataset = config[f"{split}_dataloader"]["dataset"]
         folder = "train" if split == "train" else "val"
@@ -167,9 +192,3 @@ def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
     wrapper["paramwise_cfg"] = wrapper.get("paramwise_cfg", {}) | paramwise
     config.pop("load_from", None)
     return config
-
-
-def text_of(config: dict[str, Any], title: str) -> str:
-    """A config as the text of a Python file."""
-    text = Config(config).pretty_text
-    return f'"""{title}"""\n\n{text}'

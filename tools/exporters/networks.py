@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
@@ -53,6 +55,14 @@ def network_of(request: ExportRequest, content: Content) -> LinearClassifier | M
     if content == "classifier":
         return request.create_classifier()
     return Maps(request.create_backbone(dense=content == "dense")).eval()
+
+
+def class_names(path: Path | None) -> tuple[str, ...]:
+    """The classes that a checkpoint of ours names; none of other people's files."""
+    if path is None or path.suffix != ".ckpt":
+        return ()
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    return tuple(content.get("class_names", ())) if isinstance(content, dict) else ()
 
 
 def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:

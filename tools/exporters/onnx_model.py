@@ -33,12 +33,17 @@ def export(request: ExportRequest) -> list[Path]:
     """
     files, notes = [], []
     for part, network in parts_of(request).items():
-        graph = trace(inference_form(network), request)
         path = request.folder / f"{part}.onnx"
+        request.say(f"{path.name}: recording the network as a graph")
+        graph = trace(inference_form(network), request)
+        request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
         _write(request, graph, path)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))
+            request.say(
+                f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime"
+            )
             with torch.inference_mode():
                 expected = outputs_of(network, images)
             check_equal(

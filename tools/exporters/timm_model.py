@@ -2,7 +2,8 @@
 
 It holds what timm itself writes for the Hugging Face hub, ``config.json`` and
 ``model.safetensors``; the model's class comes from ``import backbones.timm_models``. Of a run
-folder the config has the preprocessing that the run was validated with.
+folder the config has the preprocessing that the run was validated with, and of a checkpoint of ours
+the names of the classes (``label_names``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from timm.models import save_for_hf
 from backbones.timm_models import timm_name
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.networks import Maps, content_of, network_of
+from tools.exporters.networks import Maps, class_names, content_of, network_of
 from tools.exporters.preprocessing import preprocessing_of
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
@@ -49,9 +50,12 @@ def export(request: ExportRequest) -> list[Path]:
     model = timm.create_model(entry, **arguments)
     model.load_state_dict(network.state_dict())
     prepared = preprocessing_of(request.run)
+    names = class_names(request.ckpt)
+    labels = {"label_names": list(names)} if len(names) == classes and classes else {}
     save_for_hf(
         model,
         request.folder,
+        model_config=labels,
         model_args=arguments,
         safe_serialization=True,
         data_config=prepared.of_timm() if prepared else {"input_size": (3, *request.image_size)},

@@ -25,8 +25,12 @@ def export(request: ExportRequest) -> list[Path]:
     """
     files, notes = [], []
     for part, network in parts_of(request).items():
-        graph = trace(inference_form(network), request)
         path = request.folder / f"{part}.pt2"
+        request.say(f"{path.name}: recording the network as a graph")
+        graph = trace(inference_form(network), request)
+        request.say(
+            f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
+        )
         torch.export.save(graph.program, path)
         loaded = torch.export.load(path).module()
         for batch, *size in graph.sizes(request.image_size):

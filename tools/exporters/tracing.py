@@ -78,6 +78,7 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
             program = _export(recorded, request.images(), axes, named)
         except Exception as error:  # torch.export raises whatever the traced code does
             why, cause = culprit(recorded, error), error
+            request.say(f"not with free {' and '.join(axes.values())} in this way, trying the next")
             continue
         graph = Graph(program, tuple(axes.values()), "" if axes is AXES else why)
         cause = _first_failure(graph, request)

@@ -38,6 +38,7 @@ def afbo_c(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """AFBO with its channel mappings only: W3 (SiLU(OCCM(x)) * GCCM(x)) + b3."""
@@ -49,6 +50,7 @@ def afbo_c(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )
 
@@ -70,6 +72,7 @@ def afbo_s(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """AFBO with its spatial models only: z = W1 x + b1, then W3 (SiLU(DW_a(z)) * DW_b(z)) + b3."""
@@ -82,6 +85,7 @@ def afbo_s(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )
 
@@ -108,6 +112,7 @@ def afbo_sc(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """AFBO in the other order: W3 (SiLU(OCCM(DW_a(x))) * GCCM(DW_b(x))) + b3."""
@@ -121,5 +126,6 @@ def afbo_sc(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )

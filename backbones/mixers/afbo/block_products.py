@@ -31,14 +31,14 @@ class Block(NamedTuple):
 
 
 def block_products(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
 ) -> Tensor:
     """Apply all blocks, (..., C) -> (..., h).
 
     Args:
         x: (..., C).
         weights: Each (rows, columns).
-        bias: (h,).
+        bias: (h,), or None.
         blocks: In the order of the output channels.
     """
     # A compiler makes its own plan out of the plain form.
@@ -46,44 +46,53 @@ def block_products(
     return form(x, weights, bias, blocks)
 
 
-def plain(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+def plain(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+) -> Tensor:
     """``block_products`` in operations that autograd knows."""
     pieces = []
     for index, start in blocks:
         weight = weights[index]
         pieces.append(F.linear(x[..., start : start + weight.shape[1]], weight))
-    return torch.cat(pieces, dim=-1) + bias
+    product = torch.cat(pieces, dim=-1)
+    return product if bias is None else product + bias
 
 
-def fast(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+def fast(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+) -> Tensor:
     """``block_products`` without intermediate copies; once differentiable."""
     device = x.device.type
     if is_autocast_available(device) and torch.is_autocast_enabled(device):
         # In-place products are not on autocast's list, so they are served as F.linear would be.
         dtype = torch.get_autocast_dtype(device)
-        x, bias, weights = x.to(dtype), bias.to(dtype), [weight.to(dtype) for weight in weights]
+        x, weights = x.to(dtype), [weight.to(dtype) for weight in weights]
+        bias = None if bias is None else bias.to(dtype)
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
         out = cast("Tensor", _BlockProducts.apply(rows, bias, blocks, *weights))  # type: ignore[no-untyped-call]
     else:
         out = _forward(rows, weights, bias, blocks)
-    return out.view(*x.shape[:-1], bias.shape[0])
+    return out.view(*x.shape[:-1], out.shape[1])
 
 
-def _forward(x: Tensor, weights: Sequence[Tensor], bias: Tensor, blocks: Sequence[Block]) -> Tensor:
+def _forward(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+) -> Tensor:
     shapes = [weight.shape for weight in weights]  # len(tensor) takes several times as long
-    out = x.new_empty(x.shape[0], bias.shape[0])
-    runs = out.split([shapes[index][0] for index, _ in blocks], dim=1)
+    rows = [shapes[index][0] for index, _ in blocks]
+    out = x.new_empty(x.shape[0], sum(rows))
+    runs = out.split(rows, dim=1)
     for (index, start), run in zip(blocks, runs, strict=True):
         torch.mm(x.narrow(1, start, shapes[index][1]), weights[index].t(), out=run)
     # In one pass: with a bias of its own a product first fills its run with it.
-    return out.add_(bias)
+    return out if bias is None else out.add_(bias)
 
 
 class _BlockProducts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor, blocks: Sequence[Block], *weights: Tensor
+        ctx: Any, x: Tensor, bias: Tensor | None, blocks: Sequence[Block], *weights: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, *weights)
         ctx.blocks = blocks

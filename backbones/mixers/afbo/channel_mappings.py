@@ -22,10 +22,11 @@ Pairing = Literal["anti", "cyclic"]
 
 
 class ChannelMapping(nn.Module):
-    """What all mappings have: widths, a bias of h, and one matrix that says the same."""
+    """What all mappings have: widths, a bias of h or none, and one matrix that says the same."""
 
     dim: int
-    bias: nn.Parameter
+    hidden: int
+    bias: nn.Parameter | None
 
     def dense_weight(self) -> Tensor:
         """The mapping as one (h, C) matrix."""
@@ -36,7 +37,12 @@ class ChannelMapping(nn.Module):
         for name, parameter in self.named_parameters():
             if name != "bias":
                 nn.init.trunc_normal_(parameter, std=std or parameter.shape[-1] ** -0.5)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def leave_out_bias(self) -> None:
+        """Map without adding b."""
+        self.register_parameter("bias", None)
 
 
 class DenseMapping(ChannelMapping):
@@ -44,7 +50,7 @@ class DenseMapping(ChannelMapping):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.hidden = dim, hidden
         self.weight = nn.Parameter(torch.empty(hidden, dim))
         self.bias = nn.Parameter(torch.empty(hidden))
         self.reset_parameters()
@@ -96,7 +102,7 @@ class GroupedCrossMapping(ChannelMapping):
                 f"g1 must divide the input width {dim}, and g1 * rounds the hidden width {hidden}: "
                 f"g1 must be one of {valid} with {rounds} rounds, got {groups}"
             )
-        self.dim = dim
+        self.dim, self.hidden = dim, hidden
         self.blocks = tuple(
             Block(w, _source(s, w, groups, pairing) * (dim // groups))
             for s in range(rounds)
@@ -157,7 +163,7 @@ class OverlappedCycleMapping(ChannelMapping):
         if not 1 <= window <= groups:
             raise ValueError(f"window must be from 1 to g2 = {groups}, got {window}")
         runs_in, runs_out = balanced_runs(dim, groups), balanced_runs(hidden, groups)
-        self.dim = dim
+        self.dim, self.hidden = dim, hidden
         self.wrapped = sum(runs_in[: window - 1])  # channels read again after the last one
         starts = [0, *accumulate(runs_in)][:-1]
         self.blocks = tuple(Block(g, start) for g, start in enumerate(starts))

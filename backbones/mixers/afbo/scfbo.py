@@ -37,6 +37,7 @@ class SCFBO(Mixer):
         act: "silu", "gelu" or "relu".
         act_on: The branch that it acts on, "a", "b" or "ab" for both, or "post" for the product.
         init: "ours" or "timm", see ``reset_parameters``.
+        bias: Whether mappings, convolutions and W3 add one.
         drop: Dropout after the product and after W3.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
@@ -56,13 +57,14 @@ class SCFBO(Mixer):
         act: Act = "silu",
         act_on: ActOn = "a",
         init: Init = "ours",
+        bias: bool = True,
         drop: float = 0.0,
     ) -> None:
         super().__init__()
         switches = (("order", order, Order), ("act", act, Act), ("act_on", act_on, ActOn))
         for name, value, choices in (*switches, ("init", init, Init)):
             check_value(name, value, choices)
-        dim, hidden = cm_a.dim, len(cm_a.bias)
+        dim, hidden = cm_a.dim, cm_a.hidden
         if sm == "conv" and order == "cs":
             raise ValueError(
                 f"sm=conv needs order=sc: between {hidden} hidden channels it would hold "
@@ -72,9 +74,12 @@ class SCFBO(Mixer):
         channels = hidden if order == "cs" else dim
         self.order, self.act, self.act_on = order, act, act_on
         self.cm_a, self.cm_b = cm_a, cm_b
-        self.sm_a = create_spatial_model(sm, channels, kernel_size)
-        self.sm_b = create_spatial_model(sm, channels, kernel_size)
-        self.proj = nn.Linear(hidden, dim)
+        for mapping in (cm_a, cm_b):
+            if mapping is not None and not bias:
+                mapping.leave_out_bias()
+        self.sm_a = create_spatial_model(sm, channels, kernel_size, bias)
+        self.sm_b = create_spatial_model(sm, channels, kernel_size, bias)
+        self.proj = nn.Linear(hidden, dim, bias=bias)
         self.drop = nn.Dropout(drop)
         self.reset_parameters(init)
 

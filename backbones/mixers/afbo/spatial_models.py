@@ -20,7 +20,9 @@ from backbones.options import check_odd, check_value
 SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]
 
 
-def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> nn.Module:
+def create_spatial_model(
+    name: SpatialName, channels: int, kernel_size: int, bias: bool = True
+) -> nn.Module:
     """Build one spatial model.
 
     Args:
@@ -28,6 +30,7 @@ def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> 
             full convolution, "none".
         channels: C.
         kernel_size: k, odd; spatial attention has its own.
+        bias: Whether a convolution adds one; the others have none.
 
     Raises:
         ValueError: Unknown name or an even kernel.
@@ -35,9 +38,9 @@ def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> 
     check_value("sm", name, SpatialName)
     check_odd(kernel_size)
     if name == "dw":
-        return SameConv(channels, kernel_size, groups=channels)
+        return SameConv(channels, kernel_size, groups=channels, bias=bias)
     if name == "conv":
-        return SameConv(channels, kernel_size)
+        return SameConv(channels, kernel_size, bias=bias)
     if name == "sa":
         return SpatialAttention()
     return {"max": MaxPool, "avg": AveragePool}[name](kernel_size) if name != "none" else Nothing()
@@ -46,8 +49,9 @@ def create_spatial_model(name: SpatialName, channels: int, kernel_size: int) -> 
 class SameConv(nn.Conv2d):
     """Convolution with k // 2 zeros around the map; depthwise if there are as many groups."""
 
-    def __init__(self, channels: int, kernel_size: int, groups: int = 1) -> None:
-        super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=groups)
+    def __init__(self, channels: int, kernel_size: int, groups: int = 1, bias: bool = True) -> None:
+        padding = kernel_size // 2
+        super().__init__(channels, channels, kernel_size, 1, padding, groups=groups, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, C)."""

@@ -2,7 +2,8 @@
 
 Options that all share: ``hidden_ratio`` M, hidden width over C; ``g1`` groups of GCCM; ``g2``
 groups and ``window`` of OCCM; ``rounds`` and ``pairing`` of GCCM (see ``channel_mappings``);
-``sm``, ``kernel_size``, ``order``, ``act``, ``act_on``, ``init``, ``drop`` (see ``scfbo``).
+``sm``, ``kernel_size``, ``order``, ``act``, ``act_on``, ``init``, ``bias``, ``drop`` (see
+``scfbo``).
 
 Source: Wu et al., ICLR 2025, Sec. 3.3 (variants), Sec. 4.1 and App. A.1 (group numbers).
 """
@@ -84,6 +85,7 @@ def afbo(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, and whatever the ablations make of it.
@@ -108,6 +110,7 @@ def afbo(
         act: "silu", "gelu" or "relu".
         act_on: "a", "b", "ab" or "post".
         init: "ours" or "timm".
+        bias: Whether mappings, convolutions and W3 add one; without, 4 h + C parameters fewer.
         drop: Dropout after the product and after W3.
     """
     hidden = hidden_width(dim, hidden_ratio)
@@ -131,6 +134,7 @@ def afbo(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )
 
@@ -155,6 +159,7 @@ def scfbo_gc(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """GCCM on both branches, each with its own weights."""
@@ -168,6 +173,7 @@ def scfbo_gc(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )
 
@@ -192,6 +198,7 @@ def scfbo_oc(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """OCCM on both branches, each with its own weights."""
@@ -205,6 +212,7 @@ def scfbo_oc(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )
 
@@ -226,6 +234,7 @@ def full(
     act: Act = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
+    bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
     """Two dense mappings (Fig. 2a): W3 (SiLU(DW_a(W1 x + b1)) * DW_b(W2 x + b2)) + b3."""
@@ -239,5 +248,6 @@ def full(
         act=act,
         act_on=act_on,
         init=init,
+        bias=bias,
         drop=drop,
     )

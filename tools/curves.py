@@ -1,0 +1,89 @@
+"""curves.png of a run: its losses on the left, its validation metrics on the right."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "x")
+FEW = 40  # points up to which each is marked
+LOSSES = ("train/loss", "val/loss")
+
+
+def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: str = "") -> None:
+    """Draw curves.png out of the rows of metrics.csv.
+
+    Curves that lie on each other are told apart by their widths, dashes and markers. What was
+    measured once is a bar.
+
+    Args:
+        folder: Where to.
+        rows: Each with ``step`` and some of ``train/*`` and ``val/*``.
+        why_no_loss: Said where validation has no loss.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = sorted({key for row in rows for key in row})
+    losses = [n for n in names if (n.startswith("train/") and "loss" in n) or n == "val/loss"]
+    metrics = [n for n in names if n.startswith("val/") and n != "val/loss"]
+    losses.sort(key=lambda name: (name not in LOSSES, name))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    short = {name: name for name in LOSSES}
+    _draw(left, {short.get(name, _last(name)): _points(rows, name) for name in losses})
+    _draw(right, {_last(name): _points(rows, name) for name in metrics})
+    left.set(title="loss")
+    right.set(title="validation")
+    if why_no_loss:
+        text = textwrap.fill(f"no loss of validation: {why_no_loss}", 60)
+        left.text(0.5, -0.2, text, transform=left.transAxes, ha="center", va="top", fontsize=8)
+    figure.savefig(folder / "curves.png", dpi=110)
+    plt.close(figure)
+
+
+def _draw(axis: Any, curves: Mapping[str, list[tuple[float, float]]]) -> None:
+    """Curves over steps; bars where there is one point of each."""
+    axis.grid(alpha=0.3)
+    axis.set_axisbelow(True)
+    if not curves:
+        axis.set(xlabel="step")
+        return
+    if max(map(len, curves.values())) == 1:
+        values = [points[0][1] for points in curves.values()]
+        bars = axis.bar(
+            range(len(values)), values, color=[f"C{i % 10}" for i in range(len(values))]
+        )
+        axis.bar_label(bars, labels=[f"{value:.4g}" for value in values], fontsize=8)
+        axis.set_xticks(range(len(values)), list(curves), rotation=30, ha="right", fontsize=8)
+        axis.margins(y=0.12)
+        axis.set(xlabel=f"after step {next(iter(curves.values()))[0][0]:.0f}")
+        return
+    for index, (name, points) in enumerate(curves.items()):
+        steps, values = zip(*points, strict=True)
+        line, marker = LINES[index % len(LINES)], MARKERS[index % len(MARKERS)]
+        axis.plot(steps, _smooth(values), label=name, linestyle=line, lw=max(1.0, 3 - 0.5 * index),
+                  marker=marker if len(points) < FEW else None, markersize=max(3, 7 - index),
+                  markerfacecolor="none", alpha=0.9)  # fmt: skip
+    axis.set(xlabel="step")
+    axis.legend(fontsize=8)
+
+
+def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [(row["step"], row[name]) for row in rows if name in row]
+
+
+def _last(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _smooth(values: Sequence[float], window: int = 15) -> list[float]:
+    """A running mean over up to ``window`` points, shorter for short curves."""
+    window = max(1, min(window, len(values) // 8))
+    return [
+        sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
+    ]
