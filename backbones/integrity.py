@@ -49,7 +49,7 @@ def verify(content: object, path: object) -> None:
     if checksum(rest) != own.get("crc32"):
         raise DamagedCheckpoint(
             f"{path} is damaged: its checksum is not that of its content; pass another checkpoint "
-            "of the run, or copy it again"
+            f"of the run, or copy it again (one that you changed yourself needs no entry {KEY!r})"
         )
 
 

@@ -119,7 +119,7 @@ class TestToResume:
         own = run("2026-01-01_00-00-00")
         with run_lock.held(own):
             for ckpt in (None, str(own)):
-                with pytest.raises(ValueError, match=f"in use: process {os.getpid()} on .*, since"):
+                with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on .*since"):
                     run_folder.to_resume({**config, "ckpt": ckpt})
         assert run_folder.to_resume(config) == own
 
@@ -152,12 +152,12 @@ class TestLock:
         ended = {"pid": process.pid} if kind == "ended" else {"born": 1}
         self.write(tmp_path, **ended)
         with caplog.at_level("INFO"), run_lock.held(tmp_path):
-            assert f"Taking over {tmp_path.name}: process" in caplog.text
+            assert f"Taking over {tmp_path.name} from process" in caplog.text
         assert not list(tmp_path.iterdir())
 
     def test_another_machine_shows_life_by_the_age_of_the_lock(self, tmp_path):
         self.write(tmp_path, host="elsewhere", pid=1)
-        with pytest.raises(ValueError, match="process 1 on elsewhere, since 2026"):
+        with pytest.raises(ValueError, match="process 1 on elsewhere, training since 2026"):
             run_lock.refuse_if_held(tmp_path)
         old = time.time() - 2 * run_lock.SILENCE
         os.utime(tmp_path / run_lock.LOCK, (old, old))

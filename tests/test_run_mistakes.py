@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from backbones.integrity import seal
 from tests.runs import TINY, arguments, command, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -205,7 +206,7 @@ class TestCheckpointsThatDoNotFit:
     def test_not_finite(self, folder, tmp_path, capsys):
         content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
         content["state_dict"]["model.classifier.bias"][0] = float("nan")
-        torch.save(content, tmp_path / "nan.ckpt")
+        torch.save(seal(content), tmp_path / "nan.ckpt")
         text = self.evaluate(tmp_path, capsys, tmp_path / "nan.ckpt")
         assert "model.classifier.bias holds NaN or Inf" in text
 

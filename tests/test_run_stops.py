@@ -90,6 +90,41 @@ def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
     assert same(weights(ended.folder()), weights(whole.folder()))
 
 
+def children_of(process):
+    """The processes of a run that the first one started."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in pids if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.slow
+def test_one_run_at_a_time_and_what_kill_9_left_is_taken_over(tmp_path):
+    """Two processes each, checkpoints by the clock, an end by steps."""
+    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1",
+            "checkpoint_every=0.01", "trainer.max_steps=34"]  # fmt: skip
+    typed = {
+        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
+        for name in ("whole", "broken")
+    }
+    whole = command(typed["whole"])
+    process = start(typed["broken"])
+    parent = tmp_path / "broken" / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/checkpoints/last.previous.ckpt")))
+    second = command([*typed["broken"], "resume=true"])
+    assert second.status == 2
+    assert f"is in use by process {process.pid} on" in second.err
+    others = children_of(process)
+    for pid in (process.pid, *others):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert len(others) == 1
+    ended = command([*typed["broken"], "resume=true"])
+    assert (ended.status, ended.err) == (0, "")
+    assert f"from process {process.pid} on" in ended.out
+    assert same(weights(ended.folder()), weights(whole.folder()))
+    assert read_rows(ended.folder() / "metrics.csv") == read_rows(whole.folder() / "metrics.csv")
+    assert not (ended.folder() / "run.lock").exists()
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_others(tmp_path):
     typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
@@ -97,10 +132,7 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path):
     process = start(typed)
     parent = tmp_path / "classification" / "deit_t"
     wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (other,) = [
-        int(pid) for pid in children if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    (other,) = children_of(process)
     os.kill(other, signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2

@@ -61,9 +61,7 @@ def refuse_if_held(folder: Path) -> None:
     path = folder / LOCK
     holder = _content(path)
     if path.exists() and not _is_stale(path, holder):
-        raise ValueError(
-            f"{folder} is in use: {_described(holder)} trains there; wait for its end or stop it"
-        )
+        raise ValueError(f"{folder} is in use by {_described(holder)}; wait for its end or stop it")
 
 
 def _take(path: Path) -> None:
@@ -73,7 +71,7 @@ def _take(path: Path) -> None:
     with FileLock(guard):
         refuse_if_held(path.parent)
         if path.exists():
-            say(f"Taking over {path.parent.name}: {_described(_content(path))} is gone")
+            say(f"Taking over {path.parent.name} from {_described(_content(path))}, which is gone")
             path.unlink(missing_ok=True)
         content = _own({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
         with path.open("x") as file:
@@ -156,4 +154,6 @@ def _beat(path: Path, ended: threading.Event) -> None:
 def _described(holder: Mapping[str, Any]) -> str:
     if not holder:
         return "a process that left no name"
-    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+    return (
+        f"process {holder.get('pid')} on {holder.get('host')}, training since {holder.get('since')}"
+    )
