@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backbones import list_backbones
-from tools import command_line
+from tools import command_line, run_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,7 +24,7 @@ def _backbones():
 @pytest.mark.parametrize("command", [*RUNS, *DATA])
 def test_commands_compose(command):
     overrides = [part for part in shlex.split(command) if not part.startswith("-")]
-    assert command_line.compose_config(overrides)["task_name"]
+    assert run_config.compose_config(overrides)["task_name"]
 
 
 def test_readme_shows_commands():

@@ -87,7 +87,8 @@ def test_evaluation_of_a_run_gives_the_metrics_of_its_best_checkpoint(
     task, mode, ckpt, trained, tmp_path, capsys, one_thread
 ):
     folder = trained(task).folder()
-    ended = run_here(arguments(task, tmp_path, f"mode={mode}", f"ckpt={folder / ckpt}"), capsys)
+    typed = [f"mode={mode}", f"ckpt={folder / ckpt}", f"output_dir={tmp_path}", "trainer=cpu"]
+    ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     assert ended.folder().name.endswith(f"_{mode}")
     assert summary(ended.folder())["metrics"] == summary(folder)["metrics"]

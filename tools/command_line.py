@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
@@ -23,11 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 from backbones import backbone_schema, list_backbones
 from backbones.options import check_value
 from backbones.registry import look_up
+from tasks.saved import checkpoint_file
 from tools.recipes import check_data, register_resolvers
-from tools.run_folder import checkpoint_file
+from tools.run_config import CONFIGS, config_of, for_hydra
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFIGS = ROOT / "configs"
 SWEEP = ("--multirun", "-m")
 # Options at the top of the config and their types; those of the groups belong to what they build.
 TOP = {
@@ -55,8 +53,11 @@ class BackboneGroup(dict[str, ConfigNode | None]):
         return config
 
 
-def prepare(arguments: Sequence[str]) -> None:
+def prepare(arguments: Sequence[str]) -> list[str]:
     """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
+
+    Returns:
+        The arguments that Hydra is to have; see ``run_config.for_hydra``.
 
     Raises:
         ValueError: A name or key that does not exist, with the nearest ones that do.
@@ -71,10 +72,12 @@ def prepare(arguments: Sequence[str]) -> None:
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
-        return  # Hydra answers --help and its like itself
+        return list(arguments)  # Hydra answers --help and its like itself
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
-    for job in _jobs(overrides) if flags else [overrides]:
+    jobs = _jobs(overrides) if flags else [overrides]
+    for job in jobs:
         _check(job)
+    return for_hydra(arguments, jobs)
 
 
 def resolved(config: Any) -> dict[str, Any]:
@@ -97,14 +100,16 @@ def resolved(config: Any) -> dict[str, Any]:
     check_data(recipe, config["data"]["_target_"])
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
-    _check_warmup(config["schedule"], config["trainer"])
+    if config["mode"] == "fit":
+        _check_warmup(config["schedule"], config["trainer"])
     backbone = config["backbone"]
     if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
         _check_pretrained(config)
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     if config["mode"] != "fit":
-        config["ckpt"] = str(checkpoint_file(config["ckpt"]))
+        # "latest" will lead elsewhere some day.
+        config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
     return config
 
 
@@ -185,12 +190,6 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     )
 
 
-def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The config of a run, from the files and a command's overrides."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
-        return compose("run", overrides=list(overrides))
-
-
 def _check(overrides: Sequence[str]) -> None:
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -202,7 +201,7 @@ def _check(overrides: Sequence[str]) -> None:
         if group in GROUPS and value.startswith("["):
             raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
     try:
-        compose_config(overrides)
+        config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
     except (HydraException, OmegaConfBaseException) as error:
@@ -251,7 +250,7 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
     # Which options exist depends on the chosen groups only.
     choices = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
-        node: Any = compose_config([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
+        node: Any = config_of([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
     except (HydraException, OmegaConfBaseException):
         return " ".join(str(error).split())
     *parents, last = key.split(".")

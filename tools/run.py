@@ -25,9 +25,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
 import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
 
-from tools import command_line  # noqa: E402
+from tools import command_line, run_config  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
 from tools.run_folder import is_first_process  # noqa: E402
 
@@ -50,6 +50,8 @@ def run(config: dict[str, Any]) -> None:
     check_arguments(learning_rate_factor, config["schedule"], "schedule")
     started = time.perf_counter()
     mode, resume = config["mode"], config["resume"]
+    if mode != "fit":
+        run_config.say_origin(config)
     with run_folder.opened(config) as folder:
         if resume and report.say_finished(folder):
             return
@@ -100,7 +102,7 @@ def main(config: DictConfig) -> None:
         logging.disable(logging.WARNING)
     try:
         with one_line_errors():
-            run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
+            run(command_line.resolved(run_config.job_config(typed, config)))
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
@@ -110,7 +112,7 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        command_line.prepare(sys.argv[1:])
+        sys.argv[1:] = command_line.prepare(sys.argv[1:])
     main()
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The folder of a run: created once, found again for resuming, and what a checkpoint means."""
+"""The folder of a run: created once, and found again for resuming."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
+from tasks.saved import CONFIG, checkpoint_file
+
 ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
 LATEST = "latest"
-CONFIG = "config.yaml"
 # Options that a run and its continuation may differ in: they do not change what is computed.
 FREE_ON_RESUME = {
     "ckpt",
@@ -22,6 +23,7 @@ FREE_ON_RESUME = {
     "data.root",
     "input",
     "output_dir",
+    "overrides",
     "resume",
     "trainer.accelerator",
     "trainer.log_every_n_steps",
@@ -102,23 +104,6 @@ def mark_latest(folder: Path) -> None:
     temporary.replace(folder.parent / LATEST)
 
 
-def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
-    """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
-
-    Raises:
-        ValueError: Neither exists.
-    """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        inside = path / "checkpoints" / name
-        if not inside.is_file():
-            raise ValueError(f"{path} is no run folder with a checkpoint: there is no {inside}")
-        return inside
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint or run folder at {path}")
-    return path
-
-
 def folder_to_resume(ckpt: str | None, parent: Path) -> Path:
     """The run folder to go on with: the one ``ckpt`` lies in, or the latest one.
 
@@ -143,8 +128,8 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Names the settings that differ, with both values.
     """
-    before = _flatten(yaml.safe_load((folder / CONFIG).read_text()))
-    now = _flatten(config)
+    before = flatten(yaml.safe_load((folder / CONFIG).read_text()))
+    now = flatten(config)
     differ = [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -157,10 +142,11 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested config by their names with dots; a list is one value."""
     if not isinstance(config, Mapping):
         return {prefix: list(config) if isinstance(config, tuple) else config}
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
