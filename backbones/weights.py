@@ -86,6 +86,20 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
+def read_values(path: str | Path) -> dict[str, object]:
+    """What a checkpoint of ours holds beside its tensors, such as the names of the classes.
+
+    Raises:
+        ValueError: No such file, not a checkpoint, truncated or holding code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint at {path}")
+    content = _read(path)
+    content = content if isinstance(content, dict) else {}
+    return {key: value for key, value in content.items() if isinstance(key, str)}
+
+
 def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
     """Load a checkpoint file into a backbone; see ``load_state_dict`` for what may differ."""
     return load_state_dict(backbone, read_state_dict(path), str(path))

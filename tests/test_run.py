@@ -1,7 +1,6 @@
 """python tools/run.py from the command to the run folder: the four tasks and modes."""
 
 import importlib.metadata
-import json
 import re
 
 import pytest
@@ -12,7 +11,6 @@ from PIL import Image
 from backbones import list_backbones
 from datamodules import SampleClassification
 from tasks.loggers import read_rows
-from tests.families import rest_slow
 from tests.runs import TINY, arguments, command, run_here, same, summary
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -119,34 +117,6 @@ def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_th
     tested = run_here([*typed, "mode=test", f"ckpt={trained.folder()}"], capsys)
     assert tested.status == 0, tested.err
     assert summary(tested.folder())["metrics"] == summary(trained.folder())["metrics"]
-
-
-@pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
-def test_prediction_of_images_and_of_the_validation_set(task, trained, tmp_path, capsys):
-    folder = trained(task).folder()
-    images = tmp_path / "images"
-    images.mkdir()
-    for name, size in (("b.png", (90, 70)), ("a.jpg", (64, 64))):
-        Image.effect_mandelbrot(size, (-2, -1, 1, 1), 30).convert("RGB").save(images / name)
-    base = arguments(task, tmp_path, "mode=predict", f"ckpt={folder}")
-
-    ended = run_here([*base, f"input={images}"], capsys)
-    rows = json.loads((ended.folder() / "predictions.json").read_text())
-    assert [row["image"] for row in rows] == [str(images / "a.jpg"), str(images / "b.png")]
-    assert all(len(row) > 1 for row in rows)
-    assert list((ended.folder() / "preview").glob("*.png"))
-
-    ended = run_here([*base, f"input={images / 'b.png'}"], capsys)
-    assert len(json.loads((ended.folder() / "predictions.json").read_text())) == 1
-
-
-def test_prediction_without_input_takes_the_validation_images(trained, tmp_path, capsys):
-    folder = trained("detection").folder()
-    base = arguments("detection", tmp_path, "mode=predict", f"ckpt={folder}")
-    rows = json.loads((run_here(base, capsys).folder() / "predictions.json").read_text())
-    assert len(rows) == 3
-    detection = rows[0]["detections"][0]
-    assert detection.keys() == {"bbox", "score", "class", "segmentation"}
 
 
 @pytest.mark.slow

@@ -194,7 +194,8 @@ class TestCheckpointsThatDoNotFit:
 
     def test_another_number_of_classes(self, folder, tmp_path, capsys):
         text = self.evaluate(tmp_path, capsys, folder, "backbone.pretrained=false", task="transfer")
-        assert "classifier.weight: (10, 192) instead of (100, 192)" in text
+        assert "10 classes, and the data have 100, not the same ones" in text
+        assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text
 
     def test_truncated(self, folder, tmp_path, capsys):
         whole = (folder / "checkpoints" / "best.ckpt").read_bytes()

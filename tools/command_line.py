@@ -102,6 +102,9 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
         _check_warmup(config["schedule"], config["trainer"])
+    if isinstance(config["data"].get("root"), str):
+        # Evaluations of this run may begin in another folder.
+        config["data"]["root"] = str(Path(config["data"]["root"]).expanduser().absolute())
     backbone = config["backbone"]
     if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
         _check_pretrained(config)

@@ -41,9 +41,10 @@ def run(config: dict[str, Any]) -> None:
 
     from backbones import create_backbone
     from backbones.options import check_arguments
+    from tasks.instantiate import build
+    from tasks.loading import build_task
     from tasks.optim import build_optimizer, learning_rate_factor
-    from tools import report, run_folder, trainer
-    from tools.instantiate import build
+    from tools import prediction, report, run_folder, trainer
 
     check_arguments(create_backbone, config["backbone"], "backbone")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
@@ -57,21 +58,13 @@ def run(config: dict[str, Any]) -> None:
             return
         lightning.seed_everything(config["seed"], workers=True, verbose=False)
         datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
-        datamodule.prepare_data()
-        datamodule.setup()
-        backbone = create_backbone(**config["backbone"])
-        model = build(config, "head", backbone=backbone, num_classes=datamodule.num_classes)
-        task = build(
-            config,
-            "task",
-            model=model,
-            class_names=datamodule.class_names,
-            optimizer=config["optimizer"],
-            schedule=config["schedule"],
-        )
+        if not prediction.needs_no_data(config, datamodule):
+            datamodule.prepare_data()
+            datamodule.setup()
+        task = build_task(config, datamodule)
         if mode != "fit":
             task.load_weights(config["ckpt"])
-        facts = report.facts(config, model)
+        facts = report.facts(config, task.model)
         engine = trainer.make_trainer(
             config["trainer"], folder, task.monitor, training=mode == "fit"
         )
@@ -82,7 +75,7 @@ def run(config: dict[str, Any]) -> None:
             report.announce(facts, config, datamodule)
             metrics = trainer.fit(engine, task, datamodule, resume=resume)
         elif mode == "predict":
-            metrics = trainer.predict(engine, task, datamodule)
+            metrics = prediction.predict(engine, task, datamodule)
         else:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
     if engine.is_global_zero:

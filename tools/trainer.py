@@ -1,10 +1,8 @@
-"""Lightning's Trainer as every run uses it, and the four things done with it."""
+"""Lightning's Trainer as every run uses it, and what trains and evaluates with it."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import logging
 import os
 import subprocess
@@ -26,9 +24,8 @@ from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
-from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, RunLog, TensorBoardLog
-from tools.run_folder import checkpoint_file
+from tasks.saved import checkpoint_file
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -198,15 +195,3 @@ def evaluate(
     results = run(task, datamodule=datamodule, ckpt_path=ckpt, weights_only=True, verbose=False)
     metrics = results[0] if results else {}  # none without a batch
     return {name.partition("/")[2]: float(value) for name, value in metrics.items()}
-
-
-def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
-    """Write predictions.json: one entry per image, in the order of the files."""
-    batches = trainer.predict(task, datamodule=datamodule) or []
-    parts = gather_objects([row for batch in batches for row in batch])
-    # Process i took every n-th image from the i-th one on.
-    rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
-    if trainer.is_global_zero:
-        path = Path(trainer.default_root_dir) / "predictions.json"
-        path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    return {"images": float(len(rows))}
