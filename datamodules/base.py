@@ -182,6 +182,10 @@ class BaseDataModule(LightningDataModule):
         indices = range(0, len(dataset), max(1, len(dataset) // count))[:count]
         return (self.collate() or default_collate)([dataset[0, index] for index in indices])
 
+    def sizes(self) -> dict[str, int]:
+        """Images of each split that there is."""
+        return {split: len(dataset) for split, dataset in self._datasets.items()}
+
     def _to_predict(self) -> SeededDataset:
         return self.dataset("predict" if "predict" in self._datasets else "val")
 

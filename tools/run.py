@@ -44,7 +44,7 @@ def run(config: dict[str, Any]) -> None:
     from tasks.instantiate import build
     from tasks.loading import build_task
     from tasks.optim import build_optimizer, learning_rate_factor
-    from tools import prediction, report, run_folder, trainer
+    from tools import prediction, report, run_facts, run_folder, trainer
 
     check_arguments(create_backbone, config["backbone"], "backbone")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
@@ -79,6 +79,7 @@ def run(config: dict[str, Any]) -> None:
         else:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
     if engine.is_global_zero:
+        facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
 

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -25,6 +25,7 @@ from tasks.base import BaseTask
 from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.loggers import CsvLog, RunLog, TensorBoardLog
+from tasks.pace import Pace, PaceBar
 from tasks.saved import checkpoint_file
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -51,7 +52,8 @@ def make_trainer(
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(options)
     interactive = sys.stdout.isatty()
-    progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
+    pace = Pace()
+    progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
     checkpoints = folder / "checkpoints"
     # One for each file: a checkpoint that monitors a metric leaves its last one behind when the
     # metric falls.
@@ -64,7 +66,7 @@ def make_trainer(
             **{**options, "strategy": _strategy(options["strategy"])},
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[best, last, ExactResume(), StopOnSignal(checkpoints / LAST), progress],
+            callbacks=[best, last, ExactResume(), StopOnSignal(checkpoints / LAST), pace, progress],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
