@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
     assert facts["backbone_macs"] > 1e7
     assert facts["seed"] == 0
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert Path(facts["data"]["root"]).is_dir()
+    assert facts["data"]["images"]["train"] > 0 < facts["data"]["images"]["val"]
+    assert f"task={task}" in facts["overrides"]
+    assert (facts["precision"], facts["processes"]) == ("32-true", 1)
+    assert facts["device"]
+    assert facts["peak_memory_mib"] > 100
+    assert facts["images_per_second"] > 0
+    batch = yaml.safe_load((folder / "config.yaml").read_text())["data"]["batch_size"]
+    assert facts["global_batch"] == batch
+    assert facts["checkpoint_step"] in (s["step"] + 1 for s in read_rows(folder / "metrics.csv"))
     rows = read_rows(folder / "metrics.csv")
     monitored = max(METRICS[task], key=lambda name: name in ("top1", "AP50", "mIoU"))
     assert sum(f"val/{monitored}" in row for row in rows) == 2

@@ -196,6 +196,7 @@ def refused(capsys, folder, *typed, mode="test"):
         ("trainer.device=1", "did you mean devices"),
         ("resume=true", "with mode=test pass ckpt=<run folder> alone"),
         ("input=x", "pass mode=predict"),
+        ("~head.options", "~head.options cannot be typed beside a run folder"),
     ],
 )
 def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, capsys):

@@ -101,7 +101,7 @@ def main(config: DictConfig) -> None:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed.append(" ".join(typed))
+        failed.append(" ".join(run_config.as_typed(typed)))
 
 
 if __name__ == "__main__":

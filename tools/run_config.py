@@ -58,7 +58,12 @@ def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> 
     training = not any(override.lstrip("+").startswith("mode=") for override in overrides)
     config = composed if training and composed is not None else config_of(overrides)
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return content | {"overrides": [override.removeprefix("++") for override in overrides]}
+    return content | {"overrides": as_typed(overrides)}
+
+
+def as_typed(overrides: Sequence[str]) -> list[str]:
+    """Overrides of a job, the ``++`` of ``for_hydra`` taken off."""
+    return [override.removeprefix("++") for override in overrides]
 
 
 def for_hydra(arguments: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -67,11 +72,17 @@ def for_hydra(arguments: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[s
     Hydra composes a command before anything of ours runs, from the files alone, where the options
     of a run folder's head or data may not exist. So of an evaluation values come with ``++``, which
     makes what does not exist; that all exist in the folder's config is checked before.
+
+    Raises:
+        ValueError: An option is to be taken away, which nothing makes possible there.
     """
     parser = OverridesParser.create()
     runs = [_run_of(parser.parse_overrides(list(job))) for job in jobs]
     if not any(runs):
         return list(arguments)
+    taken = [argument for argument in arguments if argument.startswith("~")]
+    if taken:
+        raise ValueError(f"{taken[0]} cannot be typed beside a run folder; give a value instead")
     tasks = {run.config["task_name"] for run in runs if run is not None}
     task = [] if len(tasks) > 1 or any(a.startswith("task=") for a in arguments) else tasks
     forced = [a if _is_choice(a) else f"++{a.lstrip('+')}" for a in arguments]
