@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from backbones.weights import read_values
 from tasks.classes import check_classes, classes_of
 from tests.runs import arguments, run_here
 from tests.test_run_mistakes import refused
@@ -47,6 +49,21 @@ def test_checkpoints_of_all_tasks_name_their_classes(trained):
     assert classes_of(trained("segmentation").folder() / "checkpoints" / "best.ckpt").names[0] == (
         "photo"
     )
+
+
+def test_values_are_read_without_the_tensors(tmp_path):
+    content = {"state_dict": {"a": torch.zeros(9)}, "class_names": ["x"], "global_step": 3}
+    for name, zipped in (("new", True), ("old", False)):
+        path = tmp_path / f"{name}.ckpt"
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        assert read_values(path) == {"class_names": ["x"], "global_step": 3}
+        path.write_bytes(path.read_bytes()[:-300])
+        with pytest.raises(ValueError, match=f"{name}.ckpt"):
+            read_values(path)
+    save_file({"a": torch.zeros(9)}, tmp_path / "timm.safetensors")
+    assert classes_of(tmp_path / "timm.safetensors") is None
+    torch.save(torch.zeros(3), tmp_path / "tensor.pth")
+    assert classes_of(tmp_path / "tensor.pth") is None
 
 
 def renamed(run, tmp_path, task):

@@ -23,10 +23,15 @@ TASKS = rest_slow(tuple(TINY), ("classification", "segmentation"))
 
 
 @pytest.fixture
-def no_data(tmp_path, monkeypatch):
-    """As on a machine without the data set."""
-    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "no_cache"))
-    yield
+def far_from_its_data(trained, tmp_path, monkeypatch):
+    """task -> the folder of its run, as on a machine without the data set."""
+
+    def take(task):
+        folder = trained(task).folder()
+        monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "no_cache"))
+        return folder
+
+    yield take
     assert not (tmp_path / "no_cache").exists()
 
 
@@ -49,9 +54,9 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_prediction_needs_the_run_folder_and_the_images_only(
-    task, trained, images, tmp_path, no_data, capsys, caplog, one_thread
+    task, far_from_its_data, images, tmp_path, capsys, caplog, one_thread
 ):
-    run = trained(task).folder()
+    run = far_from_its_data(task)
     caplog.set_level("INFO")
     base = ["mode=predict", f"ckpt={run}", f"output_dir={tmp_path / 'out'}", "trainer=cpu"]
     ended = run_here([*base, f"input={images}"], capsys)
@@ -134,9 +139,9 @@ def check_segmentation(folder, rows, classes, said):
 
 
 def test_a_checkpoint_without_folder_needs_no_data_either(
-    trained, images, tmp_path, no_data, capsys
+    far_from_its_data, images, tmp_path, capsys
 ):
-    run = trained("classification").folder()
+    run = far_from_its_data("classification")
     shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
     typed = ["mode=predict", f"ckpt={tmp_path / 'lone.ckpt'}", f"input={images / 'a.jpg'}",
              "backbone=deit_t", f"output_dir={tmp_path}", "trainer=cpu"]  # fmt: skip
@@ -164,8 +169,8 @@ def test_prediction_without_input_takes_the_validation_images(trained, tmp_path,
         ("text.png", "{} is not an image, whatever its name says"),
     ],
 )
-def test_input_that_is_no_image(name, message, trained, images, tmp_path, no_data, capsys):
-    run = trained("classification").folder()
+def test_input_that_is_no_image(name, message, far_from_its_data, images, tmp_path, capsys):
+    run = far_from_its_data("classification")
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.jpg").write_bytes((images / "a.jpg").read_bytes()[:700])
     (tmp_path / "text.png").write_text("no image")
