@@ -302,6 +302,8 @@ def test_truncated_jpeg_is_named(root):
     data.setup()
     with pytest.raises(ValueError, match=r"val2017/1\.jpg is truncated"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=r"val2017/1\.jpg is truncated"):
+        data.check_files()
 
 
 def test_annotated_size_must_be_the_images(root):
@@ -310,6 +312,8 @@ def test_annotated_size_must_be_the_images(root):
     data.setup()
     with pytest.raises(ValueError, match=r"1\.jpg is 40x60 pixels.* annotated as 60x40"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=r"1\.jpg is 40x60 pixels.* annotated as 60x40"):
+        data.check_files()
 
 
 def test_options_are_checked(root):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import logging
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ TOP = {
     "input": str | None,
     "seed": int,
     "output_dir": str,
+    "checkpoint_every": float | None,
     "require_pretrained": bool,
 }
 # Groups that every run has.
@@ -80,6 +82,16 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     return for_hydra(arguments, jobs)
 
 
+def varied(arguments: Sequence[str]) -> list[str]:
+    """The keys that a sweep gives several values, but for those that its folders tell already."""
+    if not any(argument in SWEEP for argument in arguments):
+        return []
+    overrides = [argument for argument in arguments if not argument.startswith("-")]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    keys = [item.get_key_element().lstrip("+~") for item in parsed if item.is_sweep_override()]
+    return [key for key in keys if key not in ("task", "backbone", "ckpt")]
+
+
 def resolved(config: Any) -> dict[str, Any]:
     """Check what no single part can, and fill in the checkpoint files that folders stand for.
 
@@ -93,6 +105,9 @@ def resolved(config: Any) -> dict[str, Any]:
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+    minutes = config["checkpoint_every"] or 0
+    if not 0 <= minutes < math.inf:
+        raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
     recipe = config.pop("recipe", {})
@@ -102,18 +117,23 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
         _check_warmup(config["schedule"], config["trainer"])
-    if isinstance(config["data"].get("root"), str):
-        # Evaluations of this run may begin in another folder.
-        config["data"]["root"] = str(Path(config["data"]["root"]).expanduser().absolute())
-    backbone = config["backbone"]
-    if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
+    if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
+    _name_files(config)
+    return config
+
+
+def _name_files(config: dict[str, Any]) -> None:
+    """Make paths what they mean now, in this folder."""
+    data, backbone = config["data"], config["backbone"]
+    if isinstance(data.get("root"), str):
+        # Evaluations of this run may begin in another folder.
+        data["root"] = str(Path(data["root"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     if config["mode"] != "fit":
         # "latest" will lead elsewhere some day.
         config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
-    return config
 
 
 def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
@@ -180,7 +200,7 @@ def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> No
 
 
 def _check_pretrained(config: Mapping[str, Any]) -> None:
-    if not config["require_pretrained"]:
+    if not config["require_pretrained"] or config["resume"]:
         return
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
     raise ValueError(

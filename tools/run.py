@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,51 +30,69 @@ from omegaconf import DictConfig  # noqa: E402
 
 from tools import command_line, run_config  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
-from tools.run_folder import is_first_process  # noqa: E402
+from tools.processes import is_first_process  # noqa: E402
 
 # The runs of a sweep that ended in an error of one line, as they would be typed alone.
 failed: list[str] = []
+SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
 
-def run(config: dict[str, Any]) -> None:
-    """Build the parts in the order of the data flow, then train, evaluate or predict."""
+def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
+    """Build the parts in the order of the data flow, then train, evaluate or predict.
+
+    Args:
+        config: Of the run, from ``command_line.resolved``.
+        swept: In a sweep what it varies, as it would be typed for this run alone.
+    """
     import lightning.pytorch as lightning
 
     from backbones import create_backbone
     from backbones.options import check_arguments
-    from tasks.instantiate import build
     from tasks.loading import build_task
     from tasks.optim import build_optimizer, learning_rate_factor
-    from tools import prediction, report, run_facts, run_folder, trainer
+    from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
 
-    check_arguments(create_backbone, config["backbone"], "backbone")
-    check_arguments(build_optimizer, config["optimizer"], "optimizer")
-    check_arguments(learning_rate_factor, config["schedule"], "schedule")
+    for group, call in (
+        ("backbone", create_backbone),
+        ("optimizer", build_optimizer),
+        ("schedule", learning_rate_factor),
+    ):
+        check_arguments(call, config[group], group)
     started = time.perf_counter()
-    mode, resume = config["mode"], config["resume"]
+    mode = config["mode"]
     if mode != "fit":
         run_config.say_origin(config)
-    with run_folder.opened(config) as folder:
-        if resume and report.say_finished(folder):
+    resumed = run_folder.to_resume(config, sweep=swept is not None) if config["resume"] else None
+    other_length = run_folder.other_length(resumed, config) if resumed else None
+    with run_folder.opened(config, resumed, swept or ()) as folder:
+        if resumed and not other_length and report.say_finished(folder):
             return
         lightning.seed_everything(config["seed"], workers=True, verbose=False)
-        datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
-        if not prediction.needs_no_data(config, datamodule):
-            datamodule.prepare_data()
-            datamodule.setup()
+        datamodule = data_of(config)
         task = build_task(config, datamodule)
         if mode != "fit":
             task.load_weights(config["ckpt"])
+        start = None
+        if resumed:
+            start = resume.find_start(folder, config["ckpt"], task, config["trainer"])
         facts = report.facts(config, task.model)
         engine = trainer.make_trainer(
-            config["trainer"], folder, task.monitor, training=mode == "fit"
+            config["trainer"],
+            folder,
+            task.monitor,
+            training=mode == "fit",
+            checkpoint_every=config["checkpoint_every"],
         )
 
-    with trainer.processes(engine):
+    with run_lock.held(folder, mode), trainer.processes(engine):
         if mode == "fit":
             run_folder.mark_latest(folder)
             report.announce(facts, config, datamodule)
-            metrics = trainer.fit(engine, task, datamodule, resume=resume)
+            if start:
+                resume.announce(start, other_length)
+                run_folder.keep_config(folder, config)
+                report.reopen(folder)
+            metrics = trainer.fit(engine, task, datamodule, start=start)
         elif mode == "predict":
             metrics = prediction.predict(engine, task, datamodule)
         else:
@@ -84,19 +103,38 @@ def run(config: dict[str, Any]) -> None:
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
 
 
+def data_of(config: dict[str, Any]) -> Any:
+    """The datamodule of a run, all of whose files are looked at before a training."""
+    from tasks.instantiate import build
+    from tools import prediction
+
+    datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+    if prediction.needs_no_data(config, datamodule):
+        return datamodule
+    datamodule.prepare_data()
+    datamodule.setup()
+    if config["mode"] == "fit" and is_first_process():
+        datamodule.check_files()
+    return datamodule
+
+
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
 def main(config: DictConfig) -> None:
     """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
     typed = HydraConfig.get().overrides.task
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    swept = None
     if sweep:
+        varied = os.environ.get(SWEPT, "").split()
+        given = run_config.as_typed(typed)
+        swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
         # Lightning starts further processes by this command, which has to be that of one run.
         sys.argv[1:] = typed
     if not is_first_process():
         logging.disable(logging.WARNING)
     try:
         with one_line_errors():
-            run(command_line.resolved(run_config.job_config(typed, config)))
+            run(command_line.resolved(run_config.job_config(typed, config)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
@@ -106,7 +144,9 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.argv[1:] = command_line.prepare(sys.argv[1:])
+        typed_here = sys.argv[1:]
+        sys.argv[1:] = command_line.prepare(typed_here)
+        os.environ[SWEPT] = " ".join(command_line.varied(typed_here))
     main()
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)

@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tasks.saved import CONFIG, IDENTITY, SavedRun, identity, saved_run
-from tools.run_folder import flatten, is_first_process
+from tools.processes import is_first_process
+from tools.run_folder import flatten
 
 logger = logging.getLogger(__name__)
 
