@@ -1,5 +1,6 @@
 """An evaluation takes its config from the run folder; what is typed beside it wins and is named."""
 
+import functools
 import json
 import shutil
 
@@ -12,6 +13,11 @@ from tools import command_line, run_config
 from tools.errors import one_line_errors
 
 
+@functools.cache
+def config_text(*overrides):
+    return yaml.safe_dump(composed(*overrides), sort_keys=False)
+
+
 @pytest.fixture
 def run_folder(tmp_path):
     """A run folder of a command, with a checkpoint that nothing here opens."""
@@ -21,16 +27,15 @@ def run_folder(tmp_path):
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
-        config = composed(*overrides)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (folder / "config.yaml").write_text(config_text(*overrides))
         return folder
 
     return make
 
 
 def evaluated(folder, *typed, mode="test"):
-    """The config of an evaluation, through the same steps as a real command."""
-    overrides = command_line.prepare([f"mode={mode}", f"ckpt={folder}", *typed])
+    """The config of an evaluation."""
+    overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
     return command_line.resolved(run_config.job_config(overrides))
 
 
@@ -175,6 +180,7 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
 
 def refused(capsys, folder, *typed, mode="test"):
     with pytest.raises(SystemExit), one_line_errors():
+        command_line.prepare([f"mode={mode}", f"ckpt={folder}", *typed])
         evaluated(folder, *typed, mode=mode)
     text = capsys.readouterr().err
     assert text.startswith("error: ")
