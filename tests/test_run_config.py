@@ -179,9 +179,9 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
 
 
 def refused(capsys, folder, *typed, mode="test"):
+    given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
-        command_line.prepare([f"mode={mode}", f"ckpt={folder}", *typed])
-        evaluated(folder, *typed, mode=mode)
+        command_line.resolved(run_config.job_config(command_line.prepare(given)))
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
