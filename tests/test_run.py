@@ -35,7 +35,8 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
         "config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json", "curves.png",
         "preview",
     }  # fmt: skip
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {"best.ckpt", "last.ckpt", "last.previous.ckpt"}
     events = [path.name for path in (folder / "tensorboard").iterdir()]
     assert len(events) == 1
     assert events[0].startswith("events.out.tfevents")
@@ -72,7 +73,8 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
 def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
     lines = trained(task).out.splitlines()
     patterns = [
-        "Generating the sample data .*", "Sample data in .*; for a real dataset pass .*",
+        "Files checked: .*", "Generating the sample data .*",
+        "Sample data in .*; for a real dataset pass .*",
         ".* tensors loaded, .*", f"{task} with deit_t: .* M parameters, .* images .*, 2 epochs",
         ".* classes do not occur in validation: .*",
         r"epoch [12]/2  train/loss [\d.]+  val/.* \(\d+ s\)", f"{task}, deit_t, fit *",
