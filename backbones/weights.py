@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,25 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         if value.is_floating_point() and not value.isfinite().all():
             raise ValueError(f"{path}: {key} holds NaN or Inf; use an earlier checkpoint")
     return tensors
+
+
+def read_values(path: str | Path) -> dict[str, object]:
+    """What a checkpoint of ours holds beside its tensors, such as the names of the classes.
+
+    The tensors of today's format are left on the disk.
+
+    Raises:
+        ValueError: No such file, not a checkpoint, truncated or holding code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint at {path}")
+    content = _read(path, mmap=zipfile.is_zipfile(path))
+    content = content if isinstance(content, dict) else {}
+    kept = {key: value for key, value in content.items() if isinstance(key, str)}
+    return {
+        key: value for key, value in kept.items() if key not in (*CONTAINERS, "optimizer_states")
+    }
 
 
 def load_backbone_weights(backbone: Backbone, path: str | Path) -> LoadReport:
@@ -253,13 +273,13 @@ def rename(
     return renamed
 
 
-def _read(path: Path) -> object:
+def _read(path: Path, *, mmap: bool = False) -> object:
     try:
         if path.suffix == ".safetensors":
             return timm.models.load_state_dict(str(path))
         if holds_histories(path):
             return load_without_histories(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} holds more than tensors and plain values, or is no checkpoint; it is not "

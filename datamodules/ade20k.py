@@ -125,15 +125,15 @@ class ADE20KDataModule(DenseDataModule):
         for split in FOLDERS.values():
             check_pairs(folder / "images" / split, folder / "annotations" / split)
         self.class_names = class_names(folder)
-        datasets = {
+        self.category_ids = pixel_values(self.num_classes)
+        return {
             "train": self.wrap(self._dataset(folder, FOLDERS["train"], self.train_steps(), False)),
             "val": self.wrap(self._dataset(folder, FOLDERS["val"], self.test_steps(), True)),
         }
-        if self.predict_path is not None:
-            datasets["predict"] = self.unlabelled(
-                self.predict_path, self.test_steps(annotated=False)
-            )
-        return datasets
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        super().predict_only(class_names, category_ids or pixel_values(len(class_names)))
 
     def file_check(self, split: Split) -> Callable[[int], None]:
         """Header and end of an image and its mask; the labels in the masks of validation too."""
@@ -194,6 +194,11 @@ class ADE20KDataModule(DenseDataModule):
             pipeline=steps,
             test_mode=test_mode,
         )
+
+
+def pixel_values(num_classes: int) -> tuple[int, ...]:
+    """What a mask holds where the classes are; 0 is ignored."""
+    return tuple(range(1, num_classes + 1))
 
 
 def ade20k_metainfo() -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningDataModule
+from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 from datamodules.console import say
 from datamodules.headers import check_each
+from datamodules.pictures import Pictures, as_images
 from datamodules.sampling import (
     EpochSampler,
     EvalSampler,
@@ -38,6 +40,8 @@ class BaseDataModule(LightningDataModule):
 
     Attributes:
         class_names: Names of the classes, in label order; known after ``setup``.
+        category_ids: What the files of the set call each label, where that is not the label.
+        upright: Whether images are turned as their EXIF orientation says.
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
         example: The command-line options that select this dataset, for error messages.
@@ -45,7 +49,9 @@ class BaseDataModule(LightningDataModule):
 
     layout: ClassVar[str] = ""
     example: ClassVar[str] = ""
+    upright: ClassVar[bool] = False
     class_names: tuple[str, ...] = ()
+    category_ids: tuple[int, ...] = ()
     repeated_augmentation: int = 1
 
     def __init__(
@@ -96,6 +102,37 @@ class BaseDataModule(LightningDataModule):
         """Check everything on disk and build the datasets; later calls do nothing."""
         if not self._datasets:
             self._datasets = self.build()
+            if self.predict_path is not None:
+                self.take(self.predict_path)
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        self.class_names, self.category_ids = tuple(class_names), tuple(category_ids)
+        if self.predict_path is not None:
+            self.take(self.predict_path)
+
+    def take(self, images: Any) -> None:
+        """Let prediction see these images; see ``as_images`` for what they may be."""
+        pictures = Pictures(as_images(images), self.unlabelled, upright=self.upright)
+        self._datasets["predict"] = self.seeded(pictures, pictures.name)
+
+    def unlabelled(self, image: Image.Image, name: str, index: int) -> Any:
+        """The sample of an image to predict, prepared as in evaluation.
+
+        Args:
+            image: 8-bit RGB.
+            name: Its file, for messages and results.
+            index: Its place among those to predict.
+        """
+        raise NotImplementedError
+
+    def predict_name(self, index: int) -> str:
+        """The file of a sample of ``predict_dataloader``."""
+        return self._to_predict().describe(index)
+
+    def predict_names(self) -> list[str]:
+        """The files of ``predict_dataloader``."""
+        return [self.predict_name(index) for index in range(len(self._to_predict()))]
 
     def check_files(self, seconds: float = 60.0) -> None:
         """Look at all files before training does, those of validation first; say how many.
@@ -171,9 +208,16 @@ class BaseDataModule(LightningDataModule):
 
     def preview_batch(self, count: int) -> Any:
         """A batch of up to ``count`` samples to draw, evenly spaced over what prediction sees."""
-        dataset = self.dataset("predict" if "predict" in self._datasets else "val")
+        dataset = self._to_predict()
         indices = range(0, len(dataset), max(1, len(dataset) // count))[:count]
         return (self.collate() or default_collate)([dataset[0, index] for index in indices])
+
+    def sizes(self) -> dict[str, int]:
+        """Images of each split that there is."""
+        return {split: len(dataset) for split, dataset in self._datasets.items()}
+
+    def _to_predict(self) -> SeededDataset:
+        return self.dataset("predict" if "predict" in self._datasets else "val")
 
     def dataset(self, split: Split) -> SeededDataset:
         """The dataset of a split, which ``setup`` must have built."""

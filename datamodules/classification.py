@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from datamodules.base import BaseDataModule, at_least
-from datamodules.files import images_at, load_rgb
+from datamodules.files import load_rgb
 from datamodules.sampling import SeededDataset
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
 
@@ -89,13 +91,6 @@ class ClassificationDataModule(BaseDataModule):
         """Mean and deviation that the channels of ``image`` are normalised by."""
         return self.augmentation.mean, self.augmentation.std
 
-    def setup(self, stage: str | None = None) -> None:
-        """Check everything on disk and build the datasets; later calls do nothing."""
-        first = not self._datasets
-        super().setup(stage)
-        if first and self.predict_path is not None:
-            self._datasets["predict"] = self.unlabelled(images_at(self.predict_path))
-
     def files(
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
     ) -> SeededDataset:
@@ -103,19 +98,13 @@ class ClassificationDataModule(BaseDataModule):
         images = ImageFiles(root, names, labels, transform)
         return self.seeded(images, images.path)
 
-    def unlabelled(self, paths: Sequence[Path]) -> SeededDataset:
-        """Image files to predict, by the evaluation transform."""
-        names = [path.name for path in paths]
-        return self.files(
-            paths[0].parent,
-            names,
-            [UNLABELLED] * len(names),
-            self.augmentation.eval(self.image_size),
-        )
+    def unlabelled(self, image: Image.Image, name: str, index: int) -> Sample:
+        """The sample of an image to predict, by the evaluation transform."""
+        return sample(self._eval(image), UNLABELLED, index)
 
-    def predict_name(self, sample_id: int) -> str:
-        """The file of a sample of ``predict_dataloader``."""
-        return self.dataset("predict" if "predict" in self._datasets else "val").describe(sample_id)
+    @cached_property
+    def _eval(self) -> Transform:
+        return self.augmentation.eval(self.image_size)
 
 
 def sample(image: Tensor, label: int, index: int) -> Sample:

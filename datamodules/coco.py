@@ -10,6 +10,7 @@ from typing import Any
 
 from datamodules.base import Split, probability
 from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
+from datamodules.console import say
 from datamodules.dense import (
     META_KEYS,
     DenseDataModule,
@@ -42,15 +43,11 @@ class CocoDataModule(DenseDataModule):
         classes: Restrict the set to these category names.
         batch_size: Samples per training batch and process.
         **options: Of ``BaseDataModule``.
-
-    Attributes:
-        category_ids: The json's category id of each label.
     """
 
     layout = "annotations/instances_train2017.json, instances_val2017.json, train2017/ and val2017/"
     example = "data=coco data.root=/data/coco"
     package = "mmdet.datasets"
-    category_ids: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class CocoDataModule(DenseDataModule):
                 f"{list(val.class_names)}; only in one: {difference}"
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
-        datasets = {
+        return {
             "train": self.wrap(
                 self._coco(self.train_annotations, self.train_images, self.train_steps(), False)
             ),
@@ -109,11 +106,13 @@ class CocoDataModule(DenseDataModule):
                 self._coco(self.val_annotations, self.val_images, self.test_steps(), True)
             ),
         }
-        if self.predict_path is not None:
-            datasets["predict"] = self.unlabelled(
-                self.predict_path, self.test_steps(annotated=False)
-            )
-        return datasets
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        if not category_ids:
+            say("The checkpoint has no category ids; results number the classes from 1 on")
+            category_ids = range(1, len(class_names) + 1)
+        super().predict_only(class_names, category_ids)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
         """The header and the end of an image, and its size against the annotated one."""

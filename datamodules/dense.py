@@ -11,14 +11,14 @@ import contextlib
 import importlib
 import io
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
+from PIL import Image
 
 from datamodules.base import BaseDataModule
-from datamodules.files import images_at, load_rgb
+from datamodules.files import load_rgb
 from datamodules.sampling import SeededDataset
 from heads import mmcv_finder
 
@@ -32,11 +32,14 @@ META_KEYS = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 
 
 class StrictImage:
-    """First step of a pipeline: decodes ``img_path`` into BGR, or raises naming the file."""
+    """First step of a pipeline: decodes ``img_path`` into BGR, or raises naming the file.
+
+    An RGB ``image`` that is given is taken instead.
+    """
 
     def __call__(self, results: Results) -> Results:
         """Add ``img`` (H, W, 3) and its shapes, which must be the annotated ones, if there are."""
-        image = load_rgb(results["img_path"], upright=True)
+        image = results.pop("image", None) or load_rgb(results["img_path"], upright=True)
         annotated = (results.get("width", image.width), results.get("height", image.height))
         refuse_other_size(results["img_path"], image.size, annotated)
         results["img"] = np.ascontiguousarray(np.asarray(image)[..., ::-1])
@@ -68,30 +71,6 @@ class Pipeline:
         return results
 
 
-class UnlabelledImages:
-    """Images without annotations, through a test pipeline.
-
-    Args:
-        paths: Image files.
-        pipeline: Steps that ask for no annotation.
-    """
-
-    def __init__(self, paths: Sequence[Path], pipeline: Pipeline) -> None:
-        self.paths, self.pipeline = tuple(paths), pipeline
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.paths)
-
-    def path(self, index: int) -> str:
-        """The file of a sample."""
-        return str(self.paths[index])
-
-    def __getitem__(self, index: int, /) -> Results:
-        """Get the packed sample of an image."""
-        return self.pipeline({"img_path": str(self.paths[index]), "img_id": index})
-
-
 class DenseDataModule(BaseDataModule):
     """Base of the datamodules that stand on the MM toolkits' datasets.
 
@@ -102,6 +81,7 @@ class DenseDataModule(BaseDataModule):
 
     package: ClassVar[str] = ""
     background: ClassVar[str | None] = None
+    upright = True
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -119,14 +99,26 @@ class DenseDataModule(BaseDataModule):
         require_package(self.package)
         super().setup(stage)
 
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        require_package(self.package)
+        super().predict_only(class_names, category_ids)
+
     def wrap(self, dataset: Any) -> SeededDataset:
         """Make the samples of a toolkit's dataset depend on the run's seed only."""
         return self.seeded(dataset, partial(image_path, dataset))
 
-    def unlabelled(self, path: str | Path, steps: Sequence[Step]) -> SeededDataset:
-        """The images at a path, through the given steps."""
-        images = UnlabelledImages(images_at(path), Pipeline(steps))
-        return self.seeded(images, images.path)
+    def test_steps(self, *, annotated: bool = True) -> list[Step]:
+        """The evaluation pipeline, whose first step is ``StrictImage``."""
+        raise NotImplementedError
+
+    def unlabelled(self, image: Image.Image, name: str, index: int) -> Results:
+        """The sample of an image to predict, by the evaluation pipeline."""
+        return self._unlabelled({"image": image, "img_path": name, "img_id": index})
+
+    @cached_property
+    def _unlabelled(self) -> Pipeline:
+        return Pipeline(self.test_steps(annotated=False))
 
 
 def image_path(dataset: Any, index: int) -> str:

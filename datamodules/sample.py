@@ -35,6 +35,8 @@ class SampleDataModule(BaseDataModule):
 
     def prepare_data(self) -> None:
         """Generate the set unless it exists, and say that this is no real data."""
+        if self._datasets:  # of images to predict, for which it is not needed
+            return
         folder = sample_folder(self.base, self.set_name, self.write)
         if self.root != folder:
             self.root = folder

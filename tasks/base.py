@@ -19,14 +19,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import SumMetric
 
 from backbones.options import check_arguments
-from backbones.weights import read_tensors
+from backbones.weights import read_tensors, read_values
 from tasks.average import WeightAverage
+from tasks.classes import check_classes
 from tasks.evaluation_loss import Summed
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 Batch = dict[str, Any]
+Row = dict[str, Any]
 
 
 class Model(Protocol):
@@ -53,6 +55,8 @@ class BaseTask(LightningModule):
 
     Attributes:
         monitor: The metric, higher is better, that chooses the best checkpoint.
+        category_ids: What the data's files call each label, if not by itself; kept in checkpoints.
+        data: The datamodule that prepares images for ``predict``.
         preview_images: How many images a run draws its predictions for.
         headline: The metrics that progress lines show.
         why_no_loss: Why validation logs no loss; empty where it does.
@@ -75,6 +79,8 @@ class BaseTask(LightningModule):
         super().__init__()
         self.model: Any = model
         self.class_names = tuple(class_names)
+        self.category_ids: tuple[int, ...] = ()
+        self.data: Any = None
         self.optimizer_options = dict(optimizer)
         self.schedule_options = dict(schedule)
         # Sums, since torchmetrics' mean drops its weights where it lets a NaN be seen; in double
@@ -188,13 +194,15 @@ class BaseTask(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the names of the classes, and the average where loaders of weights look first."""
         checkpoint["class_names"] = list(self.class_names)
+        checkpoint["category_ids"] = list(self.category_ids)
         if self.average is not None and self.average.tensors:
             state = self.average.state_dict()
             tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
             checkpoint |= {"state_dict_ema": tensors, "ema_steps": state["steps"]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the average."""
+        """Refuse one of other classes, and take over the average."""
+        check_classes(checkpoint, self.class_names, "the checkpoint")
         if self.average is not None and "state_dict_ema" in checkpoint:
             tensors = checkpoint["state_dict_ema"]
             tensors = {key.removeprefix("model."): value for key, value in tensors.items()}
@@ -205,9 +213,10 @@ class BaseTask(LightningModule):
         """Load the model's weights from a checkpoint of this task, or from a file the model reads.
 
         Raises:
-            ValueError: Weights of another model; the keys that differ are listed.
+            ValueError: Weights of another model or for other classes; what differs is listed.
         """
         given = read_tensors(path)
+        check_classes(read_values(path), self.class_names, path)
         ours = all(key.startswith("model.") for key in given)
         if not ours and hasattr(self.model, "load_weights"):
             self.model.load_weights(path)
@@ -230,9 +239,46 @@ class BaseTask(LightningModule):
         """Start afresh."""
         raise NotImplementedError
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
+    @torch.no_grad()
+    def predict(self, images: Any) -> list[Row]:
+        """Predictions for images, prepared as in evaluation: of a task from ``tasks.load``.
+
+        Args:
+            images: One image or a list of them: paths (of a folder, all its images), PIL images,
+                uint8 arrays (H, W, 3) of RGB values or uint8 tensors (3, H, W).
+
+        Returns:
+            A dict for each image, as in predictions.json; see the tasks' ``describe``.
+        """
+        if self.data is None:
+            raise ValueError("predict() is for tasks from tasks.load(<run folder>)")
+        self.eval()
+        self.data.take(images)
+        rows: list[Row] = []
+        for batch in self.data.predict_dataloader():
+            placed = self.transfer_batch_to_device(batch, self.device, 0)
+            rows += self.describe(placed, self.data)
+        return rows
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
+        """The same for a batch of the trainer's datamodule; arrays go to files of the run."""
+        trainer: Any = self.trainer
+        return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Predictions as plain values, one dict per image."""
         raise NotImplementedError
+
+    def filed(self, row: Row) -> Row:
+        """A row of ``describe`` as json takes it."""
+        return row
+
+    def answer(self, row: Row) -> str:
+        """A row of ``describe`` in words, for the terminal."""
+        raise NotImplementedError
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write predictions as other tools read them, beside predictions.json."""
 
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw the predictions for a batch of the datamodule, which says what drawing has to know.

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from tasks.pace import Pace
+
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -19,10 +21,11 @@ class ProgressLines(Callback):
 
     Args:
         every: Seconds between two lines within an epoch.
+        pace: Which knows the images per second and the time left, to be shown.
     """
 
-    def __init__(self, every: float = 30.0) -> None:
-        self.every = every
+    def __init__(self, every: float = 30.0, *, pace: Pace | None = None) -> None:
+        self.every, self.pace = every, pace
         self._epoch_start = self._last_line = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -54,4 +57,5 @@ class ProgressLines(Callback):
 
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:
         shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
-        say(f"{where}  {shown}  ({time.perf_counter() - self._epoch_start:.0f} s)")
+        pace = f"  {self.pace}" if self.pace is not None and str(self.pace) else ""
+        say(f"{where}  {shown}{pace}  ({time.perf_counter() - self._epoch_start:.0f} s)")

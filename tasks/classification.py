@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +15,11 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from backbones.options import check_arguments
-from tasks.base import BaseTask, Batch
+from tasks.base import BaseTask, Batch, Row
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
 
+COLUMNS = ("class", "probability")  # of predictions.csv, for each place
 make_mixup: Any = Mixup  # timm's class is untyped
 
 
@@ -98,9 +101,8 @@ class ClassificationTask(BaseTask):
         """Forget all hits."""
         self.accuracy.reset()
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """The five best classes of each image with their probabilities."""
-        trainer: Any = self.trainer
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; the five best ``classes`` and their ``probabilities``."""
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
         samples, indices, values = (
@@ -108,12 +110,27 @@ class ClassificationTask(BaseTask):
         )
         return [
             {
-                "image": trainer.datamodule.predict_name(sample),
+                "image": datamodule.predict_name(sample),
                 "classes": [self.class_names[i] for i in labels],
                 "probabilities": [round(share, 6) for share in shares],
             }
             for sample, labels, shares in zip(samples, indices, values, strict=True)
         ]
+
+    def answer(self, row: Row) -> str:
+        """The best classes with their probabilities."""
+        best = zip(row["classes"], row["probabilities"], strict=True)
+        return ", ".join(f"{name} ({share:.3f})" for name, share in best)
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write predictions.csv: the image, then its classes and probabilities by turns."""
+        places = range(1, 1 + min(5, len(self.class_names)))
+        with (folder / "predictions.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", *(f"{what}_{i}" for i in places for what in COLUMNS)])
+            for row in rows:
+                pairs = zip(row["classes"], row["probabilities"], strict=True)
+                writer.writerow([row["image"], *(value for pair in pairs for value in pair)])
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

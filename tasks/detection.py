@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision.ops import nms
 
-from tasks.base import BaseTask, Batch
+from tasks.base import BaseTask, Batch, Row
 from tasks.coco_metric import CocoMetric, instances
 from tasks.drawing import draw_instances, open_upright, side_by_side
 
@@ -31,7 +35,9 @@ class DetectionTask(BaseTask):
     metric: CocoMetric
 
     def setup(self, stage: str) -> None:
-        """Ask the datamodule for the ground truth."""
+        """Ask the datamodule for the ground truth, where there is any."""
+        if stage == "predict":
+            return
         trainer: Any = self.trainer
         data = trainer.datamodule
         with_masks = bool(getattr(self.model.model, "with_mask", False))
@@ -49,8 +55,12 @@ class DetectionTask(BaseTask):
         """Forget all detections."""
         self.metric.reset()
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """COCO result rows of each image, with class names in place of ids."""
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; ``image_id``; ``detections``, the surest first.
+
+        A detection has ``bbox`` (x, y, width, height) in pixels of the image, ``score``, ``class``
+        and, of a detector with masks, ``segmentation``, a mask in COCO's run-length code.
+        """
         labels = range(len(self.class_names))
         results = []
         for sample in self.model.predict(batch):
@@ -58,8 +68,27 @@ class DetectionTask(BaseTask):
             for row in rows:
                 row["class"] = self.class_names[row.pop("category_id")]
                 row.pop("image_id")
-            results.append({"image": sample.img_path, "detections": rows})
+            number = int(sample.img_id)
+            results.append({"image": sample.img_path, "image_id": number, "detections": rows})
         return results
+
+    def answer(self, row: Row) -> str:
+        """How many objects of each class are found with some certainty."""
+        found = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
+        named = ", ".join(f"{count} {name}" for name, count in found.most_common())
+        return f"{found.total()} objects above {PREVIEW_SCORE}{': ' * bool(named)}{named}"
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write coco_results.json, a list of detections with the data set's category ids."""
+        ids = dict(zip(self.class_names, self.category_ids, strict=True))
+        results = [
+            {"image_id": row["image_id"], "category_id": ids[found["class"]]}
+            | {key: value for key, value in found.items() if key != "class"}
+            for row in rows
+            for found in row["detections"]
+        ]
+        lines = ",\n".join(map(json.dumps, results))
+        (folder / "coco_results.json").write_text(f"[\n{lines}\n]\n")
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

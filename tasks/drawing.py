@@ -197,6 +197,17 @@ def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
     return row, column, int(right - left - 1)
 
 
+def label_map(
+    labels: NDArray[np.uint8], values: Sequence[int], colours: Sequence[Sequence[int]]
+) -> Image.Image:
+    """Labels (H, W) as a palette picture that holds ``values[label]``, in the classes' colours."""
+    picture = Image.fromarray(np.asarray(values, dtype=np.uint8)[labels])
+    palette = np.zeros((256, 3), dtype=np.uint8)
+    palette[list(values)] = np.asarray(colours, dtype=np.uint8)
+    picture.putpalette(palette.flatten().tolist())
+    return picture
+
+
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
     """Two pictures beside each other under their titles."""
     strip, gap = 20, 6

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from tasks.base import BaseTask, Batch
-from tasks.drawing import draw_segments, open_upright, side_by_side
+from tasks.base import BaseTask, Batch, Row
+from tasks.drawing import draw_segments, label_map, open_upright, side_by_side
 from tasks.evaluation_loss import Summed, of_segments
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
 
+LABELS = "labels"  # folder of predicted label maps
+MOST = 8  # classes of an image that are named in a line
 IGNORED = 255  # MMSegmentation's label of pixels that do not count.
 
 
@@ -46,6 +51,7 @@ class SegmentationTask(BaseTask):
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._said_absent = False
+        self._stems: Counter[str] = Counter()
 
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
         """Count pixels by label (rows) and prediction (columns)."""
@@ -81,18 +87,45 @@ class SegmentationTask(BaseTask):
         """Forget all counts."""
         self.confusion.reset()
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """Share of each class that occurs in each image."""
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; ``shares`` of the pixels by class; ``labels``.
+
+        ``labels`` is a uint8 array (H, W) of indices into ``class_names``.
+        """
         results = []
         for sample in self.model.predict(batch):
-            labels, counts = sample.pred_sem_seg.data.unique(return_counts=True)
+            predicted = sample.pred_sem_seg.data[0]
+            labels, counts = predicted.unique(return_counts=True)
             shares = (counts / counts.sum()).tolist()
             named = {
                 self.class_names[i]: round(s, 6)
                 for i, s in zip(labels.tolist(), shares, strict=True)
             }
-            results.append({"image": sample.img_path, "shares": named})
+            drawn = predicted.cpu().numpy().astype(np.uint8)
+            results.append({"image": sample.img_path, "shares": named, "labels": drawn})
         return results
+
+    def on_predict_start(self) -> None:
+        """Find out which files share a name but for its ending."""
+        trainer: Any = self.trainer
+        self._stems = Counter(Path(name).stem for name in trainer.datamodule.predict_names())
+
+    def filed(self, row: Row) -> Row:
+        """The row with its labels in a file."""
+        trainer: Any = self.trainer
+        folder = Path(trainer.default_root_dir) / LABELS
+        folder.mkdir(exist_ok=True)
+        path = Path(row["image"])
+        target = folder / f"{path.stem if self._stems[path.stem] == 1 else path.name}.png"
+        colours = trainer.datamodule.metainfo["palette"]
+        label_map(row["labels"], self.category_ids, colours).save(target)
+        return row | {"labels": f"{LABELS}/{target.name}"}
+
+    def answer(self, row: Row) -> str:
+        """The classes with their shares of the pixels, the largest first."""
+        shares = sorted(row["shares"].items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
+        return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
-from tools import command_line
+from tools import command_line, run_config
 from tools.errors import one_line_errors
 from tools.run import run
 
@@ -60,7 +59,7 @@ def options(group):
 
 
 def composed(*overrides):
-    config = OmegaConf.to_container(command_line.compose_config(overrides), resolve=True)
+    config = run_config.job_config(overrides)
     config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
     return command_line.resolved(config)
 
@@ -71,9 +70,7 @@ def run_here(typed, capsys) -> Ended:
     status = 0
     try:
         with one_line_errors():
-            command_line.prepare(typed)
-            config = OmegaConf.to_container(command_line.compose_config(typed), resolve=True)
-            run(command_line.resolved(config))
+            run(command_line.resolved(run_config.job_config(command_line.prepare(typed))))
     except SystemExit as ended:
         status = ended.code
     finally:

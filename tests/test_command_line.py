@@ -5,8 +5,9 @@ import re
 import pytest
 
 from backbones import list_backbones, list_mixers
+from tasks.saved import checkpoint_file
 from tests.runs import arguments, command, summary
-from tools import command_line, run_folder, run_help
+from tools import command_line, run_help
 from tools.errors import one_line_errors
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -22,7 +23,7 @@ def test_a_fault_of_ours_keeps_its_traceback(capsys):
 def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
     def library():
         try:
-            run_folder.checkpoint_file("/nowhere")
+            checkpoint_file("/nowhere")
         except ValueError as error:
             raise RuntimeError("the library gave up") from error
 

@@ -11,11 +11,11 @@ from lightning.pytorch import Trainer
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
 from tasks.average import WeightAverage
+from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tests.runs import CONFIGS, composed, options
 from tools import command_line
 from tools.errors import one_line_errors
-from tools.instantiate import build
 from tools.published import load_rows
 
 TASKS = ("classification", "detection", "segmentation", "transfer")

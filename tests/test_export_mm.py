@@ -584,7 +584,7 @@ def trained(task, to, tmp_path, capsys, *more):
     import yaml
 
     from tasks.base import load_exactly
-    from tools.instantiate import build as build_part
+    from tasks.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
     ended = run_here(typed, capsys)

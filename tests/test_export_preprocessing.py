@@ -10,9 +10,9 @@ from timm.data import create_transform, resolve_data_config
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
+from tasks.instantiate import build
 from tools import export
 from tools.exporters.preprocessing import preprocessing_of
-from tools.instantiate import build
 
 STATISTICS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
 PAPER = {"crop_pct": 0.8, "interpolation": "bilinear", **STATISTICS}

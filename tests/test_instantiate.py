@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from backbones.options import check_arguments
-from tools.instantiate import build
+from tasks.instantiate import build
 
 
 class TestBuild:

@@ -5,9 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from backbones import list_backbones
-from tools import command_line
+from tools import command_line, run_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,7 +25,7 @@ def _backbones():
 @pytest.mark.parametrize("command", [*RUNS, *DATA])
 def test_commands_compose(command):
     overrides = [part for part in shlex.split(command) if not part.startswith("-")]
-    assert command_line.compose_config(overrides)["task_name"]
+    assert run_config.compose_config(overrides)["task_name"]
 
 
 def test_readme_shows_commands():
@@ -48,11 +49,20 @@ def test_linked_files_exist():
 
 
 def test_python_example_runs():
-    lines = [line for block in _python_blocks()[:1] for line in block.splitlines()]
+    lines = next(block for block in _python_blocks() if "create_mixer" in block).splitlines()
     scope: dict = {}
     exec("\n".join(line for line in lines if "pretrained=" not in line), scope)
     assert [info.stride for info in scope["backbone"].feature_info] == [16]
     assert scope["mixer"]
+
+
+def test_prediction_example_runs(trained, tmp_path):
+    Image.new("RGB", (80, 60)).save(tmp_path / "photo.jpg")
+    code = next(block for block in _python_blocks() if "from tasks import load" in block)
+    code = code.replace("outputs/detection/swin_t_afbo/latest", str(trained("detection").folder()))
+    scope: dict = {}
+    exec(code.replace("photo.jpg", str(tmp_path / "photo.jpg")), scope)
+    assert scope["detector"].class_names == tuple("0123456789")
 
 
 def test_mixer_example_is_as_short_as_promised():

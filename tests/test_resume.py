@@ -14,8 +14,9 @@ from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
 from tests.test_training import tiny_task
 from tools import trainer as trainers
-from tools.command_line import compose_config, prepare
+from tools.command_line import prepare
 from tools.resume import find_start
+from tools.run_config import compose_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -243,6 +244,7 @@ def test_a_run_cannot_become_shorter_than_it_is(train, given, text):
 def test_a_checkpoint_of_another_model_is_refused(train, tmp_path):
     _, folder = train("run", max_epochs=1)
     other = tiny_task(classes=7)
+    other.class_names = tiny_task(classes=10).class_names
     with pytest.raises(ValueError, match=r"holds another model: 2 keys differ .*net\.5\.weight"):
         find_start(folder, None, other, {"max_epochs": 2, "max_steps": -1})
 

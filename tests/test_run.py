@@ -1,8 +1,8 @@
 """python tools/run.py from the command to the run folder: the four tasks and modes."""
 
 import importlib.metadata
-import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from PIL import Image
 from backbones import list_backbones
 from datamodules import SampleClassification
 from tasks.loggers import read_rows
-from tests.families import rest_slow
 from tests.runs import TINY, arguments, command, run_here, same, summary
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -36,7 +35,8 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
         "config.yaml", "metrics.csv", "tensorboard", "checkpoints", "summary.json", "curves.png",
         "preview",
     }  # fmt: skip
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert left == {"best.ckpt", "last.ckpt", "last.previous.ckpt"}
     events = [path.name for path in (folder / "tensorboard").iterdir()]
     assert len(events) == 1
     assert events[0].startswith("events.out.tfevents")
@@ -50,6 +50,16 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
     assert facts["backbone_macs"] > 1e7
     assert facts["seed"] == 0
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert Path(facts["data"]["root"]).is_dir()
+    assert facts["data"]["images"]["train"] > 0 < facts["data"]["images"]["val"]
+    assert f"task={task}" in facts["overrides"]
+    assert (facts["precision"], facts["processes"]) == ("32-true", 1)
+    assert facts["device"]
+    assert facts["peak_memory_mib"] > 100
+    assert facts["images_per_second"] > 0
+    batch = yaml.safe_load((folder / "config.yaml").read_text())["data"]["batch_size"]
+    assert facts["global_batch"] == batch
+    assert facts["checkpoint_step"] in (s["step"] + 1 for s in read_rows(folder / "metrics.csv"))
     rows = read_rows(folder / "metrics.csv")
     monitored = max(METRICS[task], key=lambda name: name in ("top1", "AP50", "mIoU"))
     assert sum(f"val/{monitored}" in row for row in rows) == 2
@@ -63,7 +73,8 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
 def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
     lines = trained(task).out.splitlines()
     patterns = [
-        "Generating the sample data .*", "Sample data in .*; for a real dataset pass .*",
+        "Files checked: .*", "Generating the sample data .*",
+        "Sample data in .*; for a real dataset pass .*",
         ".* tensors loaded, .*", f"{task} with deit_t: .* M parameters, .* images .*, 2 epochs",
         ".* classes do not occur in validation: .*",
         r"epoch [12]/2  train/loss [\d.]+  val/.* \(\d+ s\)", f"{task}, deit_t, fit *",
@@ -87,7 +98,8 @@ def test_evaluation_of_a_run_gives_the_metrics_of_its_best_checkpoint(
     task, mode, ckpt, trained, tmp_path, capsys, one_thread
 ):
     folder = trained(task).folder()
-    ended = run_here(arguments(task, tmp_path, f"mode={mode}", f"ckpt={folder / ckpt}"), capsys)
+    typed = [f"mode={mode}", f"ckpt={folder / ckpt}", f"output_dir={tmp_path}", "trainer=cpu"]
+    ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     assert ended.folder().name.endswith(f"_{mode}")
     assert summary(ended.folder())["metrics"] == summary(folder)["metrics"]
@@ -118,34 +130,6 @@ def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_th
     tested = run_here([*typed, "mode=test", f"ckpt={trained.folder()}"], capsys)
     assert tested.status == 0, tested.err
     assert summary(tested.folder())["metrics"] == summary(trained.folder())["metrics"]
-
-
-@pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
-def test_prediction_of_images_and_of_the_validation_set(task, trained, tmp_path, capsys):
-    folder = trained(task).folder()
-    images = tmp_path / "images"
-    images.mkdir()
-    for name, size in (("b.png", (90, 70)), ("a.jpg", (64, 64))):
-        Image.effect_mandelbrot(size, (-2, -1, 1, 1), 30).convert("RGB").save(images / name)
-    base = arguments(task, tmp_path, "mode=predict", f"ckpt={folder}")
-
-    ended = run_here([*base, f"input={images}"], capsys)
-    rows = json.loads((ended.folder() / "predictions.json").read_text())
-    assert [row["image"] for row in rows] == [str(images / "a.jpg"), str(images / "b.png")]
-    assert all(len(row) > 1 for row in rows)
-    assert list((ended.folder() / "preview").glob("*.png"))
-
-    ended = run_here([*base, f"input={images / 'b.png'}"], capsys)
-    assert len(json.loads((ended.folder() / "predictions.json").read_text())) == 1
-
-
-def test_prediction_without_input_takes_the_validation_images(trained, tmp_path, capsys):
-    folder = trained("detection").folder()
-    base = arguments("detection", tmp_path, "mode=predict", f"ckpt={folder}")
-    rows = json.loads((run_here(base, capsys).folder() / "predictions.json").read_text())
-    assert len(rows) == 3
-    detection = rows[0]["detections"][0]
-    assert detection.keys() == {"bbox", "score", "class", "segmentation"}
 
 
 @pytest.mark.slow

@@ -191,11 +191,17 @@ class TestCheckpointsThatDoNotFit:
 
     def test_another_task(self, folder, tmp_path, capsys):
         text = self.evaluate(tmp_path, capsys, folder, task="segmentation")
-        assert re.search(r"\d+ keys differ \(missing model.backbone", text)
+        assert "is a run of task=classification, and its weights serve no other" in text
+        shutil.copy(folder / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
+        (tmp_path / "out").rmdir()
+        text = self.evaluate(tmp_path, capsys, tmp_path / "lone.ckpt", task="segmentation")
+        assert "was trained on 10 classes, and the data have 11, not the same ones" in text
 
     def test_another_number_of_classes(self, folder, tmp_path, capsys):
-        text = self.evaluate(tmp_path, capsys, folder, "backbone.pretrained=false", task="transfer")
-        assert "classifier.weight: (10, 192) instead of (100, 192)" in text
+        other = ["data=sample_transfer", f"ckpt={folder}", "mode=test", f"output_dir={tmp_path}"]
+        text = refused(other, tmp_path, capsys)
+        assert "10 classes, and the data have 100, not the same ones" in text
+        assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text
 
     def test_truncated(self, folder, tmp_path, capsys):
         whole = (folder / "checkpoints" / "best.ckpt").read_bytes()

@@ -19,8 +19,9 @@ from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
 from tools import trainer as trainers
-from tools.command_line import compose_config, prepare
+from tools.command_line import prepare
 from tools.resume import find_start
+from tools.run_config import compose_config
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
 CONSTANT = {"name": "constant"}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
@@ -24,11 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from backbones import backbone_schema, list_backbones
 from backbones.options import check_value
 from backbones.registry import look_up
+from tasks.saved import checkpoint_file
 from tools.recipes import check_data, register_resolvers
-from tools.run_folder import checkpoint_file
+from tools.run_config import CONFIGS, config_of, for_hydra
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFIGS = ROOT / "configs"
 SWEEP = ("--multirun", "-m")
 # Options at the top of the config and their types; those of the groups belong to what they build.
 TOP = {
@@ -57,8 +55,11 @@ class BackboneGroup(dict[str, ConfigNode | None]):
         return config
 
 
-def prepare(arguments: Sequence[str]) -> None:
+def prepare(arguments: Sequence[str]) -> list[str]:
     """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
+
+    Returns:
+        The arguments that Hydra is to have; see ``run_config.for_hydra``.
 
     Raises:
         ValueError: A name or key that does not exist, with the nearest ones that do.
@@ -73,10 +74,12 @@ def prepare(arguments: Sequence[str]) -> None:
     register_resolvers()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
-        return  # Hydra answers --cfg and its like itself
+        return list(arguments)  # Hydra answers --cfg and its like itself
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
-    for job in _jobs(overrides) if flags else [overrides]:
+    jobs = _jobs(overrides) if flags else [overrides]
+    for job in jobs:
         _check(job)
+    return for_hydra(arguments, jobs)
 
 
 def varied(arguments: Sequence[str]) -> list[str]:
@@ -86,7 +89,7 @@ def varied(arguments: Sequence[str]) -> list[str]:
     overrides = [argument for argument in arguments if not argument.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     keys = [item.get_key_element().lstrip("+~") for item in parsed if item.is_sweep_override()]
-    return [key for key in keys if key not in ("task", "backbone")]
+    return [key for key in keys if key not in ("task", "backbone", "ckpt")]
 
 
 def resolved(config: Any) -> dict[str, Any]:
@@ -112,15 +115,25 @@ def resolved(config: Any) -> dict[str, Any]:
     check_data(recipe, config["data"]["_target_"])
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
-    _check_warmup(config["schedule"], config["trainer"])
-    backbone = config["backbone"]
-    if backbone["pretrained"] is None and config["mode"] == "fit" and not config["resume"]:
+    if config["mode"] == "fit":
+        _check_warmup(config["schedule"], config["trainer"])
+    if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
+    _name_files(config)
+    return config
+
+
+def _name_files(config: dict[str, Any]) -> None:
+    """Make paths what they mean now, in this folder."""
+    data, backbone = config["data"], config["backbone"]
+    if isinstance(data.get("root"), str):
+        # Evaluations of this run may begin in another folder.
+        data["root"] = str(Path(data["root"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     if config["mode"] != "fit":
-        config["ckpt"] = str(checkpoint_file(config["ckpt"]))
-    return config
+        # "latest" will lead elsewhere some day.
+        config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
 
 
 def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
@@ -187,7 +200,7 @@ def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> No
 
 
 def _check_pretrained(config: Mapping[str, Any]) -> None:
-    if not config["require_pretrained"]:
+    if not config["require_pretrained"] or config["resume"]:
         return
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
     raise ValueError(
@@ -198,12 +211,6 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         f"backbone.pretrained={root}/classification/{name}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )
-
-
-def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The config of a run, from the files and a command's overrides."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
-        return compose("run", overrides=list(overrides))
 
 
 def _check(overrides: Sequence[str]) -> None:
@@ -217,7 +224,7 @@ def _check(overrides: Sequence[str]) -> None:
         if group in GROUPS and value.startswith("["):
             raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
     try:
-        compose_config(overrides)
+        config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
     except (HydraException, OmegaConfBaseException) as error:
@@ -266,7 +273,7 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
     # Which options exist depends on the chosen groups only.
     choices = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
-        node: Any = compose_config([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
+        node: Any = config_of([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
     except (HydraException, OmegaConfBaseException):
         return " ".join(str(error).split())
     *parents, last = key.split(".")

@@ -84,7 +84,7 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
     from backbones import create_backbone
     from backbones.lipschitz import lipschitz_bound
     from backbones.weights import load_backbone_weights, refuse_untrained
-    from tools.run_folder import checkpoint_file
+    from tasks.saved import checkpoint_file
 
     backbone = create_backbone(options["backbone"], mixer=mixer).eval()
     if options["ckpt"]:

@@ -112,6 +112,8 @@ def write(
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table["parameters"] = f"{_millions(known['parameters'])} (backbone {backbone})"
     table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
+    if known.get("images_per_second"):
+        table["training"] = f"{known['images_per_second']:.3g} images/s"
     table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.integrity import DamagedCheckpoint
 from tasks.base import BaseTask, refuse_other_model
 from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.classes import check_classes
 from tasks.exact_resume import ExactResume
 from tasks.loops import Position
 
@@ -43,6 +44,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     files = [named] if named is not None and named.is_file() else _newest_first(folder)
     path, content = _first_good(files, folder)
     position = ExactResume.position(content)
+    check_classes(content, task.class_names, path)
     refuse_other_model(task.model, content["state_dict"], path)
     _refuse_shorter(position, trainer)
     return Start(path, position)

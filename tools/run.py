@@ -27,9 +27,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
 import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
 
-from tools import command_line, run_help  # noqa: E402
+from tools import command_line, run_config, run_help  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
 from tools.processes import is_first_process  # noqa: E402
 
@@ -49,42 +49,34 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
     from backbones import create_backbone
     from backbones.options import check_arguments
+    from tasks.loading import build_task
     from tasks.optim import build_optimizer, learning_rate_factor
-    from tools import report, resume, run_folder, run_lock, trainer
-    from tools.instantiate import build
+    from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
 
-    check_arguments(create_backbone, config["backbone"], "backbone")
-    check_arguments(build_optimizer, config["optimizer"], "optimizer")
-    check_arguments(learning_rate_factor, config["schedule"], "schedule")
+    for group, call in (
+        ("backbone", create_backbone),
+        ("optimizer", build_optimizer),
+        ("schedule", learning_rate_factor),
+    ):
+        check_arguments(call, config[group], group)
     started = time.perf_counter()
     mode = config["mode"]
+    if mode != "fit":
+        run_config.say_origin(config)
     resumed = run_folder.to_resume(config, sweep=swept is not None) if config["resume"] else None
     other_length = run_folder.other_length(resumed, config) if resumed else None
     with run_folder.opened(config, resumed, swept or ()) as folder:
         if resumed and not other_length and report.say_finished(folder):
             return
         lightning.seed_everything(config["seed"], workers=True, verbose=False)
-        datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
-        datamodule.prepare_data()
-        datamodule.setup()
-        if mode == "fit" and is_first_process():
-            datamodule.check_files()
-        backbone = create_backbone(**config["backbone"])
-        model = build(config, "head", backbone=backbone, num_classes=datamodule.num_classes)
-        task = build(
-            config,
-            "task",
-            model=model,
-            class_names=datamodule.class_names,
-            optimizer=config["optimizer"],
-            schedule=config["schedule"],
-        )
+        datamodule = data_of(config)
+        task = build_task(config, datamodule)
         if mode != "fit":
             task.load_weights(config["ckpt"])
         start = None
         if resumed:
             start = resume.find_start(folder, config["ckpt"], task, config["trainer"])
-        facts = report.facts(config, model)
+        facts = report.facts(config, task.model)
         engine = trainer.make_trainer(
             config["trainer"],
             folder,
@@ -103,12 +95,28 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
                 report.reopen(folder)
             metrics = trainer.fit(engine, task, datamodule, start=start)
         elif mode == "predict":
-            metrics = trainer.predict(engine, task, datamodule)
+            metrics = prediction.predict(engine, task, datamodule)
         else:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
     if engine.is_global_zero:
+        facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
+
+
+def data_of(config: dict[str, Any]) -> Any:
+    """The datamodule of a run, all of whose files are looked at before a training."""
+    from tasks.instantiate import build
+    from tools import prediction
+
+    datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+    if prediction.needs_no_data(config, datamodule):
+        return datamodule
+    datamodule.prepare_data()
+    datamodule.setup()
+    if config["mode"] == "fit" and is_first_process():
+        datamodule.check_files()
+    return datamodule
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
@@ -119,30 +127,32 @@ def main(config: DictConfig) -> None:
     swept = None
     if sweep:
         varied = os.environ.get(SWEPT, "").split()
-        swept = [item for item in typed if item.partition("=")[0].lstrip("+~") in varied]
+        given = run_config.as_typed(typed)
+        swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
         # Lightning starts further processes by this command, which has to be that of one run.
         sys.argv[1:] = typed
     if not is_first_process():
         logging.disable(logging.WARNING)
     try:
         with one_line_errors():
-            run(command_line.resolved(OmegaConf.to_container(config, resolve=True)), swept)
+            run(command_line.resolved(run_config.job_config(typed, config)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed.append(" ".join(typed))
+        failed.append(" ".join(run_config.as_typed(typed)))
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        subject = run_help.subject_of(sys.argv[1:])
+        typed_here = sys.argv[1:]
+        subject = run_help.subject_of(typed_here)
         if subject is not None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head
             print(run_help.text(subject))
             sys.exit()
-        command_line.prepare(sys.argv[1:])
-        os.environ[SWEPT] = " ".join(command_line.varied(sys.argv[1:]))
+        sys.argv[1:] = command_line.prepare(typed_here)
+        os.environ[SWEPT] = " ".join(command_line.varied(typed_here))
     main()
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)

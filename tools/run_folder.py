@@ -1,4 +1,4 @@
-"""The folder of a run: created once, found again for resuming, and what a checkpoint means."""
+"""The folder of a run: created once, and found again for resuming."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tasks.saved import CONFIG
 from tools import run_lock
 from tools.processes import is_first_process
 
@@ -21,7 +22,6 @@ say = logging.getLogger(__name__).info
 
 ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
 LATEST = "latest"
-CONFIG = "config.yaml"
 # Options that a run and its continuation may differ in: they do not change what is computed.
 FREE_ON_RESUME = {
     "checkpoint_every",
@@ -31,6 +31,7 @@ FREE_ON_RESUME = {
     "data.root",
     "input",
     "output_dir",
+    "overrides",
     "resume",
     "trainer.accelerator",
     "trainer.enable_progress_bar",
@@ -41,7 +42,7 @@ FREE_GROUPS = ("callbacks", "logger")
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # Of this one command, not of the run.
-OF_A_COMMAND = {"ckpt", "input", "output_dir", "resume"}
+OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
 
 @contextlib.contextmanager
@@ -122,23 +123,6 @@ def mark_latest(folder: Path) -> None:
     temporary.replace(folder.parent / LATEST)
 
 
-def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
-    """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
-
-    Raises:
-        ValueError: Neither exists.
-    """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        inside = path / "checkpoints" / name
-        if not inside.is_file():
-            raise ValueError(f"{path} is no run folder with a checkpoint: there is no {inside}")
-        return inside
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint or run folder at {path}")
-    return path
-
-
 def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
     """The run folder to go on with: the one ``ckpt`` lies in, or the newest with these settings.
 
@@ -213,8 +197,8 @@ def _mode(folder: Path) -> str | None:
 
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """The settings that a run and its continuation must share and do not, with both values."""
-    before = _flatten(yaml.safe_load((folder / CONFIG).read_text()))
-    now = _flatten(config)
+    before = flatten(yaml.safe_load((folder / CONFIG).read_text()))
+    now = flatten(config)
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -238,7 +222,7 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
     """In words, how long a run was to be and how long it now is, if these differ."""
-    before, now = _flatten(yaml.safe_load((folder / CONFIG).read_text())), _flatten(config)
+    before, now = flatten(yaml.safe_load((folder / CONFIG).read_text())), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
 
@@ -258,10 +242,11 @@ def _is_free(key: str) -> bool:
     return key in FREE_ON_RESUME | LENGTH or key.partition(".")[0] in FREE_GROUPS
 
 
-def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested config by their names with dots; a list is one value."""
     if not isinstance(config, Mapping):
         return {prefix: list(config) if isinstance(config, tuple) else config}
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat

@@ -23,7 +23,8 @@ python tools/run.py [option=value ...]      train, evaluate or apply a backbone 
 
   python tools/run.py task=classification backbone=deit_t_afbo trainer.max_epochs=50
   python tools/run.py task=detection backbone=swin_t_afbo data=coco data.root=/data/coco
-  python tools/run.py task=detection backbone=swin_t_afbo mode=test ckpt=<run folder>
+  python tools/run.py mode=test ckpt=<run folder>
+  python tools/run.py mode=predict ckpt=<run folder> input=<image or folder>
   python tools/run.py -m task=classification backbone=deit_t,swin_t,poolformer_s12
 
 {groups}

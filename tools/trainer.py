@@ -1,10 +1,8 @@
-"""Lightning's Trainer as every run uses it, and the four things done with it."""
+"""Lightning's Trainer as every run uses it, and what trains and evaluates with it."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import logging
 import os
 import subprocess
@@ -17,7 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -27,10 +25,10 @@ from tasks.base import BaseTask
 from tasks.callbacks import ProgressLines
 from tasks.checkpoint_io import LAST, AtomicCheckpointIO
 from tasks.exact_resume import ExactResume
-from tasks.gather import gather_objects
 from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, RunLog, TensorBoardLog
 from tasks.loops import exact_loops
+from tasks.pace import Pace, PaceBar
 from tools.resume import Start
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -64,7 +62,8 @@ def make_trainer(
         logging.getLogger(name).setLevel(logging.WARNING)
     _check(options)
     interactive = sys.stdout.isatty()
-    progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
+    pace = Pace()
+    progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
     checkpoints = folder / "checkpoints"
     best = ModelCheckpoint(
         dirpath=checkpoints,
@@ -80,7 +79,7 @@ def make_trainer(
             **{**options, "strategy": _strategy(options["strategy"])},
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[ExactResume(), progress, best, last],
+            callbacks=[ExactResume(), pace, progress, best, last],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -207,15 +206,3 @@ def evaluate(
     results = run(task, datamodule=datamodule, ckpt_path=ckpt, weights_only=True, verbose=False)
     metrics = results[0] if results else {}  # none without a batch
     return {name.partition("/")[2]: float(value) for name, value in metrics.items()}
-
-
-def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
-    """Write predictions.json: one entry per image, in the order of the files."""
-    batches = trainer.predict(task, datamodule=datamodule) or []
-    parts = gather_objects([row for batch in batches for row in batch])
-    # Process i took every n-th image from the i-th one on.
-    rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
-    if trainer.is_global_zero:
-        path = Path(trainer.default_root_dir) / "predictions.json"
-        path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    return {"images": float(len(rows))}

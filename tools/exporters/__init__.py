@@ -193,7 +193,7 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
     Raises:
         ValueError: There is none.
     """
-    from tools.run_folder import CONFIG, checkpoint_file
+    from tasks.saved import CONFIG, checkpoint_file
 
     if not ckpt:
         return None, None

@@ -124,7 +124,7 @@ def backbone_package(request: ExportRequest) -> Package:
 def whole_package(request: ExportRequest) -> Package:
     """The detector or segmentor of a run, with its classes and image sizes."""
     from tasks.base import load_exactly
-    from tools.instantiate import build
+    from tasks.instantiate import build
 
     assert request.run is not None
     assert request.ckpt is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from datamodules.classification import ClassificationDataModule
 from datamodules.transforms import LightAugmentation, PaperAugmentation
-from tools.instantiate import build
+from tasks.instantiate import build
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,77 @@
+"""Builds a task from a config, and a trained one from its run folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.base import BaseTask
+from tasks.classes import Classes, classes_of
+from tasks.instantiate import build
+from tasks.saved import saved_run
+
+logger = logging.getLogger(__name__)
+
+
+def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
+    """The task of a config around a new network.
+
+    Args:
+        config: Whole, as plain values.
+        data: The datamodule, which knows its classes.
+    """
+    from backbones import create_backbone
+
+    backbone = create_backbone(**config["backbone"])
+    model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
+    task: BaseTask = build(
+        config,
+        "task",
+        model=model,
+        class_names=data.class_names,
+        optimizer=config["optimizer"],
+        schedule=config["schedule"],
+    )
+    task.category_ids = data.category_ids
+    return task
+
+
+def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
+    """See ``tasks.load``."""
+    run = saved_run(path)
+    if run is None:
+        raise ValueError(
+            f"{path} lies in no run folder, whose config.yaml says what to build; pass the folder "
+            "that a training run left"
+        )
+    classes = classes_of(run.checkpoint)
+    if classes is None:
+        raise ValueError(f"{run.checkpoint} does not name its classes; it is none of a run of ours")
+    config = {**run.config, "backbone": {**run.config["backbone"], "pretrained": None}}
+    # In this process: what a few images gain from others is less than these take to start.
+    config["data"] = {**run.config["data"], "num_workers": 0}
+    data = build(config, "data", seed=0)
+    serve_prediction(data, classes)
+    task = build_task(config, data)
+    task.load_weights(run.checkpoint)
+    task.data = data
+    return task.to(_device(device)).eval().requires_grad_(False)
+
+
+def serve_prediction(data: Any, classes: Classes) -> None:
+    """Let a datamodule predict for a checkpoint's classes, without its data set."""
+    data.predict_only(classes.names, classes.category_ids)
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r} is none of torch's; pass cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}, but torch sees no GPU here; leave device= out")
+    return device

@@ -1,0 +1,117 @@
+"""A run as its folder holds it: the checkpoint that a path means, and the config it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+# What decides how a checkpoint is used, and by what each part of it is told from another one.
+IDENTITY = {
+    "backbone": ("name",),
+    "head": ("_target_", "name"),
+    "data": ("_target_",),
+    "task": ("_target_",),
+}
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A training run on disk.
+
+    Attributes:
+        folder: Run folder.
+        checkpoint: One of its checkpoints.
+        config: Its config, as plain values.
+    """
+
+    folder: Path
+    checkpoint: Path
+    config: dict[str, Any]
+
+
+def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
+    """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
+
+    Raises:
+        ValueError: Neither exists.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        inside = path / CHECKPOINTS / name
+        if not inside.is_file():
+            raise ValueError(_without_checkpoint(path, inside))
+        return inside
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint or run folder at {path}")
+    return path
+
+
+def saved_run(path: str | Path) -> SavedRun | None:
+    """The run that a folder or one of its checkpoints belongs to; None for a file on its own.
+
+    Raises:
+        ValueError: There is nothing at the path, or the folder's config is none of a run.
+    """
+    checkpoint = checkpoint_file(path)
+    # Links lead to folders (latest), and to checkpoints from elsewhere.
+    for file in (checkpoint.absolute(), checkpoint.resolve()):
+        folder = file.parent.parent
+        if file.parent.name == CHECKPOINTS and (folder / CONFIG).is_file():
+            return SavedRun(folder.resolve(), checkpoint, read_config(folder / CONFIG))
+    return None
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The config of a run, of which nothing is built or resolved here.
+
+    Raises:
+        ValueError: It is no YAML of plain values, or lacks what a run has.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _refused(file, " ".join(str(error).split())) from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise _refused(file, f"it holds a {type(content).__name__}, not options by name")
+    if not isinstance(content.get("task_name"), str):
+        raise _refused(file, "it has no task_name")
+    for group, (key, *_) in IDENTITY.items():
+        part = content.get(group)
+        if not isinstance(part, Mapping) or not isinstance(part.get(key), str):
+            raise _refused(file, f"it has no {group}.{key}")
+        if "${" in str(part):
+            raise _refused(file, f"{group} refers to other values by ${{...}}")
+    return content
+
+
+def identity(group: str, part: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a backbone, head, dataset or task of a config from another one."""
+    return tuple(part.get(key) for key in IDENTITY[group])
+
+
+def _refused(file: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{file} is no config of a run ({' '.join(reason.split())}); restore it, or copy the "
+        "checkpoint to another folder and type task, backbone, head and data beside it"
+    )
+
+
+def _without_checkpoint(folder: Path, inside: Path) -> str:
+    """What a folder without the checkpoint that was looked for is instead."""
+    text = f"{folder} is no run folder with a checkpoint: there is no {inside}"
+    try:
+        config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    except ValueError:
+        return text
+    if config.get("mode", "fit") != "fit":
+        return (
+            f"{folder} is the folder of an evaluation (mode={config['mode']}), which has no "
+            f"weights; pass the run that it evaluated: ckpt={config.get('ckpt')}"
+        )
+    return text

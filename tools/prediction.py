@@ -1,0 +1,53 @@
+"""mode=predict: answers on the terminal, and files of them in the run folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from datamodules import BaseDataModule
+from tasks.base import BaseTask
+from tasks.classes import classes_of
+from tasks.gather import gather_objects
+from tasks.loading import serve_prediction
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+SHOWN = 20  # images whose answers are printed
+
+
+def needs_no_data(config: Mapping[str, Any], datamodule: BaseDataModule) -> bool:
+    """Whether a run only predicts images of the user's; then the data set need not be there.
+
+    The classes are the checkpoint's, if it names them, as all of ours do.
+    """
+    classes = classes_of(config["ckpt"]) if config["input"] is not None else None
+    if classes is not None:
+        serve_prediction(datamodule, classes)
+    return classes is not None
+
+
+def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
+    """Print the answers and write predictions.json: an entry per image, in the files' order."""
+    batches = trainer.predict(task, datamodule=datamodule) or []
+    parts = gather_objects([row for batch in batches for row in batch])
+    # Process i took every n-th image from the i-th one on.
+    rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
+    if trainer.is_global_zero:
+        folder = Path(trainer.default_root_dir)
+        (folder / "predictions.json").write_text(
+            "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+        )
+        task.write_results(folder, rows)
+        for row in rows[:SHOWN]:
+            say(f"{Path(row['image']).name}: {task.answer(row)}")
+        if len(rows) > SHOWN:
+            say(f"... and {len(rows) - SHOWN} more in predictions.json")
+    return {"images": float(len(rows))}
