@@ -17,6 +17,10 @@ LATEST = "latest"
 CONFIG = "config.yaml"
 # Options that a run and its continuation may differ in: they do not change what is computed.
 FREE_ON_RESUME = {
+    "callbacks.device",
+    "callbacks.gradient_norm",
+    "callbacks.learning_rate",
+    "callbacks.top_k",
     "ckpt",
     "data.num_workers",
     "data.root",
@@ -25,7 +29,10 @@ FREE_ON_RESUME = {
     "resume",
     "trainer.accelerator",
     "trainer.log_every_n_steps",
+    "trainer.profiler",
 }
+# Of these groups every option.
+FREE_GROUPS = ("logger.", "paper.")
 
 
 @contextlib.contextmanager
@@ -143,12 +150,12 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Names the settings that differ, with both values.
     """
-    before = _flatten(yaml.safe_load((folder / CONFIG).read_text()))
-    now = _flatten(config)
+    before = flatten(yaml.safe_load((folder / CONFIG).read_text()))
+    now = flatten(config)
     differ = [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in FREE_ON_RESUME
+        if before.get(key) != now.get(key) and not may_differ(key)
     ]
     if differ:
         raise ValueError(
@@ -157,10 +164,16 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def may_differ(key: str) -> bool:
+    """Whether an option, by its dotted name, changes nothing of what a run computes."""
+    return key in FREE_ON_RESUME or key.partition(".")[0] + "." in FREE_GROUPS
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
     if not isinstance(config, Mapping):
         return {prefix: list(config) if isinstance(config, tuple) else config}
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
