@@ -45,6 +45,11 @@ class SegmentationTask(BaseTask):
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._said_absent = False
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Mean IoU, mean accuracy of the classes, accuracy of all pixels."""
+        return ("mIoU", "mAcc", "aAcc")
+
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
         """Count pixels by label (rows) and prediction (columns)."""
         for sample in predictions:

@@ -86,7 +86,7 @@ def resolved(config: Any) -> dict[str, Any]:
     config = dict(config)
     for option, hint in TOP.items():
         check_value(option, config[option], hint)
-    for group in GROUPS:
+    for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
@@ -199,6 +199,8 @@ def _check(overrides: Sequence[str]) -> None:
             raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
         if group in GROUPS and (group != key or (equals and value in ("", "null"))):
             raise ValueError(f"{override} is refused: a run needs its {group}")
+        if key == "logger" and value in ("", "null"):
+            raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
         if group in GROUPS and value.startswith("["):
             raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
     try:
@@ -225,7 +227,7 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if group == "backbone":  # its options are too many for a message
         return _refusal(name)
-    options = list(error.options or [])
+    options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"there is no {group} called {name!r}; {hint}known: {', '.join(options)}"

@@ -44,6 +44,8 @@ def run(config: dict[str, Any]) -> None:
     from tasks.optim import build_optimizer, learning_rate_factor
     from tools import report, run_folder, trainer
     from tools.instantiate import build
+    from tools.loggers import closing
+    from tools.outcome import failure_noted
 
     check_arguments(create_backbone, config["backbone"], "backbone")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
@@ -70,11 +72,13 @@ def run(config: dict[str, Any]) -> None:
         if mode != "fit":
             task.load_weights(config["ckpt"])
         facts = report.facts(config, model)
+        training = mode == "fit"
+        extras = trainer.extras(config, folder, task) if training else {}
         engine = trainer.make_trainer(
-            config["trainer"], folder, task.monitor, training=mode == "fit"
+            config["trainer"], folder, task.monitor, training=training, **extras
         )
 
-    with trainer.processes(engine):
+    with trainer.processes(engine), failure_noted(folder), closing(engine.loggers):
         if mode == "fit":
             run_folder.mark_latest(folder)
             report.announce(facts, config, datamodule)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 import json
 import math
 import os
@@ -57,21 +56,26 @@ def find_runs(places: Sequence[str]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for place in places:
-        here = sorted(glob.glob(str(Path(place).expanduser()), recursive=True))
+        path = Path(place).expanduser()
+        here = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
         if not here:
             raise ValueError(
                 f"there is no folder {place}; pass run folders, folders above them, or patterns "
                 "such as 'outputs/detection/swin_*'"
             )
         for path in here:
-            found |= dict.fromkeys(_below(Path(path)))
+            found |= dict.fromkeys(_below(path))
     if not found:
         raise ValueError(f"no run folder in {', '.join(places)}: none has a {CONFIG}")
     return sorted(found)
 
 
+def _relative(path: Path) -> str:
+    return str(path.relative_to(path.anchor)) if path.anchor else str(path)
+
+
 def _below(path: Path) -> list[Path]:
-    if path.is_dir() and _is_run(os.listdir(path)):
+    if path.is_dir() and _is_run([inside.name for inside in path.iterdir()]):
         return [path.resolve()]
     found = []
     for folder, names, files in os.walk(path):

@@ -76,7 +76,9 @@ def make_rows(
     known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
     for key in [*by, *free]:
         if key not in known:
-            raise ValueError(unknown("setting of these runs", key, known, "see a run's config.yaml"))
+            raise ValueError(
+                unknown("setting of these runs", key, known, "see a run's config.yaml")
+            )
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)

@@ -52,8 +52,10 @@ def _write_latex(records: Sequence[Record], columns: Columns) -> None:
 def _latex(text: str) -> str:
     """A cell with the characters that LaTeX reads as commands written as themselves."""
     text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
-    return text.replace("~", r"\textasciitilde ").replace("^", r"\textasciicircum ").replace(
-        "±", r"$\pm$"
+    return (
+        text.replace("~", r"\textasciitilde ")
+        .replace("^", r"\textasciicircum ")
+        .replace("±", r"$\pm$")
     )
 
 

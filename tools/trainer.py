@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -27,7 +28,9 @@ from tasks.base import BaseTask
 from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.gather import gather_objects
-from tasks.loggers import CsvLog, RunLog, TensorBoardLog
+from tasks.loggers import CsvLog, RunLog
+from tools.callbacks import make_callbacks, make_profiler
+from tools.loggers import make_loggers
 from tools.run_folder import checkpoint_file
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -36,15 +39,23 @@ BEST, LAST = "best.ckpt", "last.ckpt"
 
 
 def make_trainer(
-    options: Mapping[str, Any], folder: Path, monitor: str, *, training: bool
+    options: Mapping[str, Any],
+    folder: Path,
+    monitor: str,
+    *,
+    training: bool,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
 ) -> Trainer:
-    """Build a Trainer that leaves metrics.csv, TensorBoard events and checkpoints/{last,best}.ckpt.
+    """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
         options: Arguments of Lightning's Trainer.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
         training: Whether to keep logs, which an evaluation does not need.
+        callbacks: Besides those that every run has.
+        loggers: Besides metrics.csv.
 
     Raises:
         ValueError: An option that Lightning does not have or refuses, or a device that is absent.
@@ -61,13 +72,22 @@ def make_trainer(
     keep = {"dirpath": checkpoints, "enable_version_counter": False}
     best = ModelCheckpoint(**keep, filename=Path(BEST).stem, monitor=monitor, mode="max")
     last = ModelCheckpoint(**keep, filename=Path(LAST).stem)
-    logs = [CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")]
+    logs = [CsvLog(folder / "metrics.csv"), *loggers]
+    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
+    more = [*callbacks, *shown]
     try:
         trainer = Trainer(
-            **{**options, "strategy": _strategy(options["strategy"])},
+            **{**options, "strategy": _strategy(options["strategy"]), "profiler": profiler},
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[best, last, ExactResume(), StopOnSignal(checkpoints / LAST), progress],
+            callbacks=[
+                best,
+                last,
+                ExactResume(),
+                StopOnSignal(checkpoints / LAST),
+                progress,
+                *more,
+            ],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -79,6 +99,21 @@ def make_trainer(
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     _say_crowded(trainer)
     return trainer
+
+
+def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
+    """The callbacks and loggers that a config asks for, as ``make_trainer`` takes them.
+
+    Raises:
+        ValueError: One that there is not, or an option that it does not have.
+    """
+    options = config["callbacks"]
+    check_arguments(make_callbacks, options, "callbacks")
+    checkpoints = folder / "checkpoints"
+    return {
+        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_names, **options),
+        "loggers": make_loggers(config["logger"], folder, config),
+    }
 
 
 def _check(options: Mapping[str, Any]) -> None:
