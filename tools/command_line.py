@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from backbones.options import check_value
 from backbones.registry import look_up
 from tools.recipes import check_data, register_resolvers
 from tools.run_folder import checkpoint_file
+from tools.sweeps import check_launcher, expanded
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -44,7 +45,14 @@ GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule"
 
 
 class BackboneGroup(dict[str, ConfigNode | None]):
-    """Hydra's group ``backbone``, whose configs, two milliseconds each, are made when asked for."""
+    """Hydra's group ``backbone``, whose configs, two milliseconds each, are made when asked for.
+
+    A copy in another process, where a launcher has a sweep's run composed, is made there anew, and
+    with it all else that composing needs.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return register, ()
 
     def __getitem__(self, file: str) -> ConfigNode:
         config = super().__getitem__(file)
@@ -55,26 +63,58 @@ class BackboneGroup(dict[str, ConfigNode | None]):
         return config
 
 
-def prepare(arguments: Sequence[str]) -> None:
-    """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
-
-    Raises:
-        ValueError: A name or key that does not exist, with the nearest ones that do.
-    """
+def register() -> BackboneGroup:
+    """Register the backbones as Hydra's group ``backbone``, and what configs may compute."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     ConfigStore.__deepcopy__ = lambda self, memo: self
-    ConfigStore.instance().repo["backbone"] = BackboneGroup.fromkeys(
-        f"{name}.yaml" for name in list_backbones()
-    )
+    group = BackboneGroup.fromkeys(f"{name}.yaml" for name in list_backbones())
+    ConfigStore.instance().repo["backbone"] = group
     register_resolvers()
+    return group
+
+
+def prepare(arguments: Sequence[str]) -> list[str]:
+    """Register the backbones and check the command before Hydra does.
+
+    Returns:
+        The command with the names that its patterns stand for.
+
+    Raises:
+        ValueError: A name or key that does not exist, with the nearest ones that do.
+    """
+    register()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
-        return  # Hydra answers --help and its like itself
+        return list(arguments)  # Hydra answers --help and its like itself
+    check_launcher(arguments)
+    arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
     for job in _jobs(overrides) if flags else [overrides]:
         _check(job)
+    return arguments
+
+
+def swept(arguments: Sequence[str]) -> list[str]:
+    """The keys of a sweep's command that have several values."""
+    typed = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
+    parsed = OverridesParser.create().parse_overrides(typed)
+    return [one.get_key_element().lstrip("+") for one in parsed if one.is_sweep_override()]
+
+
+def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
+    """Whether an option of a group is one of the task that is typed, or of the usual one."""
+    typed = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    task = typed.get("task", "classification")
+
+    def fits(group: str, name: str) -> bool:
+        if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
+            return True
+        tasks = _tasks_of(CONFIGS / group / f"{name}.yaml", group)
+        return not tasks or task in tasks
+
+    return fits
 
 
 def resolved(config: Any) -> dict[str, Any]:

@@ -27,12 +27,9 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tools import command_line  # noqa: E402
+from tools import command_line, sweeps  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
-from tools.run_folder import is_first_process  # noqa: E402
-
-# The runs of a sweep that ended in an error of one line, as they would be typed alone.
-failed: list[str] = []
+from tools.run_folder import ENVIRONMENT, is_first_process  # noqa: E402
 
 
 def run(config: dict[str, Any]) -> None:
@@ -93,15 +90,23 @@ def run(config: dict[str, Any]) -> None:
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
-def main(config: DictConfig) -> None:
-    """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
+def main(config: DictConfig) -> dict[str, str | None]:
+    """Run one composed config; a user's mistake ends in one line, a fault in a traceback.
+
+    Returns:
+        Of a sweep's run its folder, if it has one, and the command of one that failed.
+    """
     typed = HydraConfig.get().overrides.task
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if sweep:
-        # Lightning starts further processes by this command, which has to be that of one run.
-        sys.argv[1:] = typed
+        # Lightning starts further processes by this command, which has to be that of one run, also
+        # where a launcher has it in a process of its own.
+        sys.argv[:] = [str(ROOT / "tools" / "run.py"), *typed]
+        sys.modules["__main__"].__spec__ = None
+        os.environ.pop(ENVIRONMENT, None)  # the folder of the run before
     if not is_first_process():
         logging.disable(logging.WARNING)
+    failed = None
     try:
         with one_line_errors():
             run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
@@ -109,13 +114,19 @@ def main(config: DictConfig) -> None:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed.append(" ".join(typed))
+        failed = " ".join(typed)
+    folder = os.environ.get(ENVIRONMENT)
+    return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        command_line.prepare(sys.argv[1:])
-    main()
+        sys.argv[1:] = typed = command_line.prepare(sys.argv[1:])
+    outcomes = sweeps.outcomes_of(main)
+    if outcomes:
+        with one_line_errors():
+            sweeps.show_table(outcomes, command_line.swept(typed))
+    failed = [outcome["failed"] for outcome in outcomes if outcome["failed"]]
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)
         sys.exit(2)
