@@ -88,7 +88,7 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         metrics = chosen_metrics(rows, task, options["metric"])
         tables.append(_table(rows, by, metrics))
         if options["plot"]:
-            _plot(rows, metrics[0], options, notes)
+            _plot(rows, metrics[0], options, notes, several=len({r.task for r in finished}) > 1)
     if options["out"] and not options["plot"]:
         try:
             with Path(options["out"]).open("w") as file, contextlib.redirect_stdout(file):
@@ -150,23 +150,23 @@ def _print(tables: Sequence[tuple[list[Record], Columns]], form: str) -> None:
         write(records, form, columns)
 
 
-def _plot(rows: Sequence[Row], metric: str, options: dict[str, str], notes: list[str]) -> None:
+def _plot(
+    rows: Sequence[Row],
+    metric: str,
+    options: dict[str, str],
+    notes: list[str],
+    *,
+    several: bool,
+) -> None:
     from tools.run_plot import plot
 
     task, cost = rows[0].first.task, options["plot"]
-    shared = Path(os.path.commonpath([run.folder for row in rows for run in row.runs]))
-    if len(rows) == 1 and len(rows[0].runs) == 1:
-        shared = shared.parent
-    path = Path(options["out"] or shared / f"results_{task}_{cost}.png")
-    if options["out"]:
-        taken = path.with_name(f"{path.stem}_{task}{path.suffix}")
-        path = taken if path.is_file() and path in _drawn else path
-    _drawn.add(path)
+    beside = os.path.commonpath([run.folder.parent for row in rows for run in row.runs])
+    path = Path(options["out"] or f"{beside}/results_{task}_{cost}.png")
+    if options["out"] and several:  # a picture for each task
+        path = path.with_name(f"{path.stem}_{task}{path.suffix}")
     notes += plot(rows, metric, cost, path)
     notes.append(f"plot: {path}")
-
-
-_drawn: set[Path] = set()
 
 
 def _name_others(runs: Sequence[RunRecord]) -> None:
