@@ -27,6 +27,7 @@ METRICS: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 # Besides what never matters, a run may be made on other devices than its experiment names.
 DEVICES = ("devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic")
+MIXERS = ("mixer", "token_mixer")
 FREE = {"seed", "data.root", "data.eval_batch_size", *(f"trainer.{name}" for name in DEVICES)}
 
 
@@ -74,7 +75,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """
-    found: dict[tuple[str, float, float], None] = {}
+    found: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
         if PUBLISHED_ON.get(run.task) != run.config.get("data._target_"):
             continue
@@ -82,9 +83,9 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
                 if value is not None and cost in row.reported:
-                    name = f"{row} ({paper.upper()} {row.table})"
-                    found[name, row.reported[cost], value] = None
-    return list(found)
+                    point = (row.backbone, row.reported[cost], value)
+                    found.setdefault(point, set()).add(paper.upper())
+    return [(f"{name} ({', '.join(sorted(who))})", x, y) for (name, x, y), who in found.items()]
 
 
 def _rows(paper: str, run: RunRecord) -> list[Row]:
@@ -98,14 +99,20 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         and row.head in (None, run.config.get("head.name"))
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
-    fitting = []
-    for row in chosen:
-        options = flatten(dict(row.options), "backbone") if row.options else {}
-        options.pop("backbone.fused", None)  # papers count and time the fused form
-        if all(run.config.get(key) == value for key, value in options.items()):
-            fitting.append((len(options), row))
-    most = max((count for count, _ in fitting), default=0)
-    return [row for count, row in fitting if count == most]
+    return [row for row in chosen if _has_options(run, row)]
+
+
+def _has_options(run: RunRecord, row: Row) -> bool:
+    """Whether a run's mixers and other options are the row's, which are the usual ones or named."""
+    from backbones import backbone_schema
+
+    usual = flatten(dict(backbone_schema(row.backbone)))
+    named = flatten(dict(row.options)) if row.options else {}
+    named.pop("fused", None)  # papers count and time the fused form, which is never trained
+    mixers = {key: value for key, value in usual.items() if key.split(".")[0] in MIXERS}
+    return all(
+        run.config.get(f"backbone.{key}") == value for key, value in (mixers | named).items()
+    )
 
 
 def _metrics(row: Row, run: RunRecord) -> dict[str, float]:

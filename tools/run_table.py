@@ -138,7 +138,8 @@ def _value(run: RunRecord, key: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 40 else f"...{text[-37:]}"
 
 
