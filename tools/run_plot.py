@@ -28,7 +28,7 @@ COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c
 PLACES = [
     (x * reach, y * reach)
     for reach in (1.0, 1.8, 2.8, 4.0, 5.5)
-    for x, y in ((7, 5), (7, -5), (-7, 5), (-7, -5), (0, 9), (0, -9))
+    for x, y in ((8, 5), (8, -5), (-8, 5), (-8, -5), (0, 9), (0, -9))
 ]
 
 
@@ -196,10 +196,14 @@ def _place_labels(
     reported: Sequence[tuple[str, float, float]],
 ) -> None:
     """Write each name where it covers no point and no other name, with a line if that is far."""
-    figure.canvas.draw()  # decides where the axes are
+    from matplotlib.transforms import Bbox
+
+    figure.canvas.draw()  # decides where the axes are, where they then stay
+    figure.set_layout_engine("none")
     renderer = figure.canvas.get_renderer()
     to_pixels, frame = axis.transData.transform, axis.get_window_extent(renderer)
     dots = [to_pixels((x, y)) for _, x, y in (*ours, *reported)]
+    points_taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in dots]
     legend = axis.get_legend()
     taken = [legend.get_window_extent(renderer)] if legend else []
     marks = [("#222222", 8.5, *item) for item in ours]
@@ -208,11 +212,12 @@ def _place_labels(
         best = None
         for place in PLACES:
             text = _label(axis, name, (x, y), place, colour, size)
-            box = text.get_window_extent(renderer).padded(1.5)
-            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 + 40
+            box = text.get_window_extent(renderer).padded(2.5)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1
             inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            clashes = sum(box.overlaps(other) for other in taken)
-            clashes += sum(box.contains(*dot) for dot in dots) + 2 * (not inside)
+            clashes = sum(box.overlaps(other) for other in (*taken, *points_taken)) + 2 * (
+                not inside
+            )
             text.remove()
             if best is None or clashes < best[0]:
                 best = (clashes, place, box)
@@ -233,11 +238,9 @@ def _label(
 ) -> Any:
     x, y = place
     far = abs(x) + abs(y) > 14
-    text = axis.annotate(
+    return axis.annotate(
         name, point, xytext=place, textcoords="offset points", fontsize=size, color=colour,
         ha="left" if x > 0 else "right" if x < 0 else "center", va="bottom" if y > 0 else "top",
         arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "#aaaaaa"} if far else None,
         zorder=5,
     )  # fmt: skip
-    text.set_in_layout(False)  # the axes stay where the places were looked for
-    return text
