@@ -69,4 +69,8 @@ class GradientNorm(Callback):
         squares = torch.stack(torch._foreach_norm(gradients)).float().square().sum()
         if isinstance(trainer.strategy, FSDPStrategy):  # each process has a part
             squares = trainer.strategy.reduce(squares, reduce_op="sum")
-        pl_module.log("train/gradient_norm", squares.sqrt())
+        # Not by the module's log, which would repeat the value at the steps between two entries.
+        for logger in trainer.loggers:
+            logger.log_metrics(
+                {"train/gradient_norm": float(squares.sqrt())}, step=trainer.global_step
+            )

@@ -91,7 +91,9 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     check_launcher(arguments)
     arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
-    for job in _jobs(overrides) if flags else [overrides]:
+    jobs = _jobs(overrides) if flags else [overrides]
+    seedless = [tuple(one for one in job if not one.startswith("seed=")) for job in jobs]
+    for job in dict.fromkeys(seedless) if flags else jobs:  # all seeds compose alike
         _check(job)
     return arguments
 

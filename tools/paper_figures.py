@@ -143,5 +143,5 @@ def _differences(run: RunRecord, row: Row, experiment: Any) -> list[str]:
         f"{key}={run.config[key]} instead of {value}"
         for key, value in flatten(meant).items()
         if key in run.config and key not in FREE and not may_differ(key)
-        and run.config[key] != value
+        and (run.config[key] or None) != (value or None)
     ]  # fmt: skip
