@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backbones.base import Backbone, Mixer
 from backbones.inert import holds_histories, load_without_histories
+from backbones.integrity import verify
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +73,15 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The same, with the keys as they stand in the file's container.
 
     Raises:
-        ValueError: No such file, not a checkpoint, truncated, holding code, or holding NaN or Inf.
+        ValueError: No such file, not a checkpoint, truncated, damaged, of a newer format, holding
+            code, or holding NaN or Inf.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
-    tensors = _unwrap(_read(path), path)
+    content = _read(path)
+    verify(content, path)
+    tensors = _unwrap(content, path)
     for key, value in tensors.items():
         if value.layout != torch.strided or value.is_complex():
             raise ValueError(f"{path}: {key} is no plain tensor but {value.layout}, {value.dtype}")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datamodules.base import probability
-from datamodules.dense import DenseDataModule, Results, Step, StrictImage, range_of, size_of
+from datamodules.base import Split, probability
+from datamodules.dense import (
+    DenseDataModule,
+    Results,
+    Size,
+    Step,
+    StrictImage,
+    range_of,
+    size_of,
+)
 from datamodules.files import decode, first_few, list_images, require_folder, require_names
+from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
 
 ARCHIVE_FOLDER = "ADEChallengeData2016"
@@ -40,11 +49,7 @@ class StrictMask:
                 "save labels as an 8-bit grey or palette PNG"
             )
         labels = np.asarray(image)
-        if labels.shape != results["ori_shape"]:
-            raise ValueError(
-                f"mask {path} is {labels.shape} (height, width), "
-                f"but its image is {results['ori_shape']}"
-            )
+        refuse_other_shape(path, labels.shape, results["ori_shape"])
         wrong = np.unique(labels[(labels > self.num_classes) & (labels != IGNORED)])
         if wrong.size:
             raise ValueError(
@@ -55,6 +60,12 @@ class StrictMask:
         results["gt_seg_map"] = np.where(labels == IGNORED, labels, labels - 1).astype(np.uint8)
         results["seg_fields"].append("gt_seg_map")
         return results
+
+
+def refuse_other_shape(mask: object, shape: tuple[int, ...], image: Size) -> None:
+    """Raise an error unless a mask has the height and width of its image."""
+    if shape != image:
+        raise ValueError(f"mask {mask} is {shape} (height, width), but its image is {image}")
 
 
 class ADE20KDataModule(DenseDataModule):
@@ -123,6 +134,21 @@ class ADE20KDataModule(DenseDataModule):
                 self.predict_path, self.test_steps(annotated=False)
             )
         return datasets
+
+    def file_check(self, split: Split) -> Callable[[int], None]:
+        """Header and end of an image and its mask; the labels in the masks of validation too."""
+        dataset: Any = self.dataset(split).dataset
+        strict = StrictMask(self.num_classes)
+
+        def check(index: int) -> None:
+            info = dataset.get_data_info(index)
+            width, height = check_header(info["img_path"], upright=True)
+            mask = info["seg_map_path"]
+            refuse_other_shape(mask, check_header(mask)[::-1], (height, width))
+            if split == "val":
+                strict({"seg_map_path": mask, "ori_shape": (height, width), "seg_fields": []})
+
+        return check
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""

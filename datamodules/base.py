@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,6 +12,8 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, default_collate
 
+from datamodules.console import say
+from datamodules.headers import check_each
 from datamodules.sampling import (
     EpochSampler,
     EvalSampler,
@@ -92,6 +96,32 @@ class BaseDataModule(LightningDataModule):
         """Check everything on disk and build the datasets; later calls do nothing."""
         if not self._datasets:
             self._datasets = self.build()
+
+    def check_files(self, seconds: float = 60.0) -> None:
+        """Look at all files before training does, those of validation first; say how many.
+
+        Args:
+            seconds: The longest time; what is left then is checked when it is read.
+
+        Raises:
+            FileNotFoundError: One does not exist.
+            ValueError: One is broken.
+        """
+        started = time.monotonic()
+        looked = []
+        splits: tuple[tuple[Split, str], ...] = (("val", "validation"), ("train", "training"))
+        for split, name in splits:
+            check = self.file_check(split)
+            if check is not None:
+                count = len(self.dataset(split))
+                done = check_each(check, count, started + seconds)
+                looked.append(f"{done:,} of {count:,} {name} images")
+        if looked:
+            say(f"Files checked: {', '.join(looked)} ({time.monotonic() - started:.0f} s)")
+
+    def file_check(self, split: Split) -> Callable[[int], None] | None:
+        """What looks at the files of a sample without decoding all; None if there are none."""
+        return None
 
     def build(self) -> dict[Split, SeededDataset]:
         """Check the files, set ``class_names`` and return the datasets."""
@@ -178,9 +208,19 @@ class BaseDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=leave_signals,
             # An own generator: making an iterator must not draw from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+
+def leave_signals(worker: int) -> None:
+    """Let a worker ignore what a terminal sends to all processes: the run needs it to end in order.
+
+    It ends with the process that it loads for.
+    """
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def probability(name: str, value: float) -> float:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import probability
+from datamodules.base import Split, probability
 from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
-from datamodules.dense import META_KEYS, DenseDataModule, Step, StrictImage, range_of, size_of
+from datamodules.dense import (
+    META_KEYS,
+    DenseDataModule,
+    Step,
+    StrictImage,
+    range_of,
+    refuse_other_size,
+    size_of,
+)
 from datamodules.files import require_folder
+from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
 
 
@@ -105,6 +114,17 @@ class CocoDataModule(DenseDataModule):
                 self.predict_path, self.test_steps(annotated=False)
             )
         return datasets
+
+    def file_check(self, split: Split) -> Callable[[int], None]:
+        """The header and the end of an image, and its size against the annotated one."""
+        dataset: Any = self.dataset(split).dataset
+
+        def check(index: int) -> None:
+            info = dataset.get_data_info(index)
+            size = check_header(info["img_path"], upright=True)
+            refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
+
+        return check
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""

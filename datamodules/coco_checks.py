@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ REQUIRED_KEYS = {
     "annotations": ("id", "image_id", "category_id", "bbox", "area"),
 }
 MAX_DEGENERATE_SHARE = 0.1
+FAR = 10  # how many sides of its image a polygon's corner may lie away
+MAX_SIDE = 100_000  # of an image, in pixels
 MIN_SIDE = 32  # mmdet's COCO configs leave smaller training images out.
 
 
@@ -89,6 +92,8 @@ def _read(path: Path) -> dict[str, list[Entry]]:
     raw = path.read_bytes()
     try:
         content = json.loads(raw)
+    except RecursionError:
+        raise ValueError(f"{path} is no COCO file: its lists are nested too deeply") from None
     except json.JSONDecodeError as error:
         position = len(error.doc[: error.pos].encode())
         raise ValueError(
@@ -97,6 +102,8 @@ def _read(path: Path) -> dict[str, list[Entry]]:
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text at byte {error.start} of {len(raw)}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     for kind, keys in REQUIRED_KEYS.items():
         if not isinstance(content, dict) or not isinstance(content.get(kind), list):
             found = sorted(content) if isinstance(content, dict) else type(content).__name__
@@ -104,6 +111,7 @@ def _read(path: Path) -> dict[str, list[Entry]]:
                 f"{path} has no list {kind!r}; COCO files need {list(REQUIRED_KEYS)}, found {found}"
             )
         _refuse_incomplete(path, kind, content[kind], keys)
+        _refuse_wrong_kinds(path, kind, content[kind])
     return content
 
 
@@ -114,6 +122,52 @@ def _refuse_incomplete(path: Path, kind: str, entries: list[Any], keys: Sequence
             raise ValueError(
                 f"entry {index} of {kind!r} in {path} lacks {missing}: {str(entry)[:80]}"
             )
+
+
+def _refuse_wrong_kinds(path: Path, kind: str, entries: list[Entry]) -> None:
+    """Refuse the first entry of which a value is not what COCO's format says."""
+    for index, entry in enumerate(entries):
+        for key, (is_right, what) in KINDS[kind].items():
+            if key in entry and not is_right(entry[key]):
+                raise ValueError(
+                    f"entry {index} of {kind!r} in {path} has {key} {entry[key]!r:.60}, "
+                    f"which is no {what}"
+                )
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
+
+
+def _is_number(value: object) -> bool:
+    # NaN passes: mmdet leaves such boxes out, but keeps infinite ones.
+    return type(value) in (int, float) and abs(float(str(value))) != math.inf
+
+
+def _is_side(value: object) -> bool:
+    return _is_number(value) and 1 <= value <= MAX_SIDE and value == int(value)  # type: ignore[operator, call-overload]
+
+
+KINDS: dict[str, dict[str, tuple[Callable[[object], bool], str]]] = {
+    "categories": {"id": (_is_id, "whole number"), "name": (_is_name, "name")},
+    "images": {
+        "id": (_is_id, "whole number"),
+        "file_name": (_is_name, "file name"),
+        "height": (_is_side, f"number of pixels from 1 to {MAX_SIDE}"),
+        "width": (_is_side, f"number of pixels from 1 to {MAX_SIDE}"),
+    },
+    "annotations": {
+        "id": (_is_id, "whole number"),
+        "image_id": (_is_id, "whole number"),
+        "category_id": (_is_id, "whole number"),
+        "area": (_is_number, "number"),
+        "iscrowd": (lambda value: value in (0, 1), "0 or 1"),
+    },
+}
 
 
 def _refuse_duplicates(path: Path, what: str, values: list[Any]) -> None:
@@ -209,12 +263,7 @@ def _check_boxes(path: Path, annotations: list[Entry], images: dict[Any, Entry])
 
 
 def _is_box(box: object) -> bool:
-    # NaN passes: mmdet leaves such boxes out, but keeps infinite ones.
-    return (
-        isinstance(box, list)
-        and len(box) == 4
-        and all(isinstance(value, int | float) and abs(value) != float("inf") for value in box)
-    )
+    return isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
 
 
 def _check_masks(path: Path, annotations: Iterable[Entry], images: dict[Any, Entry]) -> None:
@@ -229,19 +278,64 @@ def _check_masks(path: Path, annotations: Iterable[Entry], images: dict[Any, Ent
 
 
 def _mask_fault(mask: object, size: tuple[int, int]) -> str | None:
-    """What is wrong with a mask, polygons or run lengths, of an image of (height, width)."""
+    """What is wrong with a mask, polygons or run lengths, of an image of (height, width).
+
+    pycocotools believes what it is given: another mask than these would write where it must not.
+    """
     if isinstance(mask, list) and mask:
-        short = [
-            part for part in mask if not isinstance(part, list) or len(part) < 6 or len(part) % 2
-        ]
-        return f"has a polygon of {len(short[0])} numbers; three corners are six" if short else None
+        return next(filter(None, (_polygon_fault(part, size) for part in mask)), None)
     if not isinstance(mask, dict) or not {"size", "counts"} <= mask.keys():
         return "has no segmentation"
-    if tuple(mask["size"]) != size:
+    if mask["size"] != list(size):
         return (
-            f"has a run-length mask of {mask['size']} (height, width) in an image of {list(size)}"
+            f"has a run-length mask of {mask['size']!r:.60} (height, width) in an image of "
+            f"{list(size)}"
         )
-    counts = mask["counts"]
-    if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
+    counts = _run_lengths(mask["counts"])
+    if counts is None:
+        return f"has run lengths that cannot be read: {mask['counts']!r:.60}"
+    if sum(counts) != size[0] * size[1]:
         return f"has run lengths of {sum(counts)} pixels in an image of {size[0] * size[1]}"
     return None
+
+
+def _polygon_fault(polygon: object, size: tuple[int, int]) -> str | None:
+    if not isinstance(polygon, list):
+        return f"has a polygon that is no list of numbers but {polygon!r:.60}"
+    if len(polygon) < 6 or len(polygon) % 2:
+        return f"has a polygon of {len(polygon)} numbers; three corners are six"
+    far = FAR * max(size)
+    numbers = set(map(type, polygon)) <= {int, float}
+    # COCO has forty million coordinates: these look at all of one polygon at once.
+    if numbers and -far <= min(polygon) and max(polygon) <= far and not math.isnan(sum(polygon)):
+        return None
+    stray = next(v for v in polygon if type(v) not in (int, float) or not -far <= v <= far)
+    return f"has a polygon with the coordinate {stray!r:.60} in an image of {list(size)}"
+
+
+def _run_lengths(counts: object) -> list[int] | None:
+    """The lengths in a list or in pycocotools' text of them; None if there are none to read.
+
+    The text has five bits a character, least first, and a sixth that says that more follow; from
+    the third number on it holds differences to the one before the last.
+    """
+    if isinstance(counts, list):
+        right = all(type(count) is int and 0 <= count < 2**32 for count in counts)
+        return counts if right else None
+    if not isinstance(counts, str):
+        return None
+    lengths: list[int] = []
+    value = shift = 0
+    for character in counts:
+        bits = ord(character) - 48
+        if not 0 <= bits < 64 or shift > 30:
+            return None
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            continue
+        if bits & 16:  # the sign
+            value -= 1 << shift
+        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+        value = shift = 0
+    return lengths if not shift and all(length >= 0 for length in lengths) else None

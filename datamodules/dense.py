@@ -38,14 +38,19 @@ class StrictImage:
         """Add ``img`` (H, W, 3) and its shapes, which must be the annotated ones, if there are."""
         image = load_rgb(results["img_path"], upright=True)
         annotated = (results.get("width", image.width), results.get("height", image.height))
-        if image.size != annotated:
-            raise ValueError(
-                f"{results['img_path']} is {image.width}x{image.height} pixels, upright by "
-                f"its EXIF data, but annotated as {annotated[0]}x{annotated[1]}; correct either"
-            )
+        refuse_other_size(results["img_path"], image.size, annotated)
         results["img"] = np.ascontiguousarray(np.asarray(image)[..., ::-1])
         results["img_shape"] = results["ori_shape"] = results["img"].shape[:2]
         return results
+
+
+def refuse_other_size(path: object, size: Size, annotated: Size) -> None:
+    """Raise an error unless an image has the width and height that its annotation says."""
+    if size != annotated:
+        raise ValueError(
+            f"{path} is {size[0]}x{size[1]} pixels, upright by "
+            f"its EXIF data, but annotated as {annotated[0]}x{annotated[1]}; correct either"
+        )
 
 
 class Pipeline:

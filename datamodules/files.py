@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -79,9 +80,23 @@ def decode(path: str | Path) -> Image.Image:
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # Some libraries switch tolerance on for everybody.
     try:
-        with Image.open(path) as image:
+        with readable(path), Image.open(path) as image:
             image.load()
             return image
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+
+
+@contextlib.contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Let what Pillow raises over a file leave as an error that says what is wrong with it.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is empty, no image, truncated or too large.
+    """
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"image file {path} does not exist") from error
     except UnidentifiedImageError as error:
@@ -92,8 +107,6 @@ def decode(path: str | Path) -> Image.Image:
         raise ValueError(f"{path} has more than {MAX_PIXELS:,} pixels; make it smaller") from error
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is truncated or damaged ({error}); replace it") from error
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
 def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from datamodules.base import Split
 from datamodules.classification import ClassificationDataModule
 from datamodules.files import first_few, list_folders, list_images, require_folder
+from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
 
 FLAT_FOLDER = (
@@ -62,6 +65,15 @@ class ImageFolderDataModule(ClassificationDataModule):
             "train": self._split(train, make.train(self.image_size)),
             "val": self._split(val, make.eval(self.image_size)),
         }
+
+    def file_check(self, split: Split) -> Callable[[int], None]:
+        """The header and the end of an image."""
+        describe = self.dataset(split).describe
+
+        def check(index: int) -> None:
+            check_header(describe(index))
+
+        return check
 
     def _split(self, folder: Path, transform: Any) -> SeededDataset:
         found = {

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+MAX_SHARE_OF_START = 0.05  # of the first weights in the average at a run's end
+
 
 class WeightAverage:
     """average <- d average + (1 - d) weights after every step; the first step copies the weights.
@@ -31,6 +33,18 @@ class WeightAverage:
         self.steps = 0
         self.tensors: dict[str, Tensor] = {}
         self._live: dict[str, Tensor] = {}
+
+    def slow_for(self, steps: int) -> str | None:
+        """What is to be said of a decay for which a run of so many steps is too short, if it is."""
+        share = self.decay ** max(0, steps - 1)  # of the weights after the first step
+        if self.warmup or share <= MAX_SHARE_OF_START:
+            return None
+        fitting = max(0.0, 1 - 10 / steps)  # the average of about a tenth of the run
+        return (
+            f"task.ema.decay={self.decay:g} is slow for {steps} steps: at their end the average, "
+            f"which is what validation and tests see, is still {share:.0%} the weights that "
+            f"training began with; task.ema.decay={fitting:.4g} or ++task.ema.warmup=true suits"
+        )
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from backbones.options import check_arguments
 from backbones.weights import read_tensors
 from tasks.average import WeightAverage
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
+
+say = rank_zero_only(logging.getLogger(__name__).info)
 
 Batch = dict[str, Any]
 
@@ -96,6 +100,9 @@ class BaseTask(LightningModule):
         optimizer = build_optimizer(self.model, self._exempt, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
+        slow = None if self.average is None else self.average.slow_for(steps)
+        if slow is not None:
+            say(slow)
         batches, accumulated = (
             self.trainer.num_training_batches,
             self.trainer.accumulate_grad_batches,
@@ -252,6 +259,16 @@ def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path
     Raises:
         ValueError: Weights of another model; the keys that differ are listed.
     """
+    refuse_other_model(model, given, path)
+    model.load_state_dict({key.removeprefix("model."): value for key, value in given.items()})
+
+
+def refuse_other_model(model: nn.Module, given: Mapping[str, Tensor], path: str | Path) -> None:
+    """Check that a task's checkpoint is one of this model; as ``load_exactly``, without loading.
+
+    Raises:
+        ValueError: Weights of another model; the keys that differ are listed.
+    """
     given = {key.removeprefix("model."): value for key, value in given.items()}
     own = model.state_dict()
     wrong = [f"missing {key}" for key in own if key not in given]
@@ -266,4 +283,3 @@ def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path
             f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
             "pass the task, backbone, head and data that it was trained with"
         )
-    model.load_state_dict(given)

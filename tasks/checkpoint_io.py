@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from backbones.integrity import DamagedCheckpoint, seal, verify
+
 TEMPORARY = ".partial"
+LAST, PREVIOUS = "last.ckpt", "last.previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write beside the target, flush, and replace the target only when the file is whole.
 
     Lightning's own writer goes through the temporary folder: on another file system its move copies
-    over the previous checkpoint, which a kill or a full disk then destroys.
+    over the previous checkpoint, which a kill or a full disk then destroys. The last checkpoint
+    before this one stays too, should a file be damaged later.
     """
 
     def save_checkpoint(
@@ -36,9 +39,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         temporary = target.with_name(target.name + TEMPORARY)
         try:
             with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
+                torch.save(seal(checkpoint), file)
                 file.flush()
                 os.fsync(file.fileno())
+            if target.name == LAST and target.is_file():
+                _keep(target, target.with_name(PREVIOUS))
             temporary.replace(target)
             _sync_folder(target.parent)
         except (OSError, RuntimeError) as error:
@@ -57,17 +62,30 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Load tensors and plain values; no code in a file is ever run.
 
         Raises:
-            ValueError: No such file, or not a whole checkpoint of ours.
+            ValueError: No such file, or one of a newer format.
+            DamagedCheckpoint: Not a whole checkpoint of ours.
         """
         if not Path(path).is_file():
             raise ValueError(f"there is no checkpoint at {path}")
         try:
-            content = torch.load(path, map_location=map_location, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(
-                f"{path} is truncated or no checkpoint of tensors and values ({error})"
+            content = dict(torch.load(path, map_location=map_location, weights_only=True))
+        except Exception as error:  # foreign bytes make the reader raise all kinds
+            reason = str(error).partition("\n")[0][:120] or type(error).__name__
+            raise DamagedCheckpoint(
+                f"{path} is truncated or no checkpoint of tensors and values ({reason}); pass "
+                "another checkpoint of the run, or copy it again"
             ) from error
-        return dict(content)
+        verify(content, path)
+        return content
+
+
+def _keep(target: Path, previous: Path) -> None:
+    """Give a file a second name that outlives its first one."""
+    previous.unlink(missing_ok=True)
+    try:
+        os.link(target, previous)
+    except OSError:  # a file system without links: for a moment there is only the second name
+        target.replace(previous)
 
 
 def _sync_folder(folder: Path) -> None:

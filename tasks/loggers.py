@@ -30,8 +30,13 @@ class RunLog(Logger):
         """No subfolder."""
         return ""
 
-    def resume_at(self, step: int) -> None:
-        """Forget what was logged from this step on: it comes again."""
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Forget what was logged from this step on: it comes again.
+
+        Args:
+            step: Optimiser steps done.
+            validates: Whether the validation after the last of them comes again too.
+        """
         raise NotImplementedError
 
     @rank_zero_only
@@ -60,9 +65,13 @@ class CsvLog(RunLog):
         self._pending: list[Row] = []
 
     @rank_zero_only
-    def resume_at(self, step: int) -> None:
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Keep the rows before this step; a line that was cut off goes with the others."""
-        self._write_all(row for row in read_rows(self.path) if row["step"] < step)
+        rows = [row for row in read_rows(self.path) if row["step"] < step]
+        if validates:
+            # Its row has the number of the step that it follows.
+            rows = [row for row in rows if row["step"] < step - 1 or not _validation(row)]
+        self._write_all(rows)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -115,8 +124,8 @@ class TensorBoardLog(RunLog):
         self._purge_step: int | None = None
         self._writer: Any = None
 
-    def resume_at(self, step: int) -> None:
-        """Hide what earlier files hold from this step on."""
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Hide what earlier files hold from this step on; a validation may come twice, equal."""
         self._purge_step = step
 
     @rank_zero_only
@@ -136,6 +145,10 @@ class TensorBoardLog(RunLog):
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.flush()
+
+
+def _validation(row: Row) -> bool:
+    return any(key.startswith("val/") for key in row)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -168,6 +168,8 @@ def test_wrong_masks_are_named(root, mask, message):
     data.setup()
     with pytest.raises(ValueError, match=rf"annotations/validation/1\.png {message}"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=rf"annotations/validation/1\.png {message}"):
+        data.check_files()
 
 
 @pytest.mark.parametrize("file", ["images/validation/1.jpg", "annotations/validation/1.png"])
@@ -178,3 +180,5 @@ def test_truncated_files_are_named(root, file):
     data.setup()
     with pytest.raises(ValueError, match=rf"{file} is truncated"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=rf"{file} is truncated"):
+        data.check_files()

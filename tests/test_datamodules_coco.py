@@ -10,7 +10,7 @@ from PIL import Image
 pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
-from datamodules import CocoDataModule
+from datamodules import CocoDataModule, coco_checks
 
 SQUARE = [[10, 10, 30, 10, 30, 30, 10, 30]]
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}]
@@ -228,7 +228,28 @@ FAULTS = [
         r"run-length mask of \[60, 40\]",
     ),
     (strays("segmentation", {"size": [40, 60], "counts": [2399]}), "run lengths of 2399 pixels"),
+    (strays("segmentation", [[1, 2, 3, float("nan"), 5, 6]]), "polygon with the coordinate nan"),
+    (strays("segmentation", [[1, 2, 3, float("inf"), 5, 6]]), "the coordinate inf"),
+    (strays("segmentation", [[1, 2, 3, 1e9, 5, 6]]), "annotation 0 .* coordinate 1000000000.0"),
+    (strays("segmentation", [[1, 2, 3, None, 5, 6]]), "the coordinate None"),
+    (strays("segmentation", ["ab"]), "polygon that is no list of numbers but 'ab'"),
+    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "cannot be read"),
+    (strays("segmentation", {"size": [40, 60], "counts": None}), "cannot be read: None"),
+    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "cannot be read"),
+    (strays("segmentation", {"size": [40, 60], "counts": "ZZ"}), "cannot be read|pixels in an"),
+    (strays("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
+    (strays("id", None), "entry 0 of 'annotations' .* id None, which is no whole number"),
+    (strays("image_id", "7"), "image_id '7', which is no whole number"),
+    (strays("area", "12"), "area '12', which is no number"),
+    (strays("iscrowd", []), r"iscrowd \[\], which is no 0 or 1"),
+    (changed(["images", 1, "id"], [1]), r"entry 1 of 'images' .* id \[1\], which is no whole"),
+    (changed(["images", 1, "height"], "40"), "height '40', which is no number of pixels from 1"),
+    (changed(["images", 1, "width"], 10**7), "no number of pixels from 1 to 100000"),
+    (changed(["images", 1, "file_name"], 5), "file_name 5, which is no file name"),
+    (changed(["categories", 0, "name"], ["cat"]), r"name \['cat'\], which is no name"),
     (changed(["images"], []), "has no images"),
+    ("[" * 100_000, "nested too deeply|no valid JSON"),
+    ('{"categories": ' + "9" * 5000 + "}", "cannot be read"),
     (changed(["annotations"], []), "no image of .* is left .* of 4 images 4 have no box"),
 ]
 
@@ -239,6 +260,20 @@ def test_faults_of_the_json(root, entry, message):
     with pytest.raises(ValueError, match=message) as caught:
         module(root).setup()
     assert "instances_train2017.json" in str(caught.value)
+
+
+def test_run_lengths_as_text_are_those_of_pycocotools(root):
+    from pycocotools import mask as toolkit
+
+    generator = np.random.default_rng(0)
+    for share in (0.0, 0.02, 0.5, 1.0):
+        pixels = np.asfortranarray(generator.random((40, 60)) < share).astype(np.uint8)
+        text = toolkit.encode(np.asfortranarray(pixels))["counts"].decode()
+        lengths = coco_checks._run_lengths(text)
+        runs = np.repeat(np.arange(len(lengths)) % 2, lengths).reshape(60, 40).T
+        assert (runs == pixels).all()
+    save(root, strays("segmentation", {"size": [40, 60], "counts": text}))
+    module(root).setup()
 
 
 def test_few_degenerate_boxes_are_dropped(root, capsys):
@@ -302,6 +337,8 @@ def test_truncated_jpeg_is_named(root):
     data.setup()
     with pytest.raises(ValueError, match=r"val2017/1\.jpg is truncated"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=r"val2017/1\.jpg is truncated"):
+        data.check_files()
 
 
 def test_annotated_size_must_be_the_images(root):
@@ -310,6 +347,8 @@ def test_annotated_size_must_be_the_images(root):
     data.setup()
     with pytest.raises(ValueError, match=r"1\.jpg is 40x60 pixels.* annotated as 60x40"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=r"1\.jpg is 40x60 pixels.* annotated as 60x40"):
+        data.check_files()
 
 
 def test_options_are_checked(root):

@@ -3,13 +3,14 @@
 import io
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
 
-from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation
+from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation, base, headers
 from datamodules.files import decode, load_rgb
 from datamodules.transforms import augment_ops, guarded_posterize
 
@@ -175,6 +176,8 @@ def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
     data.setup()
     with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
         list(data.val_dataloader())
+    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
+        data.check_files()
     assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
 
 
@@ -290,3 +293,35 @@ def test_light_augmentation_keeps_digits_unmirrored():
     for _ in range(20):
         tensor = transform(image)
         assert tensor[0, 32, 56] > tensor[0, 32, 8]
+
+
+def test_files_are_checked_as_far_as_the_time_goes(root, caplog, monkeypatch):
+    data = module(root)
+    data.setup()
+    with caplog.at_level("INFO"):
+        data.check_files()
+        assert "6 of 6 validation images, 6 of 6 training images" in caplog.text
+        data.check_files(seconds=0)
+        assert "0 of 6 validation images, 0 of 6 training images" in caplog.text
+        monkeypatch.setattr(headers, "CHUNK", 2)
+        now = iter([0, 1, 2, 3, 60, 60, 60])
+        monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: 0))
+        monkeypatch.setattr(headers, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        data.check_files()
+        assert "6 of 6 validation images, 2 of 6 training images" in caplog.text
+
+
+def test_what_follows_the_end_of_an_image_is_no_fault(root):
+    path = root / "val/n01/1.JPEG"
+    path.write_bytes(noisy_jpeg() + b"a note")
+    assert headers.check_header(path) == (64, 64)
+    path.write_bytes(noisy_jpeg() + bytes(headers.TAIL))  # looks cut off, so it is decoded
+    assert headers.check_header(path) == (64, 64)
+
+
+def test_headers_are_turned_like_images(tmp_path):
+    exif = Image.Exif()
+    exif[headers.ORIENTATION] = 6
+    picture(size=(40, 30)).save(tmp_path / "a.jpg", exif=exif)
+    assert headers.check_header(tmp_path / "a.jpg") == (40, 30)
+    assert headers.check_header(tmp_path / "a.jpg", upright=True) == (30, 40)

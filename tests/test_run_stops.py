@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.loggers import read_rows
 from tests.runs import arguments, command, run_here, same, start, summary, weights
 from tools import run_folder
@@ -145,7 +146,8 @@ class TestResumeThatCannotBe:
         folder, typed = broken_off
         last = folder / "checkpoints" / "last.ckpt"
         last.write_bytes(last.read_bytes()[:1000])
-        assert "last.ckpt is truncated" in self.refused(typed, capsys)
+        named = [*typed, f"ckpt={last}"]
+        assert "last.ckpt is truncated" in self.refused(named, capsys)
 
     def test_weights_alone(self, broken_off, capsys):
         folder, typed = broken_off
@@ -159,9 +161,9 @@ class TestResumeThatCannotBe:
         (folder / "config.yaml").write_text(config.replace("max_epochs: 2", "max_epochs: 3"))
         typed.append("trainer.max_epochs=3")
         last = folder / "checkpoints" / "last.ckpt"
-        content = torch.load(last, weights_only=True)
+        content = AtomicCheckpointIO().load_checkpoint(last)
         content["position"]["batches_per_epoch"] = 7
-        torch.save(content, last)
+        AtomicCheckpointIO().save_checkpoint(content, last)
         assert "had 7 batches in an epoch, now there are 5" in self.refused(typed, capsys)
 
     def test_a_run_that_only_lacks_its_report_gets_it(self, broken_off, capsys):

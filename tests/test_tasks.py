@@ -97,3 +97,14 @@ def test_loss_that_is_not_finite(value):
     task = BaseTask(Broken(2, 2), "ab", **RECIPE)
     with pytest.raises(ValueError, match=rf"the loss is {value} at step 0.*optimizer\.lr"):
         task.training_step({"image": torch.zeros(1)}, 0)
+
+
+@pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
+                                                        (0.9999, 20_000, "0.9995")])  # fmt: skip
+def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, fitting):
+    said = WeightAverage(decay=decay).slow_for(steps)
+    assert f"decay={decay:g} is slow for {steps} steps" in said
+    assert f"task.ema.decay={fitting} or" in said
+    assert WeightAverage(decay=float(fitting)).slow_for(steps) is None
+    assert WeightAverage(decay=decay, warmup=True).slow_for(steps) is None
+    assert WeightAverage(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet

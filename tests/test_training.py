@@ -3,21 +3,24 @@
 import contextlib
 import os
 import signal
+from types import SimpleNamespace
 
 import lightning.pytorch as lightning
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback
 from torch import nn
 
 from datamodules import SampleClassification
-from tasks import callbacks
+from tasks import callbacks, keeping
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
 from tools import trainer as trainers
 from tools.command_line import compose_config, prepare
+from tools.resume import find_start
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
 CONSTANT = {"name": "constant"}
@@ -50,18 +53,18 @@ def tiny_task(classes=10, **options):
 
 
 class SignalAt(Callback):
-    """Sends SIGTERM to this process at a step, or in the validation of an epoch."""
+    """Sends a signal to this process at a step, or in the validation of an epoch."""
 
-    def __init__(self, *, step=None, validation=None):
-        self.step, self.validation = step, validation
+    def __init__(self, *, step=None, validation=None, signum=signal.SIGTERM):
+        self.step, self.validation, self.signum = step, validation, signum
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1 == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.signum)
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if batch_idx == 0 and trainer.current_epoch == self.validation:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.signum)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +106,9 @@ class TestTraining:
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
-            with contextlib.suppress(callbacks.Stopped):
-                trainers.fit(trainer, task, data, resume=resume)
+            with contextlib.suppress(keeping.Stopped):
+                start = find_start(folder, None, task, options) if resume else None
+                trainers.fit(trainer, task, data, start=start)
             self.task = task
             return task.model.seen, folder
 
@@ -170,6 +174,11 @@ class TestTraining:
                 assert expected.keys() == got.keys()
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
 
+    def test_an_average_that_is_slow_for_the_run_is_announced(self, train, caplog):
+        with caplog.at_level("INFO"):
+            train("run", ema={"decay": 0.99996}, max_epochs=1)
+        assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
+
     def test_the_average_is_evaluated_and_loaded_and_does_not_change_training(self, train):
         _, plain = train("plain", accumulate_grad_batches=2)
         expected = self.weights(plain, "last")
@@ -225,11 +234,37 @@ class TestTraining:
         assert "epoch 1/1  train/loss" in lines[-1]
         assert "val/top1" in lines[-1]
 
+    @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1], ids=str)
+    def test_other_signals_save_and_stop_too(self, train, signum):
+        first, folder = train("run", extra=[SignalAt(step=2, signum=signum)])
+        assert len(first) == 3
+        assert self.weights(folder, "last", "global_step") == 3
+        assert not (folder / "checkpoints" / "best.ckpt").exists()
+
+    def test_signals_that_are_not_ours_are_left(self, monkeypatch):
+        """nohup ignores SIGHUP, and SLURM's plugin requeues on SIGUSR1."""
+        taken = {}
+        monkeypatch.setattr(keeping.signal, "signal", taken.__setitem__)
+        before = {signal.SIGHUP: signal.SIG_DFL}
+        monkeypatch.setattr(keeping.signal, "getsignal", lambda signum: before.get(signum))
+        slurm = SLURMEnvironment(auto_requeue=True)
+        for environment, ignored, expected in (
+            (None, False, set(keeping.SIGNALS)),
+            (None, True, set(keeping.SIGNALS) - {signal.SIGHUP}),
+            (slurm, False, set(keeping.SIGNALS) - {signal.SIGUSR1}),
+            (SLURMEnvironment(auto_requeue=False), False, set(keeping.SIGNALS)),
+        ):
+            taken.clear()
+            before[signal.SIGHUP] = signal.SIG_IGN if ignored else signal.SIG_DFL
+            connector = SimpleNamespace(cluster_environment=environment)
+            keeping.KeepLast(last=None)._listen(SimpleNamespace(_accelerator_connector=connector))
+            assert set(taken) == expected
+
     def test_a_second_signal_stops_at_once(self):
-        stop = callbacks.StopOnSignal(last=None)
+        stop = keeping.KeepLast(last=None)
         stop._training = True
         stop._handle(signal.SIGINT, None)
-        with pytest.raises(callbacks.Stopped) as stopped:
+        with pytest.raises(keeping.Stopped) as stopped:
             stop._handle(signal.SIGTERM, None)
         assert stopped.value.code == 143
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ TOP = {
     "input": str | None,
     "seed": int,
     "output_dir": str,
+    "checkpoint_every": float | None,
     "require_pretrained": bool,
 }
 # Groups that every run has.
@@ -119,6 +121,16 @@ def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     return fits
 
 
+def varied(arguments: Sequence[str]) -> list[str]:
+    """The keys that a sweep gives several values, but for those that its folders tell already."""
+    if not any(argument in SWEEP for argument in arguments):
+        return []
+    overrides = [argument for argument in arguments if not argument.startswith("-")]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    keys = [item.get_key_element().lstrip("+~") for item in parsed if item.is_sweep_override()]
+    return [key for key in keys if key not in ("task", "backbone")]
+
+
 def resolved(config: Any) -> dict[str, Any]:
     """Check what no single part can, and fill in the checkpoint files that folders stand for.
 
@@ -132,6 +144,9 @@ def resolved(config: Any) -> dict[str, Any]:
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+    minutes = config["checkpoint_every"] or 0
+    if not 0 <= minutes < math.inf:
+        raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
     recipe = config.pop("recipe", {})

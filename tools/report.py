@@ -18,6 +18,7 @@ from backbones.complexity import count_macs, count_parameters
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
+from tools.processes import is_first_process
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -84,6 +85,12 @@ def say_finished(folder: Path) -> bool:
     shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
     return True
+
+
+def reopen(folder: Path) -> None:
+    """Let a finished run be one that trains again; its summary is written anew at the end."""
+    if is_first_process():
+        (folder / SUMMARY).unlink(missing_ok=True)
 
 
 def write(

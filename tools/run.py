@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,25 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools import command_line, sweeps  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
-from tools.run_folder import ENVIRONMENT, is_first_process  # noqa: E402
+from tools.processes import is_first_process  # noqa: E402
+from tools.run_folder import ENVIRONMENT  # noqa: E402
+
+SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
 
-def run(config: dict[str, Any]) -> None:
-    """Build the parts in the order of the data flow, then train, evaluate or predict."""
+def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
+    """Build the parts in the order of the data flow, then train, evaluate or predict.
+
+    Args:
+        config: Of the run, from ``command_line.resolved``.
+        swept: In a sweep what it varies, as it would be typed for this run alone.
+    """
     import lightning.pytorch as lightning
 
     from backbones import create_backbone
     from backbones.options import check_arguments
     from tasks.optim import build_optimizer, learning_rate_factor
-    from tools import report, run_folder, trainer
+    from tools import report, resume, run_folder, run_lock, trainer
     from tools.instantiate import build
     from tools.loggers import closing
     from tools.outcome import failure_noted
@@ -48,14 +57,18 @@ def run(config: dict[str, Any]) -> None:
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
     check_arguments(learning_rate_factor, config["schedule"], "schedule")
     started = time.perf_counter()
-    mode, resume = config["mode"], config["resume"]
-    with run_folder.opened(config) as folder:
-        if resume and report.say_finished(folder):
+    mode = config["mode"]
+    resumed = run_folder.to_resume(config, sweep=swept is not None) if config["resume"] else None
+    other_length = run_folder.other_length(resumed, config) if resumed else None
+    with run_folder.opened(config, resumed, swept or ()) as folder:
+        if resumed and not other_length and report.say_finished(folder):
             return
         lightning.seed_everything(config["seed"], workers=True, verbose=False)
         datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
         datamodule.prepare_data()
         datamodule.setup()
+        if mode == "fit" and is_first_process():
+            datamodule.check_files()
         backbone = create_backbone(**config["backbone"])
         model = build(config, "head", backbone=backbone, num_classes=datamodule.num_classes)
         task = build(
@@ -68,18 +81,35 @@ def run(config: dict[str, Any]) -> None:
         )
         if mode != "fit":
             task.load_weights(config["ckpt"])
+        start = None
+        if resumed:
+            start = resume.find_start(folder, config["ckpt"], task, config["trainer"])
         facts = report.facts(config, model)
         training = mode == "fit"
         extras = trainer.extras(config, folder, task) if training else {}
         engine = trainer.make_trainer(
-            config["trainer"], folder, task.monitor, training=training, **extras
+            config["trainer"],
+            folder,
+            task.monitor,
+            training=training,
+            checkpoint_every=config["checkpoint_every"],
+            **extras,
         )
 
-    with trainer.processes(engine), failure_noted(folder), closing(engine.loggers):
+    with (
+        run_lock.held(folder, mode),
+        trainer.processes(engine),
+        failure_noted(folder),
+        closing(engine.loggers),
+    ):
         if mode == "fit":
             run_folder.mark_latest(folder)
             report.announce(facts, config, datamodule)
-            metrics = trainer.fit(engine, task, datamodule, resume=resume)
+            if start:
+                resume.announce(start, other_length)
+                run_folder.keep_config(folder, config)
+                report.reopen(folder)
+            metrics = trainer.fit(engine, task, datamodule, start=start)
         elif mode == "predict":
             metrics = trainer.predict(engine, task, datamodule)
         else:
@@ -98,7 +128,10 @@ def main(config: DictConfig) -> dict[str, str | None]:
     """
     typed = HydraConfig.get().overrides.task
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    swept = None
     if sweep:
+        varied = os.environ.get(SWEPT, "").split()
+        swept = [item for item in typed if item.partition("=")[0].lstrip("+~") in varied]
         # Lightning starts further processes by this command, which has to be that of one run, also
         # where a launcher has it in a process of its own.
         sys.argv[:] = [str(ROOT / "tools" / "run.py"), *typed]
@@ -109,7 +142,7 @@ def main(config: DictConfig) -> dict[str, str | None]:
     failed = None
     try:
         with one_line_errors():
-            run(command_line.resolved(OmegaConf.to_container(config, resolve=True)))
+            run(command_line.resolved(OmegaConf.to_container(config, resolve=True)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
@@ -122,6 +155,7 @@ def main(config: DictConfig) -> dict[str, str | None]:
 if __name__ == "__main__":
     with one_line_errors():
         sys.argv[1:] = typed = command_line.prepare(sys.argv[1:])
+        os.environ[SWEPT] = " ".join(command_line.varied(typed))
     outcomes = sweeps.outcomes_of(main)
     if outcomes:
         with one_line_errors():

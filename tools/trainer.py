@@ -25,17 +25,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.options import check_arguments
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
-from tasks.callbacks import ExactResume, ProgressLines, StopOnSignal
-from tasks.checkpoint_io import AtomicCheckpointIO
+from tasks.callbacks import ProgressLines
+from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.exact_resume import ExactResume
 from tasks.gather import gather_objects
+from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, RunLog
+from tasks.loops import exact_loops
 from tools.callbacks import make_callbacks, make_profiler
 from tools.loggers import make_loggers
-from tools.run_folder import checkpoint_file
+from tools.resume import Start
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
-BEST, LAST = "best.ckpt", "last.ckpt"
+BEST = "best.ckpt"
 
 
 def make_trainer(
@@ -46,6 +49,7 @@ def make_trainer(
     training: bool,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
+    checkpoint_every: float | None = None,
 ) -> Trainer:
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
@@ -56,6 +60,8 @@ def make_trainer(
         training: Whether to keep logs, which an evaluation does not need.
         callbacks: Besides those that every run has.
         loggers: Besides metrics.csv.
+        checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
+            them at validations and ends of epochs only.
 
     Raises:
         ValueError: An option that Lightning does not have or refuses, or a device that is absent.
@@ -67,27 +73,22 @@ def make_trainer(
     interactive = sys.stdout.isatty()
     progress: Callback = RichProgressBar(refresh_rate=5) if interactive else ProgressLines()
     checkpoints = folder / "checkpoints"
-    # One for each file: a checkpoint that monitors a metric leaves its last one behind when the
-    # metric falls.
-    keep = {"dirpath": checkpoints, "enable_version_counter": False}
-    best = ModelCheckpoint(**keep, filename=Path(BEST).stem, monitor=monitor, mode="max")
-    last = ModelCheckpoint(**keep, filename=Path(LAST).stem)
+    best = ModelCheckpoint(
+        dirpath=checkpoints,
+        filename=Path(BEST).stem,
+        monitor=monitor,
+        mode="max",
+        enable_version_counter=False,
+    )
+    last = KeepLast(checkpoints / LAST, checkpoint_every)
     logs = [CsvLog(folder / "metrics.csv"), *loggers]
     profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
-    more = [*callbacks, *shown]
     try:
         trainer = Trainer(
             **{**options, "strategy": _strategy(options["strategy"]), "profiler": profiler},
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[
-                best,
-                last,
-                ExactResume(),
-                StopOnSignal(checkpoints / LAST),
-                progress,
-                *more,
-            ],
+            callbacks=[ExactResume(), progress, *callbacks, *shown, best, last],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -97,6 +98,7 @@ def make_trainer(
         )
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
+    exact_loops(trainer)
     _say_crowded(trainer)
     return trainer
 
@@ -193,23 +195,18 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def fit(
-    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, *, resume: bool
+    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, *, start: Start | None = None
 ) -> dict[str, float]:
-    """Train, then evaluate the best checkpoint.
-
-    Raises:
-        ValueError: The checkpoint to resume is no whole one.
-    """
-    folder = Path(trainer.default_root_dir)
-    last = checkpoint_file(folder, LAST) if resume else None
-    if last is not None:
-        position = ExactResume.position(AtomicCheckpointIO().load_checkpoint(last))
+    """Train, from the start or from a checkpoint on, then evaluate the best checkpoint."""
+    if start is not None:
+        position = start.position
         datamodule.resume_at(position.epoch, position.batch)
         for log in trainer.loggers:
             assert isinstance(log, RunLog)
-            log.resume_at(position.step)
-    trainer.fit(task, datamodule=datamodule, ckpt_path=last, weights_only=True)
-    best = folder / "checkpoints" / BEST
+            log.resume_at(position.step, validates=position.validation_due)
+    path = None if start is None else start.path
+    trainer.fit(task, datamodule=datamodule, ckpt_path=path, weights_only=True)
+    best = Path(trainer.default_root_dir) / "checkpoints" / BEST
     return evaluate(trainer, "test", task, datamodule, best if best.is_file() else None)
 
 

@@ -1,0 +1,76 @@
+"""Looks at files before training does: their headers, and whether they are whole, within a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image, ImageFile
+
+from datamodules.files import decode, readable
+
+THREADS = 8  # they wait for the disk, or for a file server
+CHUNK = 256
+# What ends a whole file; cameras may write more after it.
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+TAIL = 65536
+ORIENTATION = 0x0112
+TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+
+
+def check_each(check: Callable[[int], None], count: int, deadline: float) -> int:
+    """Call a check for 0, 1, ... until all are done or the time is over.
+
+    Args:
+        check: Raises an error where something is wrong.
+        count: Number of samples.
+        deadline: By ``time.monotonic``.
+
+    Returns:
+        How many were checked.
+    """
+    done = 0
+    # All threads share this switch, which each decoding sets and puts back.
+    tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            while done < count and time.monotonic() < deadline:
+                chunk = range(done, min(done + CHUNK, count))
+                for _ in pool.map(check, chunk):
+                    pass
+                done = chunk.stop
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+    return done
+
+
+def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
+    """Read the header of an image, and its end; what seems cut off is decoded to see.
+
+    Args:
+        path: The image file.
+        upright: As in ``load_rgb``.
+
+    Returns:
+        Width and height.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is empty, no image, truncated or too large.
+    """
+    with readable(path), Image.open(path) as image:
+        width, height = image.size
+        end = ENDS.get(image.format or "")
+        turned = upright and image.getexif().get(ORIENTATION) in TURNED
+    if end is not None and end not in _tail(Path(path)):
+        decode(path)
+    return (height, width) if turned else (width, height)
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        return file.read()

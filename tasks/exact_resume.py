@@ -1,0 +1,169 @@
+"""Exact resume: position and random generators in each checkpoint, and the way back to them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import LambdaLR
+
+from tasks.gather import gather_objects
+from tasks.loops import EpochLoop, Position
+
+CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
+
+
+class ExactResume(Callback):
+    """Save position and random generators with each checkpoint, and set the generators on resume.
+
+    With the datamodules' seeded order and samples, a run that was broken off and resumed ends with
+    the weights of one that was not; Lightning saves neither. All is stored as tensors and plain
+    values, so that a checkpoint still loads without running code.
+    """
+
+    def __init__(self) -> None:
+        self._restore: dict[str, Any] | None = None
+        self._expected: Position | None = None
+        self._validated = 0  # the batches that were trained on when a validation last ended
+
+    @staticmethod
+    def position(checkpoint: dict[str, Any]) -> Position:
+        """Where a checkpoint was written.
+
+        Raises:
+            ValueError: The checkpoint is not one of a training run of ours.
+        """
+        if "position" not in checkpoint:
+            raise ValueError("the checkpoint holds weights, but no training run to go on with")
+        return Position(**checkpoint["position"])
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add position and generators, and refuse to save weights that are not finite."""
+        for name, value in checkpoint["state_dict"].items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"{name} holds NaN or Inf; the checkpoint before is kept")
+        loop = trainer.fit_loop.epoch_loop
+        assert isinstance(loop, EpochLoop)
+        due = self._validated != _batches(trainer) and loop.validation_follows
+        checkpoint["position"] = asdict(_position(trainer, validation_due=due))
+        checkpoint["random_state"] = gather_objects(random_state())
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Lead Lightning's loops to the position, and keep the random state until they go on."""
+        self._expected = position = self.position(checkpoint)
+        _follow(checkpoint.get("callbacks", {}), Path(trainer.default_root_dir) / CHECKPOINTS)
+        loops = checkpoint["loops"]
+        loops["fit_loop"] = position.loops(loops["fit_loop"])
+        self._validated = -1 if position.validation_due else position.batches
+        states = checkpoint["random_state"]
+        self._restore = states[trainer.global_rank % len(states)]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to go on with other batches than the run began with; follow the schedule."""
+        if self._expected is None:
+            return
+        now = _position(trainer, validation_due=False)
+        for name, what in (
+            ("world_size", "processes"),
+            ("batches_per_epoch", "batches in an epoch"),
+        ):
+            before, after = getattr(self._expected, name), getattr(now, name)
+            if before != after:
+                raise ValueError(
+                    f"the run to resume had {before} {what}, now there are {after}; resume it "
+                    "with the same data and devices, or start a new run"
+                )
+        _set_rates(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the state when all loaders exist and nothing else will draw before the model does."""
+        self._set()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same where a validation comes first."""
+        self._set()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember that this validation is done; comes before any checkpoint is written."""
+        self._validated = _batches(trainer)
+
+    def _set(self) -> None:
+        if self._restore is not None:
+            set_random_state(self._restore)
+            self._restore = None
+
+
+def _set_rates(trainer: Trainer) -> None:
+    # The rates in a checkpoint are those of its schedule, which is another one if the run has now
+    # another length; else these are the same numbers.
+    for config in trainer.lr_scheduler_configs:
+        scheduler = config.scheduler
+        assert isinstance(scheduler, LambdaLR)
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+        rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler._last_lr = rates
+
+
+def _follow(callbacks: dict[str, Any], folder: Path) -> None:
+    """Let what callbacks know of checkpoints be true in a run folder that was moved."""
+    new = str(folder.resolve())
+    for state in callbacks.values():
+        old = str(state.get("dirpath", "")) if isinstance(state, dict) else ""
+        if Path(old).name != CHECKPOINTS or old == new:
+            continue
+        for key, value in state.items():
+            if isinstance(value, str) and value.startswith(old):
+                state[key] = new + value.removeprefix(old)
+        best = state.get("best_k_models", {})
+        state["best_k_models"] = {new + k.removeprefix(old): v for k, v in best.items()}
+
+
+def random_state() -> dict[str, Any]:
+    """State of all global generators of a process, as tensors and plain values."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    words = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, words, position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Set what ``random_state`` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _batches(trainer: Trainer) -> int:
+    # "ready" counts the batches begun and is right in every hook; "completed" lags behind in some.
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+
+
+def _position(trainer: Trainer, *, validation_due: bool) -> Position:
+    return Position(
+        step=trainer.global_step,
+        batches=_batches(trainer),
+        batches_per_epoch=int(trainer.num_training_batches),
+        world_size=trainer.world_size,
+        validation_due=validation_due,
+    )

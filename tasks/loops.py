@@ -1,0 +1,150 @@
+"""Lightning's loops of training, with an exact way back into them and a validation at the end.
+
+Source: Lightning 2.6.6, whose own loops resume a run that ends by ``max_steps`` on the wrong batch,
+or not at all, and end a run between two validations with weights that nothing has been said of.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """An epoch, in which the last step of all is followed by a validation, whatever the interval.
+
+    Attributes:
+        stop: Raised when all is logged and validated that the present batch brings.
+    """
+
+    stop: BaseException | None = None
+
+    @property
+    def validation_follows(self) -> bool:
+        """Whether a validation comes after the batch that was just trained on."""
+        return self._should_check_val_fx(self.trainer.fit_loop._data_fetcher)
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Validate and log, then end where the run was told to."""
+        super().on_advance_end(data_fetcher)
+        if self.stop is not None:
+            raise self.stop
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return super()._should_check_val_fx(data_fetcher) or (
+            bool(self.trainer.enable_validation) and self._ends_training()
+        )
+
+    def _ends_training(self) -> bool:
+        trainer = self.trainer
+        if _is_max_limit_reached(self.global_step, self.max_steps):
+            return True
+        if trainer.should_stop and trainer.fit_loop._can_stop_early:
+            return True
+        epochs = trainer.max_epochs
+        last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+        return last_epoch and self._num_ready_batches_reached()
+
+
+class FitLoop(_FitLoop):
+    """Training, which goes on from a ``Position`` in one way for all kinds of ends."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all is done, a validation that was broken off included."""
+        progress = self.epoch_loop.val_loop.batch_progress.total
+        owed = self.restarting and progress.completed < progress.ready
+        return not owed and super().done
+
+    def run(self) -> None:
+        """Train, and count alike for the test that follows where nothing was left to train."""
+        super().run()
+        self.epoch_loop._batches_that_stepped = self.epoch_loop.global_step
+        epochs = self.epoch_progress.current
+        epochs.completed = epochs.ready
+
+    def _iteration_based_training(self) -> bool:
+        # To Lightning a run with max_steps restarts within an epoch even where none was begun.
+        return False
+
+
+def exact_loops(trainer: Trainer) -> None:
+    """Give a trainer the loops of this module in place of Lightning's own."""
+    own = trainer.fit_loop
+    loop = FitLoop(trainer, min_epochs=own.min_epochs, max_epochs=own.max_epochs)
+    loop.epoch_loop = EpochLoop(trainer, own.min_steps, own.max_steps)
+    trainer.fit_loop = loop
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data and the schedule a checkpoint was written.
+
+    Attributes:
+        step: Optimiser steps done.
+        batches: Batches that each process has trained on, over all epochs.
+        batches_per_epoch: The same in one epoch.
+        world_size: Number of processes.
+        validation_due: Whether a validation comes next.
+    """
+
+    step: int
+    batches: int
+    batches_per_epoch: int
+    world_size: int
+    validation_due: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, which is how many are trained to their end."""
+        return self.batches // self.batches_per_epoch
+
+    @property
+    def batch(self) -> int:
+        """The next batch within its epoch."""
+        return self.batches % self.batches_per_epoch
+
+    def loops(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The state of ``FitLoop`` from which it goes on here.
+
+        Which hook a checkpoint was written in shows in Lightning's counters, and it tells from them
+        what is left to do; here they are set to one of the three states that it goes on from with
+        the very next thing.
+
+        Args:
+            saved: The state in the checkpoint, for what counts optimiser steps.
+        """
+        state = copy.deepcopy(saved)
+        unfinished = self.validation_due or self.batch > 0
+        epoch = (self.batches - 1) // self.batches_per_epoch if unfinished else self.epoch
+        trained = self.batches - epoch * self.batches_per_epoch
+        begun = epoch + unfinished
+        state["epoch_progress"] = _progress(begun, begun, epoch, epoch)
+        # Lightning counts a step, and with it begins the next batch, when a validation is over.
+        between = unfinished and not self.validation_due
+        total, completed = self.batches, self.batches - between
+        batches = _progress(total, total, total, completed)
+        batches["current"] = _tracker(trained, trained, trained, trained - between)
+        ends_epoch = trained == self.batches_per_epoch
+        state["epoch_loop.batch_progress"] = {**batches, "is_last_batch": ends_epoch}
+        due = int(self.validation_due)
+        validation = {**_progress(due, due, 0, 0), "is_last_batch": False}
+        state["epoch_loop.val_loop.batch_progress"] = validation
+        stepped = self.step - unfinished
+        state["epoch_loop.state_dict"] = {"_batches_that_stepped": stepped}
+        return state
+
+
+def _progress(ready: int, started: int, processed: int, completed: int) -> dict[str, Any]:
+    tracker = _tracker(ready, started, processed, completed)
+    return {"total": tracker, "current": dict(tracker)}
+
+
+def _tracker(ready: int, started: int, processed: int, completed: int) -> dict[str, int]:
+    return {"ready": ready, "started": started, "processed": processed, "completed": completed}
