@@ -95,6 +95,11 @@ class BaseTask(LightningModule):
         check_arguments(WeightAverage, ema or {}, "task.ema")
         self.average = None if ema is None else WeightAverage(**ema)
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """All that ``compute_metrics`` may give."""
+        return self.headline
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser, and a schedule that moves at every step."""
         options = dict(self.optimizer_options)

@@ -73,6 +73,11 @@ class ClassificationTask(BaseTask):
             }
         )
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """top1, and top5 of more than five classes."""
+        return tuple(str(name) for name in self.accuracy)
+
     def prepare_batch(self, batch: Batch) -> Batch:
         """Mix the images and labels of a training batch if asked."""
         if self.mixup is None:

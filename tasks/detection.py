@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.ops import nms
 
 from tasks.base import BaseTask, Batch, Row
-from tasks.coco_metric import CocoMetric, instances
+from tasks.coco_metric import KINDS, STATS, CocoMetric, instances
 from tasks.drawing import draw_instances, open_upright, side_by_side
 
 PREVIEW_SCORE = 0.3
@@ -42,6 +42,12 @@ class DetectionTask(BaseTask):
         data = trainer.datamodule
         with_masks = bool(getattr(self.model.model, "with_mask", False))
         self.metric = CocoMetric(data.annotation_file, data.category_ids, with_masks=with_masks)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """COCO's precisions of boxes, and of masks where the model has them."""
+        with_masks = bool(getattr(self.model.model, "with_mask", False))
+        return tuple(f"{prefix}AP{end}" for _, prefix in KINDS[: 1 + with_masks] for end in STATS)
 
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
         """Take in the detections."""

@@ -53,6 +53,11 @@ class SegmentationTask(BaseTask):
         self._said_absent = False
         self._stems: Counter[str] = Counter()
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Mean IoU, mean accuracy of the classes, accuracy of all pixels."""
+        return ("mIoU", "mAcc", "aAcc")
+
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
         """Count pixels by label (rows) and prediction (columns)."""
         for sample in predictions:

@@ -24,7 +24,11 @@ def _backbones():
 
 @pytest.mark.parametrize("command", [*RUNS, *DATA])
 def test_commands_compose(command):
-    overrides = [part for part in shlex.split(command) if not part.startswith("-")]
+    parts = shlex.split(command, comments=True)
+    if "-m" in parts:
+        assert command_line.swept(command_line.prepare(parts))
+        return
+    overrides = [part for part in parts if not part.startswith("-")]
     assert run_config.compose_config(overrides)["task_name"]
 
 

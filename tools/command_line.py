@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from backbones.registry import look_up
 from tasks.saved import checkpoint_file
 from tools.recipes import check_data, register_resolvers
 from tools.run_config import CONFIGS, config_of, for_hydra
+from tools.sweeps import check_launcher, expanded
 
 SWEEP = ("--multirun", "-m")
 # Options at the top of the config and their types; those of the groups belong to what they build.
@@ -44,7 +45,14 @@ GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule"
 
 
 class BackboneGroup(dict[str, ConfigNode | None]):
-    """Hydra's group ``backbone``, whose configs, two milliseconds each, are made when asked for."""
+    """Hydra's group ``backbone``, whose configs, two milliseconds each, are made when asked for.
+
+    A copy in another process, where a launcher has a sweep's run composed, is made there anew, and
+    with it all else that composing needs.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return register, ()
 
     def __getitem__(self, file: str) -> ConfigNode:
         config = super().__getitem__(file)
@@ -55,41 +63,68 @@ class BackboneGroup(dict[str, ConfigNode | None]):
         return config
 
 
-def prepare(arguments: Sequence[str]) -> list[str]:
-    """Register the backbones as Hydra's group ``backbone`` and check the command before Hydra does.
-
-    Returns:
-        The arguments that Hydra is to have; see ``run_config.for_hydra``.
-
-    Raises:
-        ValueError: A name or key that does not exist, with the nearest ones that do.
-    """
+def register() -> BackboneGroup:
+    """Register the backbones as Hydra's group ``backbone``, and what configs may compute."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     ConfigStore.__deepcopy__ = lambda self, memo: self
-    ConfigStore.instance().repo["backbone"] = BackboneGroup.fromkeys(
-        f"{name}.yaml" for name in list_backbones()
-    )
+    group = BackboneGroup.fromkeys(f"{name}.yaml" for name in list_backbones())
+    ConfigStore.instance().repo["backbone"] = group
     register_resolvers()
+    return group
+
+
+def prepare(arguments: Sequence[str]) -> list[str]:
+    """Register the backbones and check the command before Hydra does.
+
+    Returns:
+        The command as Hydra is to have it: with the names that patterns stand for; see also
+        ``run_config.for_hydra``.
+
+    Raises:
+        ValueError: A name or key that does not exist, with the nearest ones that do.
+    """
+    register()
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
         return list(arguments)  # Hydra answers --cfg and its like itself
+    check_launcher(arguments)
+    arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
     jobs = _jobs(overrides) if flags else [overrides]
-    for job in jobs:
+    seedless = [tuple(one for one in job if not one.startswith("seed=")) for job in jobs]
+    for job in dict.fromkeys(seedless) if flags else jobs:  # all seeds compose alike
         _check(job)
     return for_hydra(arguments, jobs)
 
 
+def swept(arguments: Sequence[str]) -> list[str]:
+    """The keys of a sweep's command that have several values."""
+    typed = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
+    parsed = OverridesParser.create().parse_overrides(typed)
+    return [one.get_key_element().lstrip("+~") for one in parsed if one.is_sweep_override()]
+
+
+def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
+    """Whether an option of a group is one of the task that is typed, or of the usual one."""
+    typed = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    task = typed.get("task", "classification")
+
+    def fits(group: str, name: str) -> bool:
+        if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
+            return True
+        tasks = _tasks_of(CONFIGS / group / f"{name}.yaml", group)
+        return not tasks or task in tasks
+
+    return fits
+
+
 def varied(arguments: Sequence[str]) -> list[str]:
-    """The keys that a sweep gives several values, but for those that its folders tell already."""
+    """The same, but for those that the folders of the runs tell already; none without a sweep."""
     if not any(argument in SWEEP for argument in arguments):
         return []
-    overrides = [argument for argument in arguments if not argument.startswith("-")]
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    keys = [item.get_key_element().lstrip("+~") for item in parsed if item.is_sweep_override()]
-    return [key for key in keys if key not in ("task", "backbone", "ckpt")]
+    return [key for key in swept(arguments) if key not in ("task", "backbone", "ckpt")]
 
 
 def resolved(config: Any) -> dict[str, Any]:
@@ -101,7 +136,7 @@ def resolved(config: Any) -> dict[str, Any]:
     config = dict(config)
     for option, hint in TOP.items():
         check_value(option, config[option], hint)
-    for group in GROUPS:
+    for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
@@ -221,6 +256,8 @@ def _check(overrides: Sequence[str]) -> None:
             raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
         if group in GROUPS and (group != key or (equals and value in ("", "null"))):
             raise ValueError(f"{override} is refused: a run needs its {group}")
+        if key == "logger" and value in ("", "null"):
+            raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
         if group in GROUPS and value.startswith("["):
             raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
     try:
@@ -247,7 +284,7 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if group == "backbone":  # its options are too many for a message
         return _refusal(name)
-    options = list(error.options or [])
+    options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"there is no {group} called {name!r}; {hint}known: {', '.join(options)}"

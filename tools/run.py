@@ -29,12 +29,11 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from tools import command_line, run_config, run_help  # noqa: E402
+from tools import command_line, run_config, run_help, sweeps  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
 from tools.processes import is_first_process  # noqa: E402
+from tools.run_folder import ENVIRONMENT  # noqa: E402
 
-# The runs of a sweep that ended in an error of one line, as they would be typed alone.
-failed: list[str] = []
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
 
@@ -52,6 +51,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     from tasks.loading import build_task
     from tasks.optim import build_optimizer, learning_rate_factor
     from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
+    from tools.loggers import closing
+    from tools.outcome import failure_noted
 
     for group, call in (
         ("backbone", create_backbone),
@@ -77,15 +78,23 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         if resumed:
             start = resume.find_start(folder, config["ckpt"], task, config["trainer"])
         facts = report.facts(config, task.model)
+        training = mode == "fit"
+        extras = trainer.extras(config, folder, task) if training else {}
         engine = trainer.make_trainer(
             config["trainer"],
             folder,
             task.monitor,
-            training=mode == "fit",
+            training=training,
             checkpoint_every=config["checkpoint_every"],
+            **extras,
         )
 
-    with run_lock.held(folder, mode), trainer.processes(engine):
+    with (
+        run_lock.held(folder, mode),
+        trainer.processes(engine),
+        failure_noted(folder),
+        closing(engine.loggers),
+    ):
         if mode == "fit":
             run_folder.mark_latest(folder)
             report.announce(facts, config, datamodule)
@@ -120,8 +129,12 @@ def data_of(config: dict[str, Any]) -> Any:
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")
-def main(config: DictConfig) -> None:
-    """Run one composed config; a user's mistake ends in one line, a fault in a traceback."""
+def main(config: DictConfig) -> dict[str, str | None]:
+    """Run one composed config; a user's mistake ends in one line, a fault in a traceback.
+
+    Returns:
+        Of a sweep's run its folder, if it has one, and the command of one that failed.
+    """
     typed = HydraConfig.get().overrides.task
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     swept = None
@@ -129,10 +142,14 @@ def main(config: DictConfig) -> None:
         varied = os.environ.get(SWEPT, "").split()
         given = run_config.as_typed(typed)
         swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
-        # Lightning starts further processes by this command, which has to be that of one run.
-        sys.argv[1:] = typed
+        # Lightning starts further processes by this command, which has to be that of one run, also
+        # where a launcher has it in a process of its own.
+        sys.argv[:] = [str(ROOT / "tools" / "run.py"), *typed]
+        sys.modules["__main__"].__spec__ = None
+        os.environ.pop(ENVIRONMENT, None)  # the folder of the run before
     if not is_first_process():
         logging.disable(logging.WARNING)
+    failed = None
     try:
         with one_line_errors():
             run(command_line.resolved(run_config.job_config(typed, config)), swept)
@@ -140,7 +157,9 @@ def main(config: DictConfig) -> None:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed.append(" ".join(run_config.as_typed(typed)))
+        failed = " ".join(run_config.as_typed(typed))
+    folder = os.environ.get(ENVIRONMENT)
+    return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 
 
 if __name__ == "__main__":
@@ -151,9 +170,13 @@ if __name__ == "__main__":
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head
             print(run_help.text(subject))
             sys.exit()
-        sys.argv[1:] = command_line.prepare(typed_here)
-        os.environ[SWEPT] = " ".join(command_line.varied(typed_here))
-    main()
+        sys.argv[1:] = prepared = command_line.prepare(typed_here)
+        os.environ[SWEPT] = " ".join(command_line.varied(prepared))
+    outcomes = sweeps.outcomes_of(main)
+    if outcomes:
+        with one_line_errors():
+            sweeps.show_table(outcomes, command_line.swept(prepared))
+    failed = [outcome["failed"] for outcome in outcomes if outcome["failed"]]
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)
         sys.exit(2)

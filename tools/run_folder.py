@@ -24,6 +24,10 @@ ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the
 LATEST = "latest"
 # Options that a run and its continuation may differ in: they do not change what is computed.
 FREE_ON_RESUME = {
+    "callbacks.device",
+    "callbacks.gradient_norm",
+    "callbacks.learning_rate",
+    "callbacks.top_k",
     "checkpoint_every",
     "ckpt",
     "data.eval_batch_size",
@@ -38,7 +42,8 @@ FREE_ON_RESUME = {
     "trainer.log_every_n_steps",
     "trainer.profiler",
 }
-FREE_GROUPS = ("callbacks", "logger")
+# Of these groups every option.
+FREE_GROUPS = ("logger", "paper")
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # Of this one command, not of the run.
@@ -239,7 +244,12 @@ def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _is_free(key: str) -> bool:
-    return key in FREE_ON_RESUME | LENGTH or key.partition(".")[0] in FREE_GROUPS
+    return key in LENGTH or may_differ(key)
+
+
+def may_differ(key: str) -> bool:
+    """Whether an option, by its dotted name, changes nothing of what a run computes."""
+    return key in FREE_ON_RESUME or key.partition(".")[0] in FREE_GROUPS
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -163,10 +163,10 @@ def _mixers() -> str:
 def _config(overrides: Sequence[str]) -> str:
     from omegaconf import OmegaConf
 
-    from tools import command_line
+    from tools import command_line, run_config
 
     command_line.prepare(overrides)
-    return OmegaConf.to_yaml(command_line.compose_config(overrides)).rstrip()
+    return OmegaConf.to_yaml(run_config.compose_config(overrides)).rstrip()
 
 
 def _wrapped(label: str, words: Iterable[str]) -> str:

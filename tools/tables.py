@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 Record = dict[str, Any]
 Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how its values are written
 FORMATS = ("table", "json", "csv")
-WORDS = ("backbone", "mixer", "verdict", "note", "step")  # set flush left
+TEXT_FORMATS = ("markdown", "latex")  # besides, where a table is to stand in a text
+# Set flush left.
+WORDS = ("backbone", "mixer", "verdict", "note", "step", "head", "data", "settings", "paper")
 NAMES = ("backbone", "mixer")
 
 
 def write(records: Sequence[Record], form: str, columns: Columns) -> None:
-    """Print records in one of ``FORMATS``; a table has what is among its columns."""
+    """Print records in one of the formats; tables have what is among their columns."""
     if form == "json":
         print(json.dumps([_rounded(record) for record in records], indent=2))
     elif form == "csv":
@@ -25,7 +28,35 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
         writer.writerows(_rounded(record) for record in records)
     else:
         shown = {key: columns[key] for key in records[0] if key in columns}
-        (_write_rich if sys.stdout.isatty() else _write_plain)(records, shown)
+        terminal = _write_rich if sys.stdout.isatty() else _write_plain
+        {"markdown": _write_markdown, "latex": _write_latex}.get(form, terminal)(records, shown)
+
+
+def _write_markdown(records: Sequence[Record], columns: Columns) -> None:
+    rules = [":---" if key in WORDS else "---:" for key in columns]
+    headings = [heading for heading, _ in columns.values()]
+    for row in (headings, rules, *(_cells(record, columns) for record in records)):
+        print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
+
+
+def _write_latex(records: Sequence[Record], columns: Columns) -> None:
+    """A tabular with the lines of the package booktabs."""
+    headings = [heading for heading, _ in columns.values()]
+    rows = [headings, *(_cells(record, columns) for record in records)]
+    aligned = "".join("l" if key in WORDS else "r" for key in columns)
+    lines = [" & ".join(map(_latex, row)) + r" \\" for row in rows]
+    print(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", lines[0], r"\midrule", sep="\n")
+    print(*lines[1:], r"\bottomrule", r"\end{tabular}", sep="\n")
+
+
+def _latex(text: str) -> str:
+    """A cell with the characters that LaTeX reads as commands written as themselves."""
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
+    return (
+        text.replace("~", r"\textasciitilde ")
+        .replace("^", r"\textasciicircum ")
+        .replace("±", r"$\pm$")
+    )
 
 
 def _write_plain(records: Sequence[Record], columns: Columns) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -26,9 +27,11 @@ from tasks.callbacks import ProgressLines
 from tasks.checkpoint_io import LAST, AtomicCheckpointIO
 from tasks.exact_resume import ExactResume
 from tasks.keeping import KeepLast
-from tasks.loggers import CsvLog, RunLog, TensorBoardLog
+from tasks.loggers import CsvLog, RunLog
 from tasks.loops import exact_loops
 from tasks.pace import Pace, PaceBar
+from tools.callbacks import make_callbacks, make_profiler
+from tools.loggers import make_loggers
 from tools.resume import Start
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -42,15 +45,19 @@ def make_trainer(
     monitor: str,
     *,
     training: bool,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
     checkpoint_every: float | None = None,
 ) -> Trainer:
-    """Build a Trainer that leaves metrics.csv, TensorBoard events and checkpoints/{last,best}.ckpt.
+    """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
         options: Arguments of Lightning's Trainer.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
         training: Whether to keep logs, which an evaluation does not need.
+        callbacks: Besides those that every run has.
+        loggers: Besides metrics.csv.
         checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
             them at validations and ends of epochs only.
 
@@ -73,13 +80,14 @@ def make_trainer(
         enable_version_counter=False,
     )
     last = KeepLast(checkpoints / LAST, checkpoint_every)
-    logs = [CsvLog(folder / "metrics.csv"), TensorBoardLog(folder / "tensorboard")]
+    logs = [CsvLog(folder / "metrics.csv"), *loggers]
+    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
     try:
         trainer = Trainer(
-            **{**options, "strategy": _strategy(options["strategy"])},
+            **{**options, "strategy": _strategy(options["strategy"]), "profiler": profiler},
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[ExactResume(), pace, progress, best, last],
+            callbacks=[ExactResume(), pace, progress, *callbacks, *shown, best, last],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -92,6 +100,21 @@ def make_trainer(
     exact_loops(trainer)
     _say_crowded(trainer)
     return trainer
+
+
+def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
+    """The callbacks and loggers that a config asks for, as ``make_trainer`` takes them.
+
+    Raises:
+        ValueError: One that there is not, or an option that it does not have.
+    """
+    options = config["callbacks"]
+    check_arguments(make_callbacks, options, "callbacks")
+    checkpoints = folder / "checkpoints"
+    return {
+        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_names, **options),
+        "loggers": make_loggers(config["logger"], folder, config),
+    }
 
 
 def _check(options: Mapping[str, Any]) -> None:

@@ -42,6 +42,11 @@ FEATURES = {
     "onnx": "exports to ONNX",
     "onnxruntime": "exports to ONNX",
     "onnxscript": "exports to ONNX",
+    "hydra-joblib-launcher": "hydra/launcher=joblib",
+    "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
+    "optuna": "tools/search.py",
+    "wandb": "logger=wandb",
+    "mlflow-skinny": "logger=mlflow",
 }
 
 Status = Literal["ok", "untested version", "missing"]

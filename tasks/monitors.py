@@ -1,0 +1,76 @@
+"""Callbacks that a run has if its config asks for them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import Optimizer
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+class StopEarly(EarlyStopping):
+    """Lightning's early stopping, judged after every validation, that says why it stopped."""
+
+    def __init__(self, metric: str, patience: int, mode: str, min_delta: float) -> None:
+        # After validation and not at the epoch's end: by then the last checkpoint is written,
+        # which has to know how long there was no improvement.
+        super().__init__(
+            metric, min_delta=min_delta, patience=patience, mode=mode,
+            check_on_train_epoch_end=False,
+        )  # fmt: skip
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say why, if it was this that ended training."""
+        if self.stopped_epoch:
+            best = float(self.best_score)
+            say(
+                f"Stopped early after epoch {self.stopped_epoch + 1}: {self.monitor} was best at "
+                f"{best:.4g} and has not improved in {self.wait_count} validations"
+            )
+
+
+class TopCheckpoints(ModelCheckpoint):
+    """The best checkpoints by a metric; a class of its own, since states are kept by class."""
+
+    def __init__(self, folder: Path, metric: str, count: int) -> None:
+        name = metric.rpartition("/")[2]
+        super().__init__(
+            dirpath=folder, monitor=metric, mode="max", save_top_k=count,
+            filename=f"top_epoch_{{epoch:03d}}_{name}_{{{metric}:.4f}}",
+            auto_insert_metric_name=False, enable_version_counter=False,
+        )  # fmt: skip
+
+
+class GradientNorm(Callback):
+    """Log the norm of all gradients, before they are clipped, as ``train/gradient_norm``.
+
+    Args:
+        every: Steps between two entries.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Gradients are whole here, unscaled and not yet clipped."""
+        if trainer.global_step % self.every:
+            return
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        squares = torch.stack(torch._foreach_norm(gradients)).float().square().sum()
+        if isinstance(trainer.strategy, FSDPStrategy):  # each process has a part
+            squares = trainer.strategy.reduce(squares, reduce_op="sum")
+        # Not by the module's log, which would repeat the value at the steps between two entries.
+        for logger in trainer.loggers:
+            logger.log_metrics(
+                {"train/gradient_norm": float(squares.sqrt())}, step=trainer.global_step
+            )

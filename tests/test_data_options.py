@@ -1,0 +1,25 @@
+"""One command line serves sample and real data: their files have the same options."""
+
+import pytest
+import yaml
+
+from tests.runs import CONFIGS
+
+# What says where a set's files are, or how a sample is made.
+PLACES = {"train_annotations", "train_images", "val_annotations", "val_images"}
+MADE = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
+        "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
+
+
+def options(name):
+    return set(yaml.safe_load((CONFIGS / "data" / f"{name}.yaml").read_text())["data"])
+
+
+@pytest.mark.parametrize(
+    ("sample", "real"),
+    [("sample_classification", "imagenet"), ("sample_transfer", "cifar100"),
+     ("sample_detection", "coco"), ("sample_segmentation", "ade20k")],
+)  # fmt: skip
+def test_sample_and_real_set_have_the_same_options(sample, real):
+    assert options(sample) - MADE == options(real) - PLACES
+    assert {"eval_batch_size", "num_workers", "image_size"} <= options(real)

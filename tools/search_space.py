@@ -1,0 +1,124 @@
+"""What a search may choose from, in the words that Hydra has for the values of a sweep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of one setting: some given ones, or all numbers between two.
+
+    Attributes:
+        key: As it is typed.
+        choices: The given values, as they are typed; empty for numbers.
+        low: The lowest number.
+        high: The highest number.
+        step: Between whole numbers; None for any number.
+        log: Whether to draw evenly on a logarithmic scale.
+    """
+
+    key: str
+    choices: tuple[str, ...] = ()
+    low: Number = 0
+    high: Number = 0
+    step: int | None = None
+    log: bool = False
+
+    def __str__(self) -> str:
+        """One line for the file that a search is recognised by."""
+        if self.choices:
+            return f"{self.key}={','.join(self.choices)}"
+        kind = " log" if self.log else f" step {self.step}" if self.step else ""
+        return f"{self.key}=[{self.low}, {self.high}]{kind}"
+
+    @property
+    def first(self) -> str:
+        """The setting with its first value, to be checked before anything runs."""
+        return f"{self.key}={self.choices[0] if self.choices else self.low}"
+
+    @property
+    def last(self) -> str:
+        """The setting with its last value."""
+        return f"{self.key}={self.choices[-1] if self.choices else self.high}"
+
+    def distribution(self) -> Any:
+        """The same for Optuna."""
+        from optuna.distributions import (
+            CategoricalDistribution,
+            FloatDistribution,
+            IntDistribution,
+        )
+
+        if self.choices:
+            return CategoricalDistribution(self.choices)
+        if self.step is not None:
+            return IntDistribution(int(self.low), int(self.high), step=self.step)
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+
+def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
+    """The spaces among the arguments of a run, and the arguments that are none.
+
+    Raises:
+        ValueError: There is no space, or one that has nothing in it.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    # Hydra's own word for a logarithmic interval is tag(log, interval(a, b)).
+    pattern = r"=interval\(([^,()]+),([^,()]+),\s*log\s*\)$"
+    arguments = [re.sub(pattern, r"=tag(log,interval(\1,\2))", item) for item in arguments]
+    if any(argument.startswith("-") for argument in arguments):
+        raise ValueError("a search is no sweep: leave out -m; each KEY=SPACE is searched")
+    try:
+        parsed = OverridesParser.create().parse_overrides(arguments)
+    except HydraException as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    spaces = [_space(one) for one in parsed if one.is_sweep_override()]
+    fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+    if not spaces:
+        raise ValueError(
+            "nothing to search: give at least one setting several values, such as "
+            "'optimizer.lr=interval(1e-4,1e-2,log)' or 'optimizer.weight_decay=0.01,0.05'"
+        )
+    return spaces, fixed
+
+
+def _space(override: Any) -> Space:
+    from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, RangeSweep
+
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, ChoiceSweep):
+        return Space(key, tuple(override.sweep_string_iterator()))
+    if isinstance(value, IntervalSweep):
+        log = "log" in value.tags
+        if not value.start < value.end or (log and value.start <= 0):
+            raise ValueError(
+                f"{override.input_line} has nothing in it; an interval goes up, on a log scale "
+                "from above 0"
+            )
+        return Space(key, low=value.start, high=value.end, log=log)
+    if isinstance(value, RangeSweep):
+        numbers = list(value.range())
+        if not numbers or not all(isinstance(one, int) for one in numbers):
+            raise ValueError(
+                f"{override.input_line} is no range of whole numbers; for others write "
+                f"{key}=interval(0.1,0.5) or {key}=0.1,0.2,0.5"
+            )
+        low, high = min(numbers), max(numbers)
+        return Space(key, low=low, high=high, step=abs(int(value.step)))
+    raise ValueError(
+        f"{override.input_line} cannot be searched; write interval(a,b), interval(a,b,log), "
+        "range(a,b) or the values with commas between them"
+    )
+
+
+def typed_values(spaces: Sequence[Space], chosen: Mapping[str, Any]) -> list[str]:
+    """The chosen values as arguments of a run, exact to the last digit."""
+    return [f"{space.key}={chosen[space.key]}" for space in spaces]
