@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
-install:  ## make .venv with everything in it (about 9 minutes once, then nothing to do)
+install:  ## make .venv with everything in it (2 minutes and 3.3 GB once, then nothing to do)
 	@bash tools/install.sh
 
 demo: install  ## train a small detector on sample data (6 minutes on 2 idle cores)

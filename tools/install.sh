@@ -119,7 +119,7 @@ echo "Installing into $PWD/$venv. To watch: tail -f $log"
 
 step 1/3 "virtual environment ($("$python" --version))"
 make_venv
-step 2/3 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of about 2.5 GB)"
+step 2/3 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of 3.3 GB)"
 pip_install pip
 pip_install -e ".[$extras]"
 # imaug, which mmdet needs, asks for opencv-python and for opencv-python-headless. Both fill the same
