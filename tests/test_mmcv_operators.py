@@ -194,11 +194,13 @@ def test_compiled_operators_are_left_alone(tmp_path):
     assert in_a_process(code, a_package(tmp_path, compiled=True)) == [f"{tmp_path}/mmcv/_ext.py"]
 
 
-@pytest.mark.parametrize("first", ["heads", "heads.linear", "datamodules.dense"])
+@pytest.mark.parametrize(
+    "first", ["heads", pytest.param("datamodules.dense", marks=pytest.mark.slow)]
+)
 def test_an_mmcv_without_operators_finds_ours(first, tmp_path):
-    code = f"import {first}, mmcv._ext\nprint(mmcv._ext.__file__, 'mmcv.ops' in sys.modules)"
+    code = f"import {first}, importlib.util\nprint(importlib.util.find_spec('mmcv._ext').origin)"
     found = in_a_process(code, a_package(tmp_path, compiled=False))
-    assert found == [f"{ROOT}/heads/mmcv_adapter/__init__.py", "False"]
+    assert found == [f"{ROOT}/heads/mmcv_adapter/__init__.py"]
 
 
 def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
@@ -206,8 +208,8 @@ def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
     (tmp_path / "beside.py").write_text("name = 'beside'")
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys, beside, mmcv._ext\n"
-        "print(__name__, sys.argv[1:], beside.name, mmcv._ext.__file__)"
+        "import sys, beside, importlib.util as util\n"
+        "print(__name__, sys.argv[1:], beside.name, util.find_spec('mmcv._ext').origin)"
     )
     command = [sys.executable, "-m", "heads.mmcv_finder", str(script), "config.py"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
-COMMANDS = sorted(p.stem for p in TOOLS.glob("*.py") if "usage: python" in p.read_text()[:600])
+SOURCES = {path.stem: path.read_text() for path in TOOLS.glob("*.py")}
+COMMANDS = sorted(
+    name
+    for name, source in SOURCES.items()
+    if "usage: python" in source[:600] and "__main__" in source
+)
 
 
 @pytest.mark.parametrize("command", ["doctor", *COMMANDS])

@@ -54,7 +54,7 @@ RUNS = {
                   "data=coco", "data.root=/data/coco", "backbone.mixer.g2=6"),
     "segmentation": ("task=segmentation", "backbone=deit_t", "head.channels=64",
                      "head.options.decode_head.dropout_ratio=0.3"),
-    "transfer": ("task=transfer", "protocol=linear_probe", "+data.sample_seed=3"),
+    "transfer": ("task=transfer", "protocol=linear_probe", "++data.sample_seed=3"),
     "recipe": ("recipe=ffnet", "backbone=ffnet_3", "data=imagenet", "data.root=/data/imagenet",
                "data.image_size=288"),
     "experiment": ("experiment=iffn_swin_t", "data.root=/data/imagenet"),

@@ -220,4 +220,5 @@ def _show(study: Any, metric: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())
