@@ -151,11 +151,35 @@ class BaseTask(LightningModule):
         total = torch.stack([value for name, value in losses.items() if "loss" in name]).sum()
         self._refuse_nan(total)
         size = batch_size(batch)
-        logged = {f"train/{name}": value.detach() for name, value in losses.items()}
-        logged["train/lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        self.log_dict(logged, batch_size=size)
-        self.log("train/loss", total.detach(), prog_bar=True, batch_size=size)
+        shown = {f"train/{name}": value.detach() for name, value in losses.items()}
+        shown["train/loss"] = total.detach()
+        if self.trainer.world_size > 1 and self._is_shown(batch_idx):
+            shown = self._mean_over_processes(shown)
+        loss = shown.pop("train/loss")
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log_dict({**shown, "train/lr": rate}, batch_size=size)
+        self.log("train/loss", loss, prog_bar=True, batch_size=size)
         return total
+
+    def _is_shown(self, batch_idx: int) -> bool:
+        """Whether the losses of a batch are written down, or looked at when it is over.
+
+        Other batches need not wait for each other's losses. All processes must come to the same
+        answer.
+        """
+        trainer = self.trainer
+        every = trainer.log_every_n_steps
+        if every and (self.global_step + 1) % every == 0:
+            return True
+        if batch_idx + 1 == trainer.num_training_batches:
+            return True
+        validated = trainer.val_check_batch  # None where validation goes by the clock
+        return validated is not None and (batch_idx + 1) % validated == 0
+
+    def _mean_over_processes(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        stacked = torch.stack([value.float() for value in values.values()])
+        means = self.trainer.strategy.reduce(stacked, reduce_op="mean")
+        return dict(zip(values, means.unbind(), strict=True))
 
     def prepare_batch(self, batch: Batch) -> Batch:
         """Change a training batch on its device, before the loss; nothing by default."""

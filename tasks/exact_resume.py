@@ -68,8 +68,13 @@ class ExactResume(Callback):
         self._restore = states[trainer.global_rank % len(states)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to go on with other batches than the run began with; follow the schedule."""
+        """Refuse to go on with other batches than the run began with; follow the schedule.
+
+        A run that begins has its weights by now, equal in all processes; what they draw from here
+        on, such as mixup's shares and the paths to drop, is each one's own.
+        """
         if self._expected is None:
+            seed_process(trainer.global_rank)
             return
         now = _position(trainer, validation_due=False)
         for name, what in (
@@ -129,6 +134,20 @@ def _follow(callbacks: dict[str, Any], folder: Path) -> None:
                 state[key] = new + value.removeprefix(old)
         best = state.get("best_k_models", {})
         state["best_k_models"] = {new + k.removeprefix(old): v for k, v in best.items()}
+
+
+def seed_process(rank: int) -> None:
+    """Give each process of a run random numbers of its own; the first one keeps those it has.
+
+    Args:
+        rank: Of this process. All were seeded alike, by the run's seed.
+    """
+    if rank == 0:
+        return
+    seeds = np.random.SeedSequence(torch.initial_seed(), spawn_key=(rank,)).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(seeds[1])
+    torch.manual_seed(int(seeds[2]))  # of the GPU too
 
 
 def random_state() -> dict[str, Any]:

@@ -143,12 +143,27 @@ def test_bfloat16(task, tmp_path, capsys):
 
 
 def test_two_processes_evaluate_like_one(outputs, tmp_path, capsys, one_thread):
-    typed = arguments("segmentation", tmp_path, trainer="ddp_cpu", backbone="poolformer_s12")
-    ended = command(typed)
+    more = ["trainer.log_every_n_steps=1", "++head.options.auxiliary_head.dropout_ratio=0.0",
+            "backbone.drop_path_rate=0.0", "head.class_weights=null"]  # fmt: skip
+    options = {"backbone": "poolformer_s12"}
+    ended = command(arguments("segmentation", tmp_path, *more, trainer="ddp_cpu", **options))
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("Run folder") == ended.out.count("epoch 1/1") == 1
     folder = ended.folder()
     assert len(list(folder.parent.iterdir())) == 2  # the run and the link to it
+    assert "6 training images in batches of 4 (2 processes x 2), 1 epoch" in ended.out
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    first, second = last["random_state"]
+    for name in ("torch", "python", "numpy"):
+        assert str(first[name]) != str(second[name]), name
+    # One process with both halves of the batch has the same losses, after the step too; weighted
+    # means would be over the pixels of each process.
+    whole = arguments("segmentation", tmp_path / "one", *more, "data.batch_size=4", **options)
+    alone = run_here(whole, capsys).folder()
+    both = (read_rows(path / "metrics.csv") for path in (alone, folder))
+    for expected, row in zip(*both, strict=True):
+        losses = {name: value for name, value in expected.items() if "loss" in name}
+        assert {name: row[name] for name in losses} == pytest.approx(losses, rel=1e-6)
     typed = arguments("segmentation", tmp_path, "mode=validate", f"ckpt={folder}",
                       backbone="poolformer_s12")  # fmt: skip
     alone = run_here(typed, capsys)

@@ -66,13 +66,22 @@ def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def announce(
-    known: Mapping[str, Any], config: Mapping[str, Any], datamodule: BaseDataModule
+    known: Mapping[str, Any],
+    config: Mapping[str, Any],
+    datamodule: BaseDataModule,
+    processes: int = 1,
 ) -> None:
-    """Say in one line what is about to be trained."""
+    """Say in one line what is about to be trained, and by how many processes if by several."""
     epochs, batch = config["trainer"]["max_epochs"], config["data"]["batch_size"]
+    accumulated = config["trainer"]["accumulate_grad_batches"]
+    batches = f"{batch}"
+    if processes > 1:
+        parts = f"{processes} processes x {batch}"
+        parts += f" x {accumulated} accumulated" if accumulated > 1 else ""
+        batches = f"{processes * batch * accumulated} ({parts})"
     say(
         f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
-        f"{len(datamodule.dataset('train'))} training images in batches of {batch}, "
+        f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
         f"{epochs} epoch{'s' * (epochs != 1)}"
     )
 

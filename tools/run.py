@@ -31,7 +31,7 @@ from omegaconf import DictConfig  # noqa: E402
 
 from tools import command_line, run_config, run_help, sweeps  # noqa: E402
 from tools.errors import one_line_errors  # noqa: E402
-from tools.processes import is_first_process  # noqa: E402
+from tools.processes import check_trainer, is_first_process  # noqa: E402
 from tools.run_folder import ENVIRONMENT  # noqa: E402
 
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
@@ -60,6 +60,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         ("schedule", learning_rate_factor),
     ):
         check_arguments(call, config[group], group)
+    check_trainer(config["trainer"])
     started = time.perf_counter()
     mode = config["mode"]
     if mode != "fit":
@@ -97,7 +98,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     ):
         if mode == "fit":
             run_folder.mark_latest(folder)
-            report.announce(facts, config, datamodule)
+            report.announce(facts, config, datamodule, engine.world_size)
             if start:
                 resume.announce(start, other_length)
                 run_folder.keep_config(folder, config)

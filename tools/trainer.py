@@ -95,7 +95,7 @@ def make_trainer(
             num_sanity_val_steps=0,
             use_distributed_sampler=False,  # the datamodules' samplers know the processes
         )
-    except (MisconfigurationException, ValueError, TypeError) as error:
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     exact_loops(trainer)
     _say_crowded(trainer)
