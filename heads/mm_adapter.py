@@ -45,14 +45,20 @@ class ToolkitModel(nn.Module):
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Losses (names with "loss", to be summed) and figures to watch, each a scalar."""
-        data = self.model.data_preprocessor(dict(batch), training=True)
+        data = self._prepared(batch, training=True)
         losses = self.model(**data, mode="loss")
         return {name: _total(value) for name, value in losses.items()}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
         """The toolkit's data samples with predictions at the original image size."""
-        data = self.model.data_preprocessor(dict(batch), training=False)
+        data = self._prepared(batch, training=False)
         return self.model(**data, mode="predict")
+
+    def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """The batch as the toolkit's model takes it, the images in the precision of its weights."""
+        data: dict[str, Any] = self.model.data_preprocessor(dict(batch), training=training)
+        weights = next(self.model.parameters())
+        return data | {"inputs": data["inputs"].to(weights.dtype)}
 
 
 def base_config(toolkit: str, name: str) -> Any:

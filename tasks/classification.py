@@ -144,7 +144,9 @@ class ClassificationTask(BaseTask):
         Where it is wrong the right class stands below; it is grey where a negative label says that
         nobody knows.
         """
-        images = {"image": batch["image"].to(self.device)}
+        # Outside the trainer nothing else brings them to the precision of the weights.
+        weights = next(self.model.parameters())
+        images = {"image": batch["image"].to(weights)}
         best = self.model.predict(images).float().softmax(-1).max(-1)
         tiles = []
         for image, label, guess, share in zip(

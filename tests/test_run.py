@@ -142,6 +142,18 @@ def test_bfloat16(task, tmp_path, capsys):
     assert summary(ended.folder())["metrics"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "transfer", "segmentation"])
+def test_weights_in_bfloat16(task, tmp_path, capsys):
+    """Pictures included, which are drawn outside the trainer."""
+    more = ["trainer.precision=bf16-true", "trainer.limit_train_batches=2"]
+    more += ["backbone.pretrained=false"] if task == "transfer" else []
+    ended = run_here(arguments(task, tmp_path, *more), capsys)
+    assert ended.status == 0, ended.err
+    assert summary(ended.folder())["metrics"]
+    assert list((ended.folder() / "preview").glob("*.png"))
+
+
 def test_two_processes_evaluate_like_one(outputs, tmp_path, capsys, one_thread):
     more = ["trainer.log_every_n_steps=1", "++head.options.auxiliary_head.dropout_ratio=0.0",
             "backbone.drop_path_rate=0.0", "head.class_weights=null"]  # fmt: skip
