@@ -93,11 +93,20 @@ def base_configs(toolkit: str) -> Path:
     return Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
 
 
-def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:
+def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = False) -> nn.Module:
     """Build a toolkit's model around a backbone that already exists.
 
     mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its
     weights, and nothing of ours has to be registered with the toolkit.
+
+    Args:
+        toolkit: "mmdet" or "mmseg".
+        config: The toolkit's, with the parts around the backbone.
+        backbone: Ours.
+        typed: Whether a user has changed the config; what the toolkit raises is then about that.
+
+    Raises:
+        ValueError: A part that the toolkit does not have, or a typed value that it does not take.
     """
     from mmengine.registry import DefaultScope
 
@@ -110,7 +119,15 @@ def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:
     # and keeps its weights.
     with quiet(), DefaultScope.overwrite_default_scope(toolkit):
         models = importlib.import_module(f"{toolkit}.registry").MODELS
-        model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
+        try:
+            model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
+        except Exception as error:
+            if not typed:
+                raise
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(
+                f"{toolkit} cannot build a model with head.options: {reason}"
+            ) from error
         model.init_weights()  # type: ignore[operator]
     return model
 
@@ -124,6 +141,13 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(disabled)
+
+
+def check_least(**options: float | None) -> None:
+    """Refuse sizes and numbers below 1, or a scale that is not above 0, if they are given."""
+    for name, value in options.items():
+        if value is not None and (value < 1 if isinstance(value, int) else value <= 0):
+            raise ValueError(f"head.{name}={value} is too low")
 
 
 def check_pyramid(backbone: Backbone, head: str) -> list[int]:

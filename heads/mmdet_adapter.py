@@ -12,6 +12,7 @@ from heads.mm_adapter import (
     ToolkitModel,
     base_config,
     build_model,
+    check_least,
     check_pyramid,
     freeze_unread,
     override,
@@ -58,6 +59,12 @@ def build_detector(
     Raises:
         ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
     """
+    check_least(
+        num_rois=num_rois,
+        num_proposals=num_proposals,
+        mask_size=mask_size,
+        anchor_scale=anchor_scale,
+    )
     config = base_detector(backbone, name)
     freeze_unread(backbone, config.neck.get("start_level", 0))
     set_everywhere(config, "num_classes", num_classes)
@@ -65,7 +72,7 @@ def build_detector(
     if group_norm:
         _normalise(config)
     override(config, options or {})
-    model = build_model("mmdet", config, backbone)
+    model = build_model("mmdet", config, backbone, typed=bool(options))
     _keep_operators_in_float(model)
     return ToolkitModel(model, config)
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_arguments
+from backbones.options import check_arguments, check_complete
 
 # All that a config may have called, by the option that names it: configs come from command lines
 # and from other people's run folders. Who adds a dataset, head or task adds its class here.
@@ -70,6 +70,10 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
         for key, value in config.items()
         if key != "_target_"
     }
+    if arguments.keys() & given.keys():
+        name = min(arguments.keys() & given.keys())
+        raise ValueError(f"{group}.{name} is no option: the run itself sets it; leave it out")
+    check_complete(factory, {**arguments, **given}, group)
     check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,12 +52,17 @@ def _message(error: BaseException | None) -> str | None:
             # Lines of its own stand around what a resolver of ours says.
             text = text.partition(" raised while resolving interpolation: ")[2] or text
             text = text.partition("\n")[0]
+            return text if error.full_key in (None, "") else f"{error.full_key}: {text}"
+        if isinstance(error, HydraException):
+            return " ".join(text.split())
         if "in DataLoader worker process" in text:
             # torch puts the worker's traceback into the text; its last line is the message.
             last = text.strip().splitlines()[-1]
             return last.partition(": ")[2] or last
         if type(error).__name__ == "OutOfMemoryError":
             return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
+        if isinstance(error, MemoryError) or "can't allocate memory" in text:
+            return "the memory of this machine does not suffice; lower data.batch_size or a size"
         if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
             return text
         frames = traceback.extract_tb(error.__traceback__)
