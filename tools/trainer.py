@@ -185,6 +185,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
     except BaseException as error:
         others: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
         lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        lost = lost and "in use" not in str(error).lower() and "EADDRINUSE" not in str(error)
         statuses = [_status(process) for process in others] if lost else []
         for process in others:
             process.kill()  # they wait for this one, which will not come
