@@ -51,9 +51,9 @@ def _message(error: BaseException | None) -> str | None:
         text = str(error)
         if isinstance(error, OmegaConfBaseException):
             # Lines of its own stand around what a resolver of ours says.
-            text = text.partition(" raised while resolving interpolation: ")[2] or text
-            text = text.partition("\n")[0]
-            return text if error.full_key in (None, "") else f"{error.full_key}: {text}"
+            _, resolved, said = text.partition(" raised while resolving interpolation: ")
+            said = (said or text).partition("\n")[0]
+            return said if resolved or not error.full_key else f"{error.full_key}: {said}"
         if isinstance(error, HydraException):
             return " ".join(text.split())
         said = _of_machine(error, text)
