@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,6 +52,17 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"there is no option {group}.{name}; {hint}")
+
+
+def check_complete(call: Callable[..., Any], names: Collection[str], group: str) -> None:
+    """Refuse arguments that lack what a class or function has no default for.
+
+    Raises:
+        ValueError: Names the first option that is missing.
+    """
+    for name, default in keywords(call).items():
+        if default is inspect.Parameter.empty and name not in names:
+            raise ValueError(f"{group}.{name} is missing; pass {group}.{name}=...")
 
 
 def check_value(option: str, value: Any, hint: Any) -> None:
@@ -104,12 +116,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         numbers = int if hint is int else (int, float)
         is_number = isinstance(value, numbers) and not isinstance(value, bool)
-        return is_number and value == value  # which NaN alone is not
+        return is_number and math.isfinite(value)
     if hint in (str, bool, types.NoneType):
         return isinstance(value, hint)
     if hint is Path:
         return isinstance(value, str | Path)
-    if origin in (Sequence, tuple):
+    if origin in (Sequence, tuple, list):
         items = isinstance(value, list | tuple)
         return items and all(_fits(item, choices[0]) for item in value)
     if origin is Mapping:
@@ -124,7 +136,7 @@ def _described(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
     if origin is Literal:
         return f"one of {', '.join(map(str, choices))}"
-    if origin in (Sequence, tuple, Mapping):
+    if origin in (Sequence, tuple, list, Mapping):
         return "a group of options" if origin is Mapping else "a list"
     words = {
         int: "a whole number", float: "a number", bool: "true or false", str: "a text",

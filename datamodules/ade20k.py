@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.base import Split, probability
+from datamodules.base import Split, probability, range_of
 from datamodules.dense import (
     DenseDataModule,
     Results,
     Size,
     Step,
     StrictImage,
-    range_of,
     size_of,
 )
 from datamodules.files import decode, first_few, list_images, require_folder, require_names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from datamodules.sampling import (
     process_group,
 )
 
+# More loader processes than these only fill the memory.
+WORKERS_PER_CORE, MANY_WORKERS = 8, 32
 Split = Literal["train", "val", "predict"]
 
 
@@ -70,6 +73,12 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.num_workers = at_least("num_workers", num_workers, 0)
+        most = max(MANY_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1))
+        if num_workers > most:
+            raise ValueError(
+                f"data.num_workers={num_workers} is too many: {os.cpu_count()} cores serve at most "
+                f"{most}, and one or two a core are usual"
+            )
         self.seed = at_least("seed", seed, 0)
         self.predict_path = predict_path
         self._datasets: dict[Split, SeededDataset] = {}
@@ -272,6 +281,16 @@ def probability(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"data.{name}={value} is no probability; give a number from 0 to 1")
     return value
+
+
+def range_of(name: str, value: Sequence[float]) -> tuple[float, float]:
+    """A range given as its smallest and largest value."""
+    ends = tuple(float(end) for end in value)
+    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
+        raise ValueError(
+            f"data.{name}={list(value)} is no range; give two factors, such as [0.8,1.2]"
+        )
+    return ends
 
 
 def at_least(name: str, value: int, lowest: int) -> int:

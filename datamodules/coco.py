@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import Split, probability
+from datamodules.base import Split, probability, range_of
 from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
 from datamodules.console import say
 from datamodules.dense import (
@@ -16,7 +16,6 @@ from datamodules.dense import (
     DenseDataModule,
     Step,
     StrictImage,
-    range_of,
     refuse_other_size,
     size_of,
 )

@@ -150,16 +150,6 @@ def palette(count: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def range_of(name: str, value: Sequence[float]) -> tuple[float, float]:
-    """A range given as its smallest and largest value."""
-    ends = tuple(float(end) for end in value)
-    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
-        raise ValueError(
-            f"data.{name}={list(value)} is no range; give two factors, such as [0.8,1.2]"
-        )
-    return ends
-
-
 def size_of(name: str, value: int | Sequence[int]) -> Size:
     """A size given as one number or as a pair."""
     pair = (value, value) if isinstance(value, int) else tuple(int(edge) for edge in value)

@@ -80,11 +80,23 @@ def decode(path: str | Path) -> Image.Image:
     tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # Some libraries switch tolerance on for everybody.
     try:
-        with readable(path), Image.open(path) as image:
+        with readable(path), Image.open(plain_file(path)) as image:
             image.load()
             return image
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+
+
+def plain_file(path: str | Path) -> Path:
+    """The path, if reading it can neither wait for another program nor last for ever.
+
+    Raises:
+        OSError: A pipe, a device, a socket or a folder.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError("it is a pipe, device or folder, no plain file")
+    return path
 
 
 @contextlib.contextmanager

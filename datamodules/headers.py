@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFile
 
-from datamodules.files import decode, readable
+from datamodules.files import decode, plain_file, readable
 
 THREADS = 8  # they wait for the disk, or for a file server
 CHUNK = 256
@@ -61,7 +61,7 @@ def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
         FileNotFoundError: The file does not exist.
         ValueError: It is empty, no image, truncated or too large.
     """
-    with readable(path), Image.open(path) as image:
+    with readable(path), Image.open(plain_file(path)) as image:
         width, height = image.size
         end = ENDS.get(image.format or "")
         turned = upright and image.getexif().get(ORIENTATION) in TURNED

@@ -16,6 +16,8 @@ from timm.data.auto_augment import AugmentOp, posterize
 from torch import Tensor
 from torchvision import transforms
 
+from datamodules.base import probability, range_of
+
 Transform = Callable[[Image.Image], Tensor]
 
 
@@ -74,6 +76,10 @@ class PaperAugmentation:
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
+    def __post_init__(self) -> None:
+        """Refuse values that no transform takes, before any image is read."""
+        check_augmentation(self)
+
     def train(self, size: int) -> Transform:
         """Random resized crop, flip, policy, normalisation, erasing."""
         made = create_transform(
@@ -130,6 +136,10 @@ class LightAugmentation:
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
+    def __post_init__(self) -> None:
+        """Refuse values that no transform takes, before any image is read."""
+        check_augmentation(self)
+
     def train(self, size: int) -> Transform:
         """Shift, rotation and scale about the centre, flip, colour, normalisation, erasing.
 
@@ -165,6 +175,35 @@ class LightAugmentation:
 
     def _resize(self, size: int) -> transforms.Resize:
         return transforms.Resize((size, size), interpolation=transforms.InterpolationMode.BICUBIC)
+
+
+def check_augmentation(made: Augmentation) -> None:
+    """Refuse values that no transform takes.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    values = vars(made)
+    for name in ("flip", "random_erasing"):
+        probability(f"augmentation.{name}", values[name])
+    for name in ("color_jitter", "shift", "degrees"):
+        if values.get(name, 0) < 0:
+            raise ValueError(f"data.augmentation.{name}={values[name]} must not be below 0")
+    if not 0 < values.get("crop_pct", 1) <= 1 or values.get("shift", 0) >= 0.5:
+        raise ValueError("data.augmentation: crop_pct is above 0 and at most 1, shift below 0.5")
+    for name in ("scale", "crop_scale", "crop_ratio"):
+        if name in values:
+            range_of(f"augmentation.{name}", values[name])
+    for name in ("mean", "std"):
+        if len(values[name]) != 3 or (name == "std" and min(values[name]) <= 0):
+            raise ValueError(
+                f"data.augmentation.{name}={list(values[name])}: three numbers are needed, one a "
+                "channel, deviations above 0"
+            )
+    try:
+        made.train(64), made.eval(64)
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data.augmentation={values} cannot be used: {error!r}") from error
 
 
 def guarded_posterize(image: Image.Image, bits_to_keep: int, **_: object) -> Image.Image:

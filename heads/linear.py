@@ -40,6 +40,9 @@ class LinearClassifier(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        for name, share in (("label_smoothing", label_smoothing), ("drop", drop)):
+            if not 0 <= share < 1:
+                raise ValueError(f"head.{name} must be from 0 to below 1, got {share}")
         self.backbone = backbone
         self.classifier = self._make_classifier(num_classes, drop)
         self.label_smoothing = label_smoothing

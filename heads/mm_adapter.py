@@ -16,8 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.options import unknown
 
 STRIDES = (4, 8, 16, 32)
+# Types that are in no registry: mmcv's operators.
+UNREGISTERED = ("RoIAlign", "RoIPool", "nms", "soft_nms")
+# Keys by which the toolkits look elsewhere for what they build, or load weights from a path or URL.
+FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "checkpoint")
 
 
 class ToolkitModel(nn.Module):
@@ -94,21 +99,41 @@ def base_configs(toolkit: str) -> Path:
     return Path(str(package.__file__)).parent / ".mim" / "configs" / "_base_"
 
 
-def build_model(toolkit: str, config: Any, backbone: Backbone) -> nn.Module:
+def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = False) -> nn.Module:
     """Build a toolkit's model around a backbone that already exists.
 
     mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its
     weights, and nothing of ours has to be registered with the toolkit.
+
+    Args:
+        toolkit: "mmdet" or "mmseg".
+        config: The toolkit's, with the parts around the backbone.
+        backbone: Ours.
+        typed: Whether a user has changed the config; what the toolkit raises is then about that.
+
+    Raises:
+        ValueError: A part that the toolkit does not have, or a typed value that it does not take.
     """
     from mmengine.registry import DefaultScope
 
     importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
+    config.pop("pretrained", None)
+    config.backbone = None
+    refuse_unregistered(toolkit, config)
     config.backbone = {"type": lambda: backbone}
     # Heads and necks start from the toolkit's own initialisation; a Backbone has no init_weights
     # and keeps its weights.
     with quiet(), DefaultScope.overwrite_default_scope(toolkit):
         models = importlib.import_module(f"{toolkit}.registry").MODELS
-        model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
+        try:
+            model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
+        except Exception as error:
+            if not typed:
+                raise
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(
+                f"{toolkit} cannot build a model with head.options: {reason}"
+            ) from error
         model.init_weights()  # type: ignore[operator]
     return model
 
@@ -122,6 +147,13 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(disabled)
+
+
+def check_least(**options: float | None) -> None:
+    """Refuse sizes and numbers below 1, or a scale that is not above 0, if they are given."""
+    for name, value in options.items():
+        if value is not None and (value < 1 if isinstance(value, int) else value <= 0):
+            raise ValueError(f"head.{name}={value} is too low")
 
 
 def check_pyramid(backbone: Backbone, head: str) -> list[int]:
@@ -166,8 +198,9 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
             ``{"rpn_head.anchor_generator": {"scales": [4]}}``; items of a list go by their number.
 
     Raises:
-        ValueError: A key that the config does not have.
+        ValueError: A key that the config does not have, or what ``refuse_foreign`` refuses.
     """
+    refuse_foreign(options)
     for dotted, value in options.items():
         *parents, last = (int(name) if name.isdigit() else name for name in str(dotted).split("."))
         node = config
@@ -183,6 +216,57 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
             override(node[last], value)
         else:
             node[last] = value
+
+
+def refuse_foreign(options: Any) -> None:
+    """Refuse options that would have a toolkit import or read what is none of its own.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    if isinstance(options, list | tuple):
+        for item in options:
+            refuse_foreign(item)
+    elif isinstance(options, Mapping):
+        for key, value in options.items():
+            last = str(key).rpartition(".")[2]
+            if last in FOREIGN:
+                raise ValueError(
+                    f"head.options: {key} is refused, as nothing from elsewhere is read; options "
+                    "are values of the toolkit's own parts"
+                )
+            refuse_foreign(value)
+
+
+def refuse_unregistered(toolkit: str, config: Any) -> None:
+    """Refuse a config with a ``type`` that is no part of a toolkit, whose modules are imported.
+
+    mmengine imports and calls whatever another name leads to.
+
+    Raises:
+        ValueError: Names the type, and those that are near to it.
+    """
+    from mmengine.registry import Registry
+
+    known = {*UNREGISTERED}
+    for package in (toolkit, "mmengine"):
+        for registry in vars(importlib.import_module(f"{package}.registry")).values():
+            known |= registry.module_dict.keys() if isinstance(registry, Registry) else set()
+
+    def check(value: Any) -> None:
+        if isinstance(value, list | tuple):
+            for item in value:
+                check(item)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if key == "type" and not isinstance(item, Mapping) and item not in known:
+                    raise ValueError(
+                        f"head.options: type={item} is refused: "
+                        + unknown(f"part of {toolkit}", str(item), known, "see its documentation.")
+                    )
+                check(item)
+
+    check(config)
 
 
 def _has(node: Any, name: str | int) -> bool:

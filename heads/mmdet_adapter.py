@@ -12,6 +12,7 @@ from heads.mm_adapter import (
     ToolkitModel,
     base_config,
     build_model,
+    check_least,
     check_pyramid,
     freeze_unread,
     override,
@@ -58,6 +59,12 @@ def build_detector(
     Raises:
         ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
     """
+    check_least(
+        num_rois=num_rois,
+        num_proposals=num_proposals,
+        mask_size=mask_size,
+        anchor_scale=anchor_scale,
+    )
     config = base_detector(backbone, name)
     freeze_unread(backbone, config.neck.get("start_level", 0))
     set_everywhere(config, "num_classes", num_classes)
@@ -65,7 +72,7 @@ def build_detector(
     if group_norm:
         _normalise(config)
     override(config, options or {})
-    model = build_model("mmdet", config, backbone)
+    model = build_model("mmdet", config, backbone, typed=bool(options))
     _keep_operators_in_float(model)
     return ToolkitModel(model, config)
 
@@ -89,7 +96,8 @@ def _keep_operators_in_float(model: nn.Module) -> None:
     """Let a detector train in bfloat16, which mmcv's RoIAlign and NMS do not take.
 
     Features enter the RoI extractors in single precision, and scores and boxes leave the heads
-    in it; all layers with weights keep the precision that the run asks for.
+    in it; all layers with weights keep the precision that the run asks for. Where that is the
+    weights' own, pooled features turn back to it.
     """
     from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
     from mmdet.models.roi_heads.bbox_heads import BBoxHead
@@ -99,8 +107,15 @@ def _keep_operators_in_float(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, BaseRoIExtractor):
             module.register_forward_pre_hook(lambda _, inputs: _float(inputs))
+        if isinstance(module, BBoxHead | FCNMaskHead):
+            module.register_forward_pre_hook(_like_weights)
         if isinstance(module, BaseDenseHead | BBoxHead | FCNMaskHead):
             module.register_forward_hook(lambda *call: _float(call[-1]))
+
+
+def _like_weights(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dtype = next(head.parameters()).dtype
+    return tuple(item.to(dtype) for item in inputs)
 
 
 def _float(value: Any) -> Any:

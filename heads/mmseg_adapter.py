@@ -10,6 +10,7 @@ from heads.mm_adapter import (
     ToolkitModel,
     base_config,
     build_model,
+    check_least,
     check_pyramid,
     override,
     set_everywhere,
@@ -61,6 +62,7 @@ def build_segmentor(
     Raises:
         ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.
     """
+    check_least(channels=channels)
     config = base_segmentor(backbone, name)
     if channels is not None:
         config.decode_head.channels, config.auxiliary_head.channels = channels, channels // 2
@@ -70,7 +72,7 @@ def build_segmentor(
     if class_weights is not None:
         _weight_classes(config, list(class_weights), num_classes)
     override(config, options or {})
-    return Segmentor(build_model("mmseg", config, backbone), config)
+    return Segmentor(build_model("mmseg", config, backbone, typed=bool(options)), config)
 
 
 def base_segmentor(backbone: Backbone, name: str) -> Any:

@@ -49,8 +49,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+            kept = "the one before is kept" if target.is_file() else "there is none before it"
             raise OSError(
-                f"the checkpoint {target} could not be written ({error}); the one before is kept"
+                f"the checkpoint {target} could not be written ({error}); {kept}"
             ) from error
 
     def load_checkpoint(

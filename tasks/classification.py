@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from backbones.options import check_arguments
+from backbones.options import check_arguments, check_value
 from tasks.base import BaseTask, Batch, Row
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
@@ -58,6 +59,7 @@ class ClassificationTask(BaseTask):
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         classes = len(self.class_names)
         check_arguments(Mixup, mixup or {}, "task.mixup")
+        check_mixup(mixup or {})
         self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
         if self.mixup and self.mixup.label_smoothing and getattr(model, "label_smoothing", 0):
             raise ValueError(
@@ -158,3 +160,32 @@ class ClassificationTask(BaseTask):
             picture = to_image(image, *datamodule.normalisation)
             tiles.append(Tile(picture, self.class_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
+
+
+def check_mixup(options: Mapping[str, Any]) -> None:
+    """Refuse values that timm's Mixup takes without a word.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    for name, value in options.items():
+        option = f"task.mixup.{name}"
+        if name == "mode":
+            check_value(option, value, Literal["batch", "pair", "elem"])
+        elif name == "correct_lam":
+            check_value(option, value, bool)
+        elif name == "cutmix_minmax":
+            check_value(option, value, Sequence[float] | None)
+            if value is not None and not (len(value) == 2 and 0 <= value[0] <= value[1] <= 1):
+                raise ValueError(
+                    f"{option}={value} is no range; give two shares, such as [0.2,0.8]"
+                )
+        else:
+            check_value(option, value, float)
+            most = math.inf if name.endswith("_alpha") else 1
+            if not 0 <= value <= most:
+                limits = "at least 0" if most > 1 else "from 0 to 1"
+                raise ValueError(f"{option} must be {limits}, got {value}")
+    if options and not any(options.get(name) for name in ("cutmix_alpha", "cutmix_minmax")):
+        if not options.get("mixup_alpha", 1.0):
+            raise ValueError("task.mixup mixes nothing; pass task.mixup=null, or an alpha above 0")

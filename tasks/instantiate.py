@@ -1,4 +1,4 @@
-"""Build what a config names, from an allow-list, with errors that name the option."""
+"""Build what a config names, from a closed list, with errors that name the option."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_arguments
+from backbones.options import check_arguments, check_complete
 
-# Configs come from files and command lines: they may name our own parts, never any function.
-ALLOWED = ("datamodules.", "heads.", "tasks.")
+# All that a config may have called, by the option that names it: configs come from command lines
+# and from other people's run folders. Who adds a dataset, head or task adds its class here.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "data": (
+        "datamodules.ade20k.ADE20KDataModule",
+        "datamodules.cifar100.CIFAR100DataModule",
+        "datamodules.coco.CocoDataModule",
+        "datamodules.image_folder.ImageFolderDataModule",
+        "datamodules.sample.SampleClassification",
+        "datamodules.sample.SampleDetection",
+        "datamodules.sample.SampleSegmentation",
+        "datamodules.sample.SampleTransfer",
+    ),
+    "data.augmentation": (
+        "datamodules.transforms.LightAugmentation",
+        "datamodules.transforms.PaperAugmentation",
+    ),
+    "head": (
+        "heads.linear.LinearClassifier",
+        "heads.linear.LinearProbe",
+        "heads.mmdet_adapter.build_detector",
+        "heads.mmseg_adapter.build_segmentor",
+    ),
+    "task": (
+        "tasks.classification.ClassificationTask",
+        "tasks.detection.DetectionTask",
+        "tasks.segmentation.SegmentationTask",
+    ),
+}
 
 
 def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
@@ -23,31 +50,30 @@ def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
         **given: Objects that no config can hold, such as the backbone.
 
     Raises:
-        ValueError: A target outside our packages, or an argument it does not take.
+        ValueError: A target that is not in ``TARGETS``, or an argument it does not take.
     """
     return _build(config[group], group, given)
 
 
 def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
-    target = config["_target_"]
-    if not target.startswith(ALLOWED):
+    target, allowed = config.get("_target_"), TARGETS.get(group, ())
+    if target not in allowed:
+        choice = f"one of {', '.join(allowed)}" if allowed else "left out"
         raise ValueError(
-            f"{group}._target_={target} is refused: it must start with one of {', '.join(ALLOWED)}"
+            f"{group}._target_={target} is refused: it must be {choice}; a class of your own has "
+            "its line in TARGETS of tasks/instantiate.py"
         )
     module, _, name = target.rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
-        factory = None
-    if factory is None:
-        raise ValueError(f"{group}._target_={target} is refused: there is no such class")
+    factory = getattr(importlib.import_module(module), name)
     arguments = {
         key: _build(value, f"{group}.{key}", {}) if _is_target(value) else value
         for key, value in config.items()
         if key != "_target_"
     }
+    if arguments.keys() & given.keys():
+        name = min(arguments.keys() & given.keys())
+        raise ValueError(f"{group}.{name} is no option: the run itself sets it; leave it out")
+    check_complete(factory, {**arguments, **given}, group)
     check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from backbones.options import check_complete, check_value
 from tasks.base import BaseTask
 from tasks.classes import Classes, classes_of
 from tasks.instantiate import build
+from tasks.optim import build_optimizer, learning_rate_factor
 from tasks.saved import saved_run
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
     """
     from backbones import create_backbone
 
+    for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
+        check_value(group, config.get(group), Mapping[str, Any])
+        check_complete(call, config[group], group)
     backbone = create_backbone(**config["backbone"])
     model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
     task: BaseTask = build(

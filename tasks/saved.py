@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def read_config(file: Path) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise _refused(file, " ".join(str(error).split())) from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise _refused(file, f"it holds a {type(content).__name__}, not options by name")
@@ -87,7 +88,20 @@ def read_config(file: Path) -> dict[str, Any]:
             raise _refused(file, f"it has no {group}.{key}")
         if "${" in str(part):
             raise _refused(file, f"{group} refers to other values by ${{...}}")
+        odd = next(_odd_names(part), None)
+        if odd is not None:
+            raise _refused(file, f"{group} has an option named {odd!r}")
     return content
+
+
+def _odd_names(part: Any) -> Iterator[Any]:
+    """Names of options that are no words, which exporters could not write into Python files."""
+    if isinstance(part, Mapping):
+        yield from (key for key in part if not re.fullmatch(r"[\w.-]+", str(key)))
+    items = part.values() if isinstance(part, Mapping) else part
+    if isinstance(part, Mapping | list | tuple):
+        for item in items:
+            yield from _odd_names(item)
 
 
 def identity(group: str, part: Mapping[str, Any]) -> tuple[Any, ...]:

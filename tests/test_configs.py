@@ -135,7 +135,7 @@ def test_every_recipe(recipe):
     check(config)
     assert "recipe" not in config
     if config["task_name"] == "classification":
-        build({"data": config["data"]["augmentation"]}, "data").train(224)
+        build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)
         check_arguments(WeightAverage, config["task"]["ema"] or {}, "task.ema")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -30,6 +31,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
+from tools.exporters import MARK, new_folder
 from tools.exporters.standalone import standalone_source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -365,9 +367,59 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
     out.mkdir()
     (out / "mine").touch()
-    assert export.main(typed) == 2
-    assert "pass overwrite=true" in capsys.readouterr().err
-    assert (out / "mine").exists()
+    for overwrite in ("false", "true"):
+        assert export.main([*typed, f"overwrite={overwrite}"]) == 2
+        assert "no export has made it; pass another out=" in capsys.readouterr().err
+        assert (out / "mine").exists()
+
+
+def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
+    out, link = tmp_path / "out", tmp_path / "link"
+    with new_folder(out, overwrite=False) as folder:
+        (folder / "first").touch()
+    with pytest.raises(ValueError, match="exists already; pass overwrite=true"):
+        new_folder(out, overwrite=False).__enter__()
+    with new_folder(out, overwrite=True) as folder:
+        (folder / "second").touch()
+    assert sorted(path.name for path in out.iterdir()) == [MARK, "second"]
+    link.symlink_to(out)
+    (tmp_path / "file").touch()
+    for other in (link, tmp_path / "file"):
+        with pytest.raises(ValueError, match="no export has made it"):
+            new_folder(other, overwrite=True).__enter__()
+    monkeypatch.chdir(out)
+    for here in (Path(), out, tmp_path):
+        with pytest.raises(ValueError, match="is the folder that this runs in"):
+            new_folder(here, overwrite=True).__enter__()
+    assert (out / "second").exists()
+
+
+def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
+    """What its config names is refused before any of it is called."""
+    config = {
+        "task_name": "detection", "seed": 0, "backbone": {"name": "deit_t"},
+        "head": {"_target_": "heads.mmdet_adapter.build_detector", "name": "retinanet"},
+        "data": {"_target_": "datamodules.dense.require_package", "name": "antigravity"},
+        "task": {"_target_": "tasks.detection.DetectionTask"},
+    }  # fmt: skip
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
+    typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
+    for text, said in (
+        (yaml.safe_dump(config), "data._target_=datamodules.dense.require_package is refused"),
+        ("x: !!python/object/apply:os.system [echo]", "is no config of a run"),
+        ("a: [", "is no config of a run"),
+        (
+            yaml.safe_dump(
+                {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
+            ),
+            "head has an option named",
+        ),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert export.main(typed) == 2
+        assert said in capsys.readouterr().err
+    assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def run_config(augmentation, task="classification"):
         "augmentation": augmentation,
     }
     backbone = {"name": "deit_t", "img_size": 64}
-    return {"task_name": task, "seed": 0, "backbone": backbone, "data": data}
+    head = {"_target_": "heads.linear.LinearClassifier"}
+    return {"task_name": task, "seed": 0, "backbone": backbone, "data": data, "head": head,
+            "task": {"_target_": "tasks.classification.ClassificationTask"}}  # fmt: skip
 
 
 @pytest.fixture(params=AUGMENTATIONS)

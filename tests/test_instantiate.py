@@ -1,11 +1,17 @@
 """What a config may build, and what is said of the rest."""
 
+import importlib
+from collections import defaultdict
 from typing import Literal
 
 import pytest
+import yaml
 
 from backbones.options import check_arguments
-from tasks.instantiate import build
+from tasks.instantiate import TARGETS, build
+from tests.runs import CONFIGS
+
+FOLDER = "datamodules.image_folder.ImageFolderDataModule"
 
 
 class TestBuild:
@@ -13,36 +19,67 @@ class TestBuild:
 
     LINEAR = "datamodules.transforms.PaperAugmentation"
 
-    def test_only_our_packages_are_called(self):
-        for target in ("os.system", "heads_of_others.x", "torch.load", "tools.run.main"):
-            with pytest.raises(ValueError, match=r"data\._target_=.* is refused"):
-                build({"data": {"_target_": target}}, "data")
-        nested = {"_target_": self.LINEAR, "flip": {"_target_": "os.system", "command": "true"}}
-        with pytest.raises(ValueError, match=r"data\.flip\._target_=os\.system is refused"):
+    @pytest.mark.parametrize(
+        "target",
+        ["os.system", "heads_of_others.x", "torch.load", "tools.run.main", "", None, 3, ["x"], {},
+         "datamodules.dense.require_package", "heads.mm_adapter.base_config",
+         "heads.linear.LinearClassifier", LINEAR],
+    )  # fmt: skip
+    def test_only_what_is_listed_for_a_group_is_called(self, target):
+        with pytest.raises(ValueError, match=r"data\._target_=.* is refused: it must be one of"):
+            build({"data": {"_target_": target, "name": "antigravity"}}, "data")
+        nested = {"_target_": FOLDER, "augmentation": {"_target_": target}}
+        if target != self.LINEAR:
+            with pytest.raises(ValueError, match=r"data\.augmentation\._target_=.* is refused"):
+                build({"data": nested}, "data")
+        nested = {"_target_": FOLDER, "root": {"_target_": target}}
+        with pytest.raises(ValueError, match=r"data\.root\._target_=.* must be left out"):
             build({"data": nested}, "data")
 
+    def test_all_that_configs_name_is_listed(self):
+        """By its group, and nothing else; what is listed exists and is a part of that kind."""
+        named = defaultdict(set)
+
+        def collect(group, content):
+            if isinstance(content, dict):
+                if "_target_" in content:
+                    named[group].add(content["_target_"])
+                for key, value in content.items():
+                    collect(f"{group}.{key}" if group else key, value)
+
+        for path in CONFIGS.rglob("*.yaml"):
+            content = yaml.safe_load(path.read_text())
+            own = path.parent.name if "_target_" in content else ""  # of group head
+            collect(own, content)
+        assert named == {group: set(targets) for group, targets in TARGETS.items()}
+        for target in {target for targets in TARGETS.values() for target in targets}:
+            module, _, name = target.rpartition(".")
+            assert callable(getattr(importlib.import_module(module), name)), target
+
     def test_nested_targets_are_built_first(self):
-        config = {"data": {
-            "_target_": "datamodules.image_folder.ImageFolderDataModule",
-            "augmentation": {"_target_": self.LINEAR, "flip": 0.25},
-        }}  # fmt: skip
+        nested = {"_target_": self.LINEAR, "flip": 0.25}
+        config = {"data": {"_target_": FOLDER, "augmentation": nested}}
         assert build(config, "data", seed=3).augmentation.flip == 0.25
 
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"flipp": 0.5}, r"no option data\.flipp; did you mean flip\?"),
-            ({"zzz": 0.5}, r"no option data\.zzz; known: auto_augment, random_erasing"),
-            ({"flip": "often"}, r"data\.flip=often is not a number"),
-            ({"flip": True}, r"data\.flip=True is not a number"),
-            ({"crop_scale": 0.5}, r"data\.crop_scale=0\.5 is not a list"),
-            ({"crop_scale": ["a", "b"]}, r"data\.crop_scale=.* is not a list"),
-            ({"auto_augment": 3}, r"data\.auto_augment=3 is not a text or null"),
+            ({"flipp": 0.5}, r"no option data\.augmentation\.flipp; did you mean flip\?"),
+            (
+                {"zzz": 0.5},
+                r"no option data\.augmentation\.zzz; known: auto_augment, random_erasing",
+            ),
+            ({"flip": "often"}, r"data\.augmentation\.flip=often is not a number"),
+            ({"flip": True}, r"data\.augmentation\.flip=True is not a number"),
+            ({"crop_scale": 0.5}, r"data\.augmentation\.crop_scale=0\.5 is not a list"),
+            ({"crop_scale": ["a", "b"]}, r"data\.augmentation\.crop_scale=.* is not a list"),
+            ({"auto_augment": 3}, r"data\.augmentation\.auto_augment=3 is not a text or null"),
         ],
     )
     def test_wrong_options(self, given, message):
+        nested = {"_target_": self.LINEAR, **given}
         with pytest.raises(ValueError, match=message):
-            build({"data": {"_target_": self.LINEAR, **given}}, "data")
+            build({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
 
     def test_options_of_parent_classes_are_known_where_they_are_passed_on(self):
         target = "datamodules.sample.SampleDetection"

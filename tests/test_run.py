@@ -143,7 +143,7 @@ def test_bfloat16(task, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "transfer", "segmentation"])
+@pytest.mark.parametrize("task", TASKS)
 def test_weights_in_bfloat16(task, tmp_path, capsys):
     """Pictures included, which are drawn outside the trainer."""
     more = ["trainer.precision=bf16-true", "trainer.limit_train_batches=2"]

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones import backbone_schema, list_backbones
-from backbones.options import check_value
+from backbones.options import check_value, unknown
 from backbones.registry import look_up
 from tasks.saved import checkpoint_file
 from tools.recipes import check_data, register_resolvers
@@ -40,6 +40,11 @@ TOP = {
     "checkpoint_every": float | None,
     "require_pretrained": bool,
 }
+# Other keys at the top.
+PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
+# What Hydra itself would do with folders, and have called.
+OF_FOLDERS = ("hydra.run", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
+OF_CODE = ("hydra.callbacks", "hydra.searchpath", "hydra/callbacks", "hydra/sweeper")
 # Groups that every run has.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
@@ -90,6 +95,8 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     if any(flag not in SWEEP for flag in flags):
         return list(arguments)  # Hydra answers --cfg and its like itself
     check_launcher(arguments)
+    _check_hydra(arguments)
+    arguments = [one for argument in arguments for one in _whole(argument, arguments)]
     arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
     jobs = _jobs(overrides) if flags else [overrides]
@@ -97,6 +104,31 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     for job in dict.fromkeys(seedless) if flags else jobs:  # all seeds compose alike
         _check(job)
     return for_hydra(arguments, jobs)
+
+
+def _check_hydra(arguments: Sequence[str]) -> None:
+    """Refuse options of Hydra's that would name other folders, or programs to be called."""
+    for argument in arguments:
+        key = argument.partition("=")[0].lstrip("+~")
+        if key.startswith(OF_FOLDERS):
+            raise ValueError(f"{argument} is refused: pass output_dir=<folder> for where runs go")
+        if key.startswith("hydra") and (key.startswith(OF_CODE) or "_target_" in argument):
+            raise ValueError(f"{argument} is refused: a command may not have other code called")
+
+
+def _whole(argument: str, arguments: Sequence[str]) -> list[str]:
+    """``head.options={...}`` in words by which Hydra takes keys that are not there yet.
+
+    The part that gets them refuses those that it does not know. With a ``_target_`` nothing stays
+    of what was there.
+    """
+    key, _, value = argument.partition("=")
+    if "." not in key or not re.match(r"[A-Za-z_]", key) or not value.startswith("{"):
+        return [argument]
+    training = not any(a.lstrip("+").startswith("mode=") for a in arguments)
+    if "_target_" in value and training:
+        return [f"~{key}", f"+{argument}"]
+    return [f"++{argument}"]
 
 
 def swept(arguments: Sequence[str]) -> list[str]:
@@ -134,8 +166,12 @@ def resolved(config: Any) -> dict[str, Any]:
         ValueError: An impossible combination, with the command that works.
     """
     config = dict(config)
+    known = [*TOP, *GROUPS, *PARTS]
+    for option in config:
+        if option not in known:
+            raise ValueError(unknown("option", option, known))
     for option, hint in TOP.items():
-        check_value(option, config[option], hint)
+        check_value(option, config.get(option), hint)
     for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
@@ -250,22 +286,45 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
 
 def _check(overrides: Sequence[str]) -> None:
     for override in overrides:
-        key, equals, value = override.partition("=")
-        group = key.removeprefix("~")
-        if key == "backbone.name":
-            raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
-        if group in GROUPS and (group != key or (equals and value in ("", "null"))):
-            raise ValueError(f"{override} is refused: a run needs its {group}")
-        if key == "logger" and value in ("", "null"):
-            raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
-        if group in GROUPS and value.startswith("["):
-            raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+        _check_group(override)
+        _check_removal(override)
     try:
         config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_unknown_key(error, overrides)) from None
+    except ValueError as error:
+        if "group override" not in str(error):
+            raise
+        typed = OverridesParser.create().parse_overrides(list(overrides))
+        wrong = [
+            one.input_line
+            for one in typed
+            if "." not in one.key_or_group and not isinstance(one.value(), str | list)
+        ]
+        raise ValueError(f"{' or '.join(wrong)} is no name of an option; leave it out") from None
+
+
+def _check_group(override: str) -> None:
+    key, equals, value = override.partition("=")
+    group = key.removeprefix("~")
+    if key == "backbone.name":
+        raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
+    if group in GROUPS and (group != key or (equals and value in ("", "null"))):
+        raise ValueError(f"{override} is refused: a run needs its {group}")
+    if key == "logger" and value in ("", "null"):
+        raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
+    if group in GROUPS and value.startswith("["):
+        raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+
+
+def _check_removal(override: str) -> None:
+    group = override.partition("=")[0].removeprefix("~")
+    if override.startswith("~") and ("." not in group or group.startswith("trainer.")):
+        raise ValueError(f"{override} is refused: a run needs its {group}; give a value instead")
+    if override.startswith("~") and group.endswith(("._target_", ".name")):
+        raise ValueError(f"{override} is refused: nothing else says what to build")
 
 
 def _jobs(overrides: Sequence[str]) -> list[list[str]]:

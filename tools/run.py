@@ -46,20 +46,12 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """
     import lightning.pytorch as lightning
 
-    from backbones import create_backbone
-    from backbones.options import check_arguments
     from tasks.loading import build_task
-    from tasks.optim import build_optimizer, learning_rate_factor
     from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
     from tools.loggers import closing
     from tools.outcome import failure_noted
 
-    for group, call in (
-        ("backbone", create_backbone),
-        ("optimizer", build_optimizer),
-        ("schedule", learning_rate_factor),
-    ):
-        check_arguments(call, config[group], group)
+    check_options(config)
     check_trainer(config["trainer"])
     started = time.perf_counter()
     mode = config["mode"]
@@ -112,6 +104,21 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
+
+
+def check_options(config: dict[str, Any]) -> None:
+    """Refuse options that no part takes before anything is built."""
+    from backbones import create_backbone
+    from backbones.options import check_arguments, check_complete
+    from tasks.optim import build_optimizer, learning_rate_factor
+
+    for group, call in (
+        ("backbone", create_backbone),
+        ("optimizer", build_optimizer),
+        ("schedule", learning_rate_factor),
+    ):
+        check_complete(call, config[group], group)
+        check_arguments(call, config[group], group)
 
 
 def data_of(config: dict[str, Any]) -> Any:

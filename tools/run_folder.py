@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tasks.saved import CONFIG
+from tasks.saved import CONFIG, read_config
 from tools import run_lock
 from tools.processes import is_first_process
 
@@ -194,16 +194,15 @@ def _has_begun(folder: Path) -> bool:
 
 def _mode(folder: Path) -> str | None:
     try:
-        content = yaml.safe_load((folder / CONFIG).read_text())
-    except (OSError, yaml.YAMLError):
+        mode = read_config(folder / CONFIG).get("mode")
+    except ValueError:
         return None
-    return content.get("mode") if isinstance(content, Mapping) else None
+    return mode if isinstance(mode, str) else None
 
 
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """The settings that a run and its continuation must share and do not, with both values."""
-    before = flatten(yaml.safe_load((folder / CONFIG).read_text()))
-    now = flatten(config)
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -227,7 +226,7 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
     """In words, how long a run was to be and how long it now is, if these differ."""
-    before, now = flatten(yaml.safe_load((folder / CONFIG).read_text())), flatten(config)
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
 
@@ -236,7 +235,7 @@ def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Let config.yaml say what a resumed run goes on with."""
     if not is_first_process():
         return
-    before = yaml.safe_load((folder / CONFIG).read_text())
+    before = read_config(folder / CONFIG)
     kept = {key: before[key] for key in OF_A_COMMAND if key in before}
     temporary = folder / f".{CONFIG}.partial"
     temporary.write_text(yaml.safe_dump({**config, **kept}, sort_keys=False))

@@ -98,7 +98,7 @@ def read_run(folder: Path) -> RunRecord:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except FileNotFoundError:
         return RunRecord(folder, "unreadable", f"it has no {CONFIG}")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return RunRecord(folder, "unreadable", f"{CONFIG} cannot be read ({_line(error)})")
     if not (folder / SUMMARY).is_file():
         failure = read_failure(folder)
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> RunRecord:
         figures = {name: float(summary[name]) for name in wanted}
     except KeyError as error:
         return RunRecord(folder, "unreadable", f"{SUMMARY} lacks {error.args[0]}", config)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return RunRecord(folder, "unreadable", f"{SUMMARY} cannot be read ({_line(error)})", config)
     if config["mode"] != "fit":
         return RunRecord(folder, "evaluation", f"mode={config['mode']}", config, summary, metrics)

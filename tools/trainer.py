@@ -37,6 +37,11 @@ from tools.resume import Start
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 BEST = "best.ckpt"
+# Arguments of Lightning's Trainer that a run sets by itself.
+OURS = {
+    "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
+    "limit_test_batches", "logger", "num_sanity_val_steps", "plugins", "use_distributed_sampler",
+}  # fmt: skip
 
 
 def make_trainer(
@@ -95,7 +100,13 @@ def make_trainer(
             num_sanity_val_steps=0,
             use_distributed_sampler=False,  # the datamodules' samplers know the processes
         )
-    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+    except (
+        MisconfigurationException,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        ImportError,
+    ) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     exact_loops(trainer)
     _say_crowded(trainer)
@@ -119,6 +130,14 @@ def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str,
 
 def _check(options: Mapping[str, Any]) -> None:
     check_arguments(Trainer, options, "trainer")
+    for name in OURS & options.keys():
+        raise ValueError(f"trainer.{name} is no option: the run itself sets it; leave it out")
+    for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
+        if options[name] is not None and options[name] < least:
+            raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")
+    interval = options.get("val_check_interval")
+    if isinstance(interval, int | float) and interval <= 0:
+        raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
     if options["accelerator"] == "gpu" and not torch.cuda.is_available():
         raise ValueError(
             "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
@@ -127,6 +146,11 @@ def _check(options: Mapping[str, Any]) -> None:
     for name in ("accumulate_grad_batches", "limit_train_batches"):
         if options[name] is not None and options[name] <= 0:
             raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
+    clip = options["gradient_clip_val"]
+    if clip is not None and clip <= 0:
+        raise ValueError(
+            f"trainer.gradient_clip_val must be above 0, got {clip}; null clips nothing"
+        )
     if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
         raise ValueError(
             "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
@@ -167,6 +191,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
     except BaseException as error:
         others: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
         lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        lost = lost and "in use" not in str(error).lower() and "EADDRINUSE" not in str(error)
         statuses = [_status(process) for process in others] if lost else []
         for process in others:
             process.kill()  # they wait for this one, which will not come

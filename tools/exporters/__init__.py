@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from heads.linear import LinearClassifier
 
 NUM_CLASSES = 1000  # of a classifier without checkpoint
+MARK = ".mixerlab-export"  # an export's folder has this file, and no other folder is ever replaced
 SEED = 0  # of weights and images where there is no checkpoint
 
 Exporter = Callable[["ExportRequest"], "list[Path]"]
@@ -193,13 +192,12 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
     Raises:
         ValueError: There is none.
     """
-    from tasks.saved import CONFIG, checkpoint_file
+    from tasks.saved import checkpoint_file, saved_run
 
     if not ckpt:
         return None, None
-    path = checkpoint_file(ckpt)
-    config = path.resolve().parent.parent / CONFIG
-    return path, yaml.safe_load(config.read_text()) if config.is_file() else None
+    run = saved_run(ckpt)
+    return (checkpoint_file(ckpt), None) if run is None else (run.checkpoint, run.config)
 
 
 @contextmanager
@@ -207,11 +205,17 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder beside ``out`` that takes its name if the block succeeds and else is removed.
 
     Raises:
-        ValueError: ``out`` exists and may not be overwritten, or no folder can be made there.
+        ValueError: ``out`` exists and may not be overwritten, as none may that no export has made,
+            or no folder can be made there.
     """
-    if out.exists() and not (overwrite and out.is_dir()):
-        remedy = "pass overwrite=true or another out=" if out.is_dir() else "pass another out="
-        raise ValueError(f"{out} exists already; {remedy}")
+    taken = out.is_symlink() or out.exists()
+    made_here = not out.is_symlink() and (out / MARK).is_file()
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise ValueError(f"{out} is the folder that this runs in; pass another out=")
+    if taken and not made_here:
+        raise ValueError(f"{out} exists already, and no export has made it; pass another out=")
+    if taken and not overwrite:
+        raise ValueError(f"{out} exists already; pass overwrite=true or another out=")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -220,6 +224,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         temporary.chmod(0o755)  # mkdtemp's is for its owner alone
         yield temporary
+        (temporary / MARK).write_text("Made by an export, which may replace this folder.\n")
         for path in temporary.rglob("*"):  # safetensors' files are for their owner alone
             if path.is_file():
                 path.chmod(0o644)
