@@ -167,7 +167,7 @@ class BaseTask(LightningModule):
         Other batches need not wait for each other's losses. All processes must come to the same
         answer.
         """
-        trainer = self.trainer
+        trainer: Any = self.trainer
         every = trainer.log_every_n_steps
         if every and (self.global_step + 1) % every == 0:
             return True
