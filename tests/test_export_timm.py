@@ -241,6 +241,7 @@ def test_a_folder_opens_in_timm(images, tmp_path):
         "config.json",
         "model.safetensors",
         "README.md",
+        ".mixerlab-export",
     }
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
     # And back: the tasks read it.

@@ -63,7 +63,9 @@ class TestToResume:
     @pytest.fixture
     def config(self, tmp_path):
         return {**folder_config(tmp_path), "seed": 0, "trainer": {"max_epochs": 2},
-                "data": {"batch_size": 8, "num_workers": 2}, "checkpoint_every": 15}  # fmt: skip
+                "head": {"_target_": "h"}, "task": {"_target_": "t"},
+                "data": {"_target_": "d", "batch_size": 8, "num_workers": 2},
+                "checkpoint_every": 15}  # fmt: skip
 
     @pytest.fixture
     def run(self, config):
@@ -89,7 +91,7 @@ class TestToResume:
     def test_loading_logging_and_length_are_free(self, config, run):
         own = run("2026-01-01_00-00-00")
         free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},
-                "data": {"batch_size": 8, "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
+                "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
         assert run_folder.to_resume({**config, **free}) == own
         said = run_folder.other_length(own, {**config, **free})
         assert said == "trainer.max_epochs=20, before 2"

@@ -154,7 +154,7 @@ MISTAKES = {
     "task=detection data=coco data.root=/tmp": "no folder /tmp/train2017",
     "trainer=gpu": "torch sees no GPU",
     "trainer=ddp": "torch sees no GPU",
-    "trainer=fsdp": "torch sees no GPU",
+    "trainer=fsdp": "pass trainer=ddp_cpu for several CPU processes or trainer=cpu for one",
     "trainer=slurm": "torch sees no GPU",
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from backbones import backbone_schema, list_backbones
 from backbones.options import check_value, unknown
 from backbones.registry import look_up
 from tasks.saved import checkpoint_file
+from tools.processes import is_first_process
 from tools.recipes import check_data, register_resolvers
 from tools.run_config import CONFIGS, config_of, for_hydra
 from tools.sweeps import check_launcher, expanded
@@ -110,7 +111,8 @@ def _check_hydra(arguments: Sequence[str]) -> None:
     """Refuse options of Hydra's that would name other folders, or programs to be called."""
     for argument in arguments:
         key = argument.partition("=")[0].lstrip("+~")
-        if key.startswith(OF_FOLDERS):
+        # Lightning starts the other processes of a run with folders of Hydra's that it chose.
+        if key.startswith(OF_FOLDERS) and is_first_process():
             raise ValueError(f"{argument} is refused: pass output_dir=<folder> for where runs go")
         if key.startswith("hydra") and (key.startswith(OF_CODE) or "_target_" in argument):
             raise ValueError(f"{argument} is refused: a command may not have other code called")
