@@ -109,12 +109,14 @@ def test_one_run_at_a_time_and_what_kill_9_left_is_taken_over(tmp_path):
     process = start(typed["broken"])
     parent = tmp_path / "broken" / "classification" / "deit_t"
     wait_for(process, lambda: list(parent.glob("2*/checkpoints/last.previous.ckpt")))
-    second = command([*typed["broken"], "resume=true"])
-    assert second.status == 2
-    assert f"is in use by process {process.pid} on" in second.err
     others = children_of(process)
     for pid in (process.pid, *others):
+        os.kill(pid, signal.SIGSTOP)  # so that it is still training when the second has started
+    second = command([*typed["broken"], "resume=true"])
+    for pid in (process.pid, *others):
         os.kill(pid, signal.SIGKILL)
+    assert second.status == 2
+    assert f"is in use by process {process.pid} on" in second.err
     process.communicate(timeout=300)
     assert len(others) == 1
     ended = command([*typed["broken"], "resume=true"])
