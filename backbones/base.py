@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.classifier import Classifier
-from backbones.depth import Depth, depths_of
+from backbones.layers.classifier import Classifier
+from backbones.parameters.layer_ids import Depth, depths_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Backbone(nn.Module):
         if not depths:
             raise ValueError(
                 f"{self.name or type(self).__name__} has no parameters under a name that "
-                "backbones/depth.py knows, such as stages.N.blocks.M; name its parts like this"
+                "backbones/parameters/layer_ids.py knows, such as stages.N.blocks.M; name its "
+                "parts like this"
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
         return Depth(depths, maps, self.classification_keys, self.merges_end_stages)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
+from backbones.checkpoints.loading import load_backbone_weights
 from backbones.options import check_arguments, check_value, keywords, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -19,7 +20,6 @@ from backbones.registry import (
     list_mixers,
     look_up,
 )
-from backbones.weights import load_backbone_weights
 
 FROM_SLOT = ("grid", "slot")  # which no user sets; hidden_ratio is an option as well
 

@@ -30,8 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbones import backbone_schema, create_backbone, list_backbones
 from backbones.base import Backbone
-from backbones.layer_decay import layer_decay_groups
-from backbones.weights import LoadReport, load_state_dict, read_state_dict, read_tensors
+from backbones.checkpoints.loading import LoadReport, load_state_dict, read_state_dict, read_tensors
+from backbones.parameters.layer_decay import layer_decay_groups
 
 OutType = Literal["featmap", "embedding"]
 LAYER_DECAY = ("LearningRateDecayOptimizerConstructor", "LayerDecayOptimizerConstructor")

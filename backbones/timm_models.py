@@ -27,8 +27,8 @@ from timm.models._pretrained import PretrainedCfg
 from torch import Tensor, nn
 
 from backbones import create_backbone, list_backbones
-from backbones.staged import StagedBackbone
-from backbones.weights import load_state_dict, strip_wrappers
+from backbones.checkpoints.loading import load_state_dict, strip_wrappers
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 
 PREFIX = "mixerlab_"
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
@@ -166,7 +166,7 @@ class TimmModel(nn.Module):
         take, _ = feature_take_indices(len(self.feature_info), _listed(indices))
         if prune_head:
             self.reset_classifier(0, "")
-        if prune_norm and isinstance(self.backbone, StagedBackbone) and not self.dense:
+        if prune_norm and isinstance(self.backbone, HierarchicalBackbone) and not self.dense:
             for key in self.backbone.classification_keys:
                 part = getattr(self.backbone, key.rstrip("."), None)
                 if part is not None:  # a module, or LVT's class token

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
-from backbones.classifier import Classifier
-from backbones.weights import LoadReport, load_state_dict, read_state_dict, refuse_untrained
+from backbones.checkpoints.loading import (
+    LoadReport,
+    load_state_dict,
+    read_state_dict,
+    refuse_untrained,
+)
+from backbones.layers.classifier import Classifier
 
 
 class LinearClassifier(nn.Module):

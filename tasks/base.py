@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import SumMetric
 
+from backbones.checkpoints.loading import read_tensors, read_values
 from backbones.options import check_arguments
-from backbones.weights import read_tensors, read_values
-from tasks.average import WeightAverage
 from tasks.classes import check_classes
+from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 

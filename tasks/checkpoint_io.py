@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from backbones.integrity import DamagedCheckpoint, seal, verify
+from backbones.checkpoints.seal import DamagedCheckpoint, seal, verify
 
 TEMPORARY = ".partial"
 LAST, PREVIOUS = "last.ckpt", "last.previous.ckpt"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbones.weights import read_values
+from backbones.checkpoints.loading import read_values
 
 LISTED = 20  # classes that are listed whole
 SHOWN = 5  # differences shown of longer lists

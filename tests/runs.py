@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import command_line, run_config
-from tools.errors import one_line_errors
+from tools.command_line import overrides as command_line
+from tools.command_line.errors import one_line_errors
 from tools.run import run
+from tools.running import config as run_config
 
 CONFIGS = command_line.CONFIGS
 ROOT = Path(__file__).resolve().parent.parent

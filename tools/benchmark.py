@@ -52,10 +52,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import networks
-from tools.arguments import image_size, number, parse
-from tools.networks import COMPARISONS, Network, comparison_runs, label, parse_network
-from tools.tables import FORMATS, Record, write
+from tools.benchmarking import networks
+from tools.benchmarking.networks import COMPARISONS, Network, comparison_runs, label, parse_network
+from tools.command_line.arguments import image_size, number, parse
+from tools.command_line.tables import FORMATS, Record, write
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -114,7 +114,7 @@ def timed(kind: str, arguments: Sequence[str]) -> None:
         raise ValueError(f"say first what to time: {', '.join(DEFAULTS)}; see --help")
     options = parse(arguments, DEFAULTS[kind], CHOICES)
     if kind == "tokens":
-        from tools.token_mixers import token_records
+        from tools.benchmarking.token_mixers import token_records
 
         records = token_records(options)
     else:
@@ -162,7 +162,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     """Time every run, whose first network is the baseline of the others; a record per network."""
     import torch
 
-    from tools.timing import interleave, make_step, prepare, tell
+    from tools.benchmarking.timing import interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
     sizes = [image_size(item or " ") for item in options["image_size"].split(",")]
@@ -192,7 +192,7 @@ def record(
     batch: int,
 ) -> Record:
     """What is shown of one network; papers time forward passes only."""
-    from tools.timing import spread
+    from tools.benchmarking.timing import spread
 
     return {
         "backbone": label(run[index]),

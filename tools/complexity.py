@@ -31,10 +31,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.arguments import image_size, parse, select
-from tools.networks import NUM_CLASSES
-from tools.published import Row, list_papers, load_rows
-from tools.tables import FORMATS, Record, write
+from tools.benchmarking.networks import NUM_CLASSES
+from tools.command_line.arguments import image_size, parse, select
+from tools.command_line.tables import FORMATS, Record, write
+from tools.comparing.published import Row, list_papers, load_rows
 
 DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
 CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": FORMATS}
@@ -106,7 +106,7 @@ def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tu
     import torch
 
     from backbones import create_backbone
-    from backbones.complexity import count_macs, count_parameters
+    from backbones.analysis.counting import count_macs, count_parameters
     from heads.linear import LinearClassifier
 
     # fvcore runs the model, so it needs weights; the other rules need shapes only.

@@ -33,10 +33,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.arguments import image_size, parse, select
+from tools.benchmarking.networks import parse_network
+from tools.command_line.arguments import image_size, parse, select
+from tools.command_line.tables import FORMATS, Record, write
 from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
-from tools.networks import parse_network
-from tools.tables import FORMATS, Record, write
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "224",

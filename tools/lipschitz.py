@@ -32,8 +32,8 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.arguments import number, parse, value_of
-from tools.tables import Record
+from tools.command_line.arguments import number, parse, value_of
+from tools.command_line.tables import Record
 
 DEFAULTS = {
     "backbone": "deit_t_affn",
@@ -82,8 +82,8 @@ def read(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
 def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
     """One record per block, as soon as it is computed."""
     from backbones import create_backbone
-    from backbones.lipschitz import lipschitz_bound
-    from backbones.weights import load_backbone_weights, refuse_untrained
+    from backbones.analysis.lipschitz import lipschitz_bound
+    from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
     from tasks.saved import checkpoint_file
 
     backbone = create_backbone(options["backbone"], mixer=mixer).eval()

@@ -35,10 +35,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.arguments import parse
-from tools.run_records import RunRecord, find_runs, read_run
-from tools.run_table import Row, chosen_metrics, make_rows, record, setting
-from tools.tables import FORMATS, TEXT_FORMATS, Columns, Record, write
+from tools.command_line.arguments import parse
+from tools.command_line.tables import FORMATS, TEXT_FORMATS, Columns, Record, write
+from tools.comparing.records import RunRecord, find_runs, read_run
+from tools.comparing.table import Row, chosen_metrics, make_rows, record, setting
 
 DEFAULTS = {"by": "", "metric": "", "free": "", "format": "table", "plot": "", "out": ""}
 CHOICES = {"format": (*FORMATS, *TEXT_FORMATS), "plot": ("params", "macs", "latency")}
@@ -158,7 +158,7 @@ def _plot(
     *,
     several: bool,
 ) -> None:
-    from tools.run_plot import plot
+    from tools.comparing.plot import plot
 
     task, cost = rows[0].first.task, options["plot"]
     beside = os.path.commonpath([run.folder.parent for row in rows for run in row.runs])

@@ -29,10 +29,13 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from tools import command_line, run_config, run_help, sweeps  # noqa: E402
-from tools.errors import one_line_errors  # noqa: E402
-from tools.processes import check_trainer, is_first_process  # noqa: E402
-from tools.run_folder import ENVIRONMENT  # noqa: E402
+from tools.command_line import overrides as command_line  # noqa: E402
+from tools.command_line.errors import one_line_errors  # noqa: E402
+from tools.running import config as run_config  # noqa: E402
+from tools.running import help as run_help  # noqa: E402
+from tools.running import sweeps  # noqa: E402
+from tools.running.folder import ENVIRONMENT  # noqa: E402
+from tools.running.processes import check_trainer, is_first_process  # noqa: E402
 
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
@@ -47,9 +50,12 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     import lightning.pytorch as lightning
 
     from tasks.loading import build_task
-    from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
-    from tools.loggers import closing
-    from tools.outcome import failure_noted
+    from tools.running import facts as run_facts
+    from tools.running import folder as run_folder
+    from tools.running import lock as run_lock
+    from tools.running import prediction, report, resume, trainer
+    from tools.running.loggers import closing
+    from tools.running.outcome import failure_noted
 
     check_options(config)
     check_trainer(config["trainer"])
@@ -124,7 +130,7 @@ def check_options(config: dict[str, Any]) -> None:
 def data_of(config: dict[str, Any]) -> Any:
     """The datamodule of a run, all of whose files are looked at before a training."""
     from tasks.instantiate import build
-    from tools import prediction
+    from tools.running import prediction
 
     datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
     if prediction.needs_no_data(config, datamodule):

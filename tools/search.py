@@ -33,11 +33,11 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.arguments import number, parse
-from tools.errors import one_line_errors
-from tools.run_table import HEADLINE
-from tools.search_space import Space, read_spaces, typed_values
-from tools.tables import write
+from tools.command_line.arguments import number, parse
+from tools.command_line.errors import one_line_errors
+from tools.command_line.tables import write
+from tools.comparing.table import HEADLINE
+from tools.searching.space import Space, read_spaces, typed_values
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {
@@ -94,7 +94,8 @@ def _prepare(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str]:
     """The folder of the search and its metric, when its first run is known to be a right one."""
-    from tools import command_line, run_config
+    from tools.command_line import overrides as command_line
+    from tools.running import config as run_config
 
     command_line.prepare([])
     for place in ("first", "last"):

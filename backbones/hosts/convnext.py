@@ -19,14 +19,15 @@ from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layouts import ceil_div, crop, missing, mix_nchw, to_nchw, to_nhwc
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
+from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 
-class ConvNeXt(StagedBackbone):
+class ConvNeXt(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW between blocks."""
 
     channels_first = True

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
+from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.eval_cache import in_graph
-from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
+from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.reweight import Reweight
-from backbones.layouts import is_any_size
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
-from backbones.timm_source import refuse_pretrained
 
 ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
 

@@ -15,16 +15,16 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layouts import mix_tokens, to_nchw
-from backbones.plain import PATCH, PlainBackbone
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.axes import mix_tokens, to_nchw
 from backbones.registry import register_host
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 GRID = "pos_grid"  # rows and columns of an oblong position table
 
 
-class DeiT(PlainBackbone):
+class DeiT(IsotropicBackbone):
     """A plain ViT; its last map (stride 16), or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,

@@ -20,16 +20,17 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.conv_ffn import ConvFFN
+from backbones.layers.graph_sizes import crop
 from backbones.layers.init import init_linear
 from backbones.layers.patch_embed import PatchEmbed
-from backbones.layouts import crop, to_nchw, to_nhwc
-from backbones.metamixer import split_heads
 from backbones.mixers.ffn import FFN
+from backbones.mixers.metamixer.query_key_value import split_heads
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
-from backbones.timm_source import refuse_pretrained
-from backbones.weights import rename
 
 HEAD_DIM = 36
 RATIO = 4
@@ -68,7 +69,7 @@ class StageSpec:
 XXS = (StageSpec(36, 1, 4), StageSpec(72, 1, 2), StageSpec(144, 3, 2), StageSpec(288, 2, 1))
 
 
-class EdgeViT(StagedBackbone):
+class EdgeViT(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Classification ends in a BatchNorm and the mean over the map. Dense prediction has a LayerNorm

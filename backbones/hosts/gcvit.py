@@ -21,15 +21,16 @@ from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalCon
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.layouts import is_any_size, to_nchw, to_nhwc
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 
-class GCViT(StagedBackbone):
+class GCViT(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC in the blocks, NCHW between stages.
 
     Beside another token mixer nothing reads the global queries, and they are left out.

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
-from backbones.hosts.posmlp.names import from_authors
-from backbones.layers.token_relations import hide
+from backbones.hosts.posmlp.checkpoint_conversion import from_authors
+from backbones.hosts.scaffolds.isotropic import PATCH
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
-from backbones.plain import PATCH
+from backbones.mixers.posmlp.relations import hide
 from backbones.registry import register_host
 
 HIDDEN_RATIO = 6.0

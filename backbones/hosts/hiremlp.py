@@ -18,11 +18,12 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.layers.network_list import HIDDEN_RATIO, NetworkList
+from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
 from backbones.layers.reweight import Reweight
-from backbones.layouts import ceil_div, is_any_size, leading, missing, to_nchw, to_nhwc
 from backbones.registry import register_host
-from backbones.timm_source import refuse_pretrained
 
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
 SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before

@@ -21,19 +21,19 @@ from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import drop_path_rates
+from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
-from backbones.layouts import ceil_div, missing
-from backbones.plain import PATCH, PlainBackbone
 from backbones.registry import register_host
-from backbones.staged import drop_path_rates
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 WINDOW = 14
 HIDDEN_RATIO = 4.0
 
 
-class PatchMLP(PlainBackbone):
+class PatchMLP(IsotropicBackbone):
     """Patch embedding and equal blocks on (B, h, w, C), for gMLP too."""
 
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:

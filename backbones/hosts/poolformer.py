@@ -18,16 +18,17 @@ from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import missing, mix_nchw
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.axes import mix_nchw
+from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 STEM_STRIDE = 4
 
 
-class PoolFormer(StagedBackbone):
+class PoolFormer(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
     channels_first = True

@@ -17,16 +17,16 @@ from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_fil
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import mix_tokens
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.axes import mix_tokens
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 Size = tuple[int, int]
 
 
-class PVTv2(StagedBackbone):
+class PVTv2(HierarchicalBackbone):
     """Four normed maps at strides 4, 8, 16, 32; tokens inside a stage, NCHW between stages."""
 
     channels_first = True

@@ -15,16 +15,16 @@ from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 STEM = ("conv1", "bn1", "act1", "maxpool")
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
-class ResNet(StagedBackbone):
+class ResNet(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
     channels_first = True

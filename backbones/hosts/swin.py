@@ -26,17 +26,17 @@ from timm.models.swin_transformer import (
 from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
-from backbones.layouts import is_any_size, missing
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone
-from backbones.timm_source import create_timm_model
-from backbones.weights import rename
 
 TABLE = "relative_position_bias_table"
 
 
-class Swin(StagedBackbone):
+class Swin(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside.
 
     Classification follows the authors' classifier: an axis whose map is no longer than the window

@@ -35,16 +35,17 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
+from backbones.checkpoints.loading import rename
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
-from backbones.layers.prenorm_block import PreNormBlock
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.layouts import ceil_div, missing, to_nchw, to_nhwc
 from backbones.mixers.glu import gate
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
-from backbones.timm_source import refuse_pretrained
-from backbones.weights import rename
 
 HEAD_DIM = 32
 WINDOW = 7
@@ -56,7 +57,7 @@ SCALED_SIDE = 14  # rows of a map whose places are left as they are
 KeyPlaces = Literal["released", "regular"]
 
 
-class VisionLLaMA(StagedBackbone):
+class VisionLLaMA(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``widths`` and ``depths``.
 
     What replaces the SwiGLU is sized by ``hidden_ratio`` 4, of an FFN of its size. Dense: a

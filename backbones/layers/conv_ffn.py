@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layers.axes import to_nchw, to_nhwc
 
 
 class ConvFFN(Mixer):

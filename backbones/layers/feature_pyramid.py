@@ -9,7 +9,7 @@ from __future__ import annotations
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.layouts import ceil_div, crop
+from backbones.layers.graph_sizes import ceil_div, crop
 
 PYRAMID_CHANNELS = 256
 PYRAMID_STRIDES = (4, 8, 16, 32)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layouts import missing, to_nhwc
+from backbones.layers.axes import to_nhwc
+from backbones.layers.graph_sizes import missing
 
 
 class PatchEmbed(nn.Module):

@@ -15,7 +15,7 @@ from timm.models.swin_transformer import window_partition
 from torch import Tensor
 
 from backbones.layers.eval_cache import in_graph
-from backbones.layouts import is_any_size, missing
+from backbones.layers.graph_sizes import is_any_size, missing
 
 Size = tuple[int, int]
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.layouts import ceil_div
+from backbones.layers.graph_sizes import ceil_div
 
 
 class Pattern(NamedTuple):

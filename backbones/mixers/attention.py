@@ -7,8 +7,8 @@ MetaMixer: FFNet, Fig. 1 and 8.
 from __future__ import annotations
 
 from backbones.layers.init import init_all
-from backbones.metamixer import MetaMixer
-from backbones.metamixer.instances import self_attention
+from backbones.mixers.metamixer.instances import self_attention
+from backbones.mixers.metamixer.query_key_value import MetaMixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention

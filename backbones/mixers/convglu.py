@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
-from backbones.layouts import to_nchw, to_nhwc
 from backbones.mixers.glu import gate
 from backbones.registry import register_mixer
 

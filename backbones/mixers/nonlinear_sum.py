@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from backbones.base import PointwiseMixer, hidden_width
-from backbones.layers.activations import Base
+from backbones.mixers.iffn.activations import Base
 from backbones.registry import register_mixer
 
 Per = Literal["function", "element"]

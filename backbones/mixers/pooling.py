@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reparam import as_kernel
-from backbones.layouts import to_nchw, to_nhwc
 from backbones.registry import register_mixer
 
 

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.eval_cache import EvalCache
+from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.init import init_linear
-from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

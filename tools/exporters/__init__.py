@@ -132,7 +132,7 @@ class ExportRequest:
         import torch
 
         from backbones import create_backbone
-        from backbones.weights import load_backbone_weights, refuse_untrained
+        from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)

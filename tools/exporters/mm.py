@@ -19,10 +19,11 @@ from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
-from backbones.classifier import Classifier
-from backbones.weights import read_tensors
+from backbones.checkpoints.loading import read_tensors
+from backbones.layers.classifier import Classifier
 from datamodules.dense import require_package
 from heads.mm_adapter import quiet
+from tools.benchmarking.networks import unusual
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
 from tools.exporters.mm_configs import (
     base_files,
@@ -34,7 +35,6 @@ from tools.exporters.mm_inherit import write_config
 from tools.exporters.networks import class_names, content_of
 from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
-from tools.networks import unusual
 
 CONFIG, README = "config.py", "README.md"
 HERE = "{{ fileDirname }}"  # mmengine puts the config's folder there

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
-from backbones.weights import read_state_dict
+from backbones.checkpoints.loading import read_state_dict
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest
 

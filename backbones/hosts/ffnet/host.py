@@ -29,16 +29,16 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.hosts.ffnet.names import convert_official_state_dict, official_form
-from backbones.hosts.ffnet.parts import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.hosts.ffnet.blocks import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
-from backbones.timm_source import refuse_pretrained
 
 
-class FFNet(StagedBackbone):
+class FFNet(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
 
     A channel mixer replaces W1 and W2, behind D, whose BatchNorm is its norm. A token mixer

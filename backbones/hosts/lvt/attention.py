@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layouts import ceil_div, is_any_size, missing, to_nchw, to_nhwc
-from backbones.metamixer import split_heads
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import ceil_div, is_any_size, missing
+from backbones.mixers.metamixer.query_key_value import split_heads
 
 HEAD_DIM = 32
 SIDE, STRIDE = 3, 2  # windows of CSA

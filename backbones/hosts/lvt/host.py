@@ -22,15 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.classifier import Classifier
-from backbones.hosts.lvt.parts import SPECS, ClassBlock, Stage
+from backbones.checkpoints.loading import rename
+from backbones.hosts.lvt.blocks import SPECS, ClassBlock, Stage
 from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.axes import to_nchw
+from backbones.layers.classifier import Classifier
+from backbones.layers.graph_sizes import ceil_div
 from backbones.layers.init import init_linear
-from backbones.layouts import ceil_div, to_nchw
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
-from backbones.timm_source import refuse_pretrained
-from backbones.weights import rename
 
 DEPTH = 2  # blocks of every stage
 NUM_CLASS_BLOCKS = 2
@@ -53,7 +54,7 @@ RENAMES = (
 )
 
 
-class LVT(StagedBackbone):
+class LVT(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.classifier import Classifier
+from backbones.layers.classifier import Classifier
 from backbones.layers.init import init_linear
 
 AUX_WEIGHT = 0.5  # of the tokens beside the class token, in the logits and in the loss

@@ -21,13 +21,20 @@ from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.hosts.posmlp.names import from_authors
-from backbones.hosts.posmlp.parts import EPS, ConvEmbed, LinearEmbed, Merge, Norm, downsample
-from backbones.layouts import to_nchw, to_nhwc
-from backbones.mixers.posgu import ggqpe
+from backbones.hosts.posmlp.checkpoint_conversion import from_authors
+from backbones.hosts.posmlp.patch_embeddings import (
+    EPS,
+    ConvEmbed,
+    LinearEmbed,
+    Merge,
+    Norm,
+    downsample,
+)
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixers.posmlp.posgu import ggqpe
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
-from backbones.timm_source import refuse_pretrained
 
 DEPTHS = (2, 2, 18, 2)
 HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
@@ -35,7 +42,7 @@ HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)
 Embed = Literal["conv", "linear"]
 
 
-class PosMLP(StagedBackbone):
+class PosMLP(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Args:

@@ -28,12 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.hosts.sbm.parts import SBMBlock, Stem, downsampling
-from backbones.layouts import same_size, to_nchw, to_nhwc
+from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import same_size
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
-from backbones.staged import StagedBackbone, drop_path_rates
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fit": {"x_width": 2, "pre_proj": False, "out_proj": False, "mlp_ratio": 5.0},
@@ -42,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class SBM(StagedBackbone):
+class SBM(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``width`` and ``depths``.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.options import check_odd, check_value
 
 SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]

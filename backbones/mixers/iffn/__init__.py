@@ -21,13 +21,13 @@ leaves open:
 * Nothing is said of initialisation: linear layers begin as in all hosts, the rest is said at
   ``init`` and ``DepthwiseBlock``.
 
-In reading order: ``mixer`` (Eq. 5, Fig. 4), ``depthwise`` (Sec. 4.3) and ``parts`` (Table 2).
+In reading order: ``mixer`` (Eq. 5, Fig. 4), ``depthwise`` (Sec. 4.3) and ``ablations`` (Table 2).
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.mixers.iffn import parts
+from backbones.mixers.iffn import ablations
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
 
-__all__ = ["IFFN", "DepthwiseBlock", "parts"]
+__all__ = ["IFFN", "DepthwiseBlock", "ablations"]

@@ -7,9 +7,9 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers.activations import affine, gelu_
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.layouts import to_nchw, to_nhwc
+from backbones.mixers.iffn.activations import affine, gelu_
 from backbones.options import check_odd
 
 Order = Literal["bn_act", "act_bn"]

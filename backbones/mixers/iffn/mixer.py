@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.layers.activations import Arb, Base, RPReLU, affine
 from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise, scale_and_shift
+from backbones.mixers.iffn.activations import Arb, Base, RPReLU, affine
 from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order
 from backbones.registry import register_mixer
 

@@ -1,0 +1,209 @@
+"""Upper bounds on the Lipschitz constant of a channel mixer, each with a certificate.
+
+For f(x) = W1 phi(W0 x + b0) + b1 whose hidden unit j has slopes within [p_j, q_j] the bound is the
+square root of the least rho for which a diagonal T >= 0 gives
+
+    [ -2 W0' P T Q W0 - rho I   W0' (P + Q) T  ]
+    [  T (P + Q) W0             -2 T + W1' W1  ]  <= 0.
+
+Of an AFFN with N branches, ``form="joint"`` takes W0 N times above itself and all of W1 at once;
+``form="split"`` takes each branch by itself and adds the N bounds, which is never less.
+
+Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
+Module", ICML 2024, Lemma 4.2 and Theorem 4.3, after Fazlyab et al., "Efficient and Accurate
+Estimation of Lipschitz Constants for Deep Neural Networks", NeurIPS 2019. Where we differ:
+
+* Eq. 9 has W1' W1 beside a T of one branch's size; as in the proof it is meant as the branch's own
+  part of W1. One T for all branches is not needed and only loosens the bound.
+* Slopes differ by channel, as alpha and beta do, so p and q are vectors here, not numbers.
+* The joint form is ours; the paper's is the split one.
+* The theorem knows no batch norm. In evaluation one is an affine map, which is merged.
+
+Without a solver (``method="reduced"``) the hidden block is eliminated first: with tau = 2 T,
+D = (P + Q) / 2, R = (Q - P) / 2 and J = W1 D W0,
+
+    rho(tau) = lambda_max(W0' R^2 diag(tau) W0 + J' S^-1 J),  S = I - W1 diag(1 / tau) W1' > 0.
+
+Its minimum is the optimum of the program above, and its value at any tau with S > 0 is a valid
+bound. So a solver's answer is judged by it too: only its T is used, and rho(2 T) is reported.
+
+Axes: C channels, h hidden channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+from backbones.analysis.lipschitz_search import Part, search, solve
+from backbones.layers.norms import scale_and_shift
+from backbones.mixers.ffn import FFN
+from backbones.mixers.iffn import IFFN
+from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU, scaled_slopes
+
+Method = Literal["auto", "sdp", "reduced"]
+Form = Literal["joint", "split"]
+Solver = Literal["CLARABEL", "SCS"]
+SMALL = 40  # channels, hidden ones included, up to which a solver takes seconds
+GELU_TANH = (-0.128995, 1.128995)  # slopes of GELU's approximation by a tanh, rounded outwards
+
+
+@dataclass(frozen=True)
+class LipschitzBound:
+    """A bound and what proves it.
+
+    Attributes:
+        bound: ||f(x) - f(y)|| <= bound ||x - y|| for all tokens x and y.
+        rho: Square of the bound of each part: one for "joint", N for "split".
+        tau: 2 diag(T) (h,) of each part, with which rho follows from the weights alone; inf where a
+            unit is linear or counts for nothing.
+        form: "joint" or "split".
+        method: "sdp" or "reduced", as was used.
+        product: The usual bound ||W1|| ||max(|P|, |Q|) W0||, for comparison.
+        certified: Always true: an answer whose S is not positive is not given.
+        seconds: Time of the search.
+    """
+
+    bound: float
+    rho: tuple[float, ...]
+    tau: tuple[Tensor, ...]
+    form: Form
+    method: Method
+    product: float
+    certified: bool
+    seconds: float
+
+
+def lipschitz_bound(
+    mixer: nn.Module,
+    method: Method = "auto",
+    form: Form = "joint",
+    solver: Solver = "CLARABEL",
+    residual: bool = False,
+    *,
+    iterations: int = 600,
+) -> LipschitzBound:
+    """Bound the Lipschitz constant of a mixer in the Euclidean norm of a token.
+
+    Args:
+        mixer: ``affn``, ``iffn`` without spatial part, ``ffn``, or the FFN of a timm host, on any
+            device, its batch norms in evaluation mode.
+        method: "sdp" solves the semidefinite program with cvxpy, "reduced" minimises the reduced
+            form and scales to real widths; "auto" takes the former up to 8 channels (of 4 times
+            as many hidden ones).
+        form: "joint", or the paper's "split".
+        solver: Of cvxpy, "CLARABEL" or "SCS".
+        residual: Bound x + f(x), which adds 1. A norm before f is not covered.
+        iterations: Steps of the reduced form for each of its nine temperatures, at most. Fewer
+            loosen the bound a little and never make it wrong.
+
+    Raises:
+        ValueError: Another kind of mixer, one with a spatial part, a batch norm that is training,
+            weights that are not finite, an unknown method, form or solver, or "sdp" without cvxpy.
+    """
+    _check("method", method, get_args(Method))
+    _check("form", form, get_args(Form))
+    _check("solver", solver, get_args(Solver))
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    branches = mixer_parts(mixer)
+    whole = _stack(branches)
+    if not all(tensor.isfinite().all() for tensor in whole):
+        raise ValueError("a mixer with NaN or infinite weights has no Lipschitz constant")
+    has_cvxpy = importlib.util.find_spec("cvxpy") is not None
+    if method == "auto":
+        method = "sdp" if has_cvxpy and sum(whole.w0.shape) <= SMALL else "reduced"
+    if method == "sdp" and not has_cvxpy:
+        raise ValueError(
+            "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use method "
+            "reduced, which needs neither"
+        )
+    start = time.perf_counter()
+    parts = [whole] if form == "joint" else branches
+    found = [solve(p, solver) if method == "sdp" else search(p, iterations) for p in parts]
+    return LipschitzBound(
+        bound=sum(math.sqrt(rho) for rho, _ in found) + residual,
+        rho=tuple(rho for rho, _ in found),
+        tau=tuple(tau for _, tau in found),
+        form=form,
+        method=method,
+        product=whole.product_bound() + residual,
+        certified=all(math.isfinite(rho) for rho, _ in found),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@torch.no_grad()
+def mixer_parts(mixer: nn.Module) -> list[Part]:
+    """Weights and slopes of each branch of a mixer, its batch norms merged into them.
+
+    Raises:
+        ValueError: A mixer that is no such function, or not yet: one whose batch norms train.
+    """
+    if isinstance(mixer, IFFN) and mixer.dw is not None:
+        raise ValueError(
+            "the bound holds for mixers that treat every token by itself, not for an IFFN with a "
+            "spatial part; use affn, or iffn with spatial=False"
+        )
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in mixer.modules()):
+        raise ValueError(
+            "a batch norm in training mode is no function of one token; call mixer.eval() first"
+        )
+    if not isinstance(mixer, IFFN | FFN | Mlp):
+        raise ValueError(
+            f"a {type(mixer).__name__} has no bound here; affn, iffn with spatial=False, ffn and "
+            "the FFN of a timm host have one"
+        )
+    mixer = copy.deepcopy(mixer).double().cpu().requires_grad_(False)
+    if isinstance(mixer, IFFN):
+        return _branches(mixer)
+    w0, w1 = (layer.weight.flatten(1) for layer in (mixer.fc1, mixer.fc2))
+    low, high = BASES[mixer.act][1:] if isinstance(mixer, FFN) else _slopes_of_timm(mixer)
+    return [Part(w0, w1, torch.full_like(w0[:, 0], low), torch.full_like(w0[:, 0], high))]
+
+
+def _branches(mixer: IFFN) -> list[Part]:
+    scale_mid, _ = scale_and_shift(mixer.bn_mid, mixer.fc2.weight)
+    scale_out, _ = scale_and_shift(mixer.bn_out, mixer.fc2.weight.T)
+    width = mixer.fc1.out_features
+    parts = []
+    for module, w1, scale in zip(
+        mixer.branches,
+        (scale_out[:, None] * mixer.fc2.weight).split(width, dim=1),
+        scale_mid.split(width),
+        strict=True,
+    ):
+        slopes = scaled_slopes(cast("Base | Arb | RPReLU", module).slopes(), scale)
+        parts.append(Part(mixer.fc1.weight, w1, *slopes))
+    return parts
+
+
+def _stack(parts: list[Part]) -> Part:
+    """The branches as one part: W0 N times above itself, all of W1."""
+    w0, w1, p, q = zip(*parts, strict=True)
+    return Part(torch.cat(w0), torch.cat(w1, dim=1), torch.cat(p), torch.cat(q))
+
+
+def _slopes_of_timm(mlp: Mlp) -> tuple[float, float]:
+    act = mlp.act
+    names = {nn.ReLU: "relu", nn.SiLU: "silu", nn.ELU: "elu", nn.Softplus: "softplus"}
+    if not isinstance(mlp.norm, nn.Identity):
+        raise ValueError("an FFN with a norm inside has no bound here")
+    if isinstance(act, nn.GELU):
+        return GELU_TANH if act.approximate == "tanh" else BASES["gelu"][1:]
+    if type(act) not in names:
+        raise ValueError(f"the slopes of {type(act).__name__} are not known here")
+    return BASES[names[type(act)]][1:]
+
+
+def _check(option: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")

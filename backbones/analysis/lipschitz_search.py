@@ -1,0 +1,243 @@
+"""The least certified bound on the Lipschitz constant of W1 phi(W0 x): search, solver, certificate.
+
+``backbones/analysis/lipschitz.py`` says what is computed and where it comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Widths of the soft maximum that stands for lambda_max, in units of rho at the start.
+TEMPERATURES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+MEMORY = 20  # pairs that L-BFGS keeps
+STARTS = tuple(1 + 10.0**exponent for exponent in torch.linspace(-3, 2, 51).tolist())
+REPAIRS = (0.0, *(10.0**exponent for exponent in range(-10, 0)))
+
+
+class Part(NamedTuple):
+    """f(x) = w1 phi(w0 x + b0) + b1 without its biases, in float64.
+
+    w0 is (h, C) and w1 (C, h); the slopes of phi lie within p and q, (h,) each.
+    """
+
+    w0: Tensor
+    w1: Tensor
+    p: Tensor
+    q: Tensor
+
+    def product_bound(self) -> float:
+        """||W1|| ||max(|P|, |Q|) W0||."""
+        steepest = torch.maximum(self.p.abs(), self.q.abs())
+        return float(_norm(self.w1) * _norm(steepest[:, None] * self.w0))
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A part without its hidden block, scaled to matrices of norm 1.
+
+    Attributes:
+        a: (j, C), the rows of R W0 of units that are not linear.
+        b: (C, j), their columns of W1.
+        linear: (C, C), J = W1 D W0 of all units.
+        free: (h,), which units these j are.
+        rho_unit: What rho is measured in.
+        tau_unit: What tau is measured in.
+    """
+
+    a: Tensor
+    b: Tensor
+    linear: Tensor
+    free: Tensor
+    rho_unit: float
+    tau_unit: float
+
+    @classmethod
+    def of(cls, part: Part) -> Reduced:
+        """Eliminate the hidden block of a part."""
+        middle, half = (part.p + part.q) / 2, (part.q - part.p) / 2
+        a, b = half[:, None] * part.w0, part.w1
+        free = (a.norm(dim=1) > 0) & (b.norm(dim=0) > 0)
+        a, b = a[free], b[:, free]
+        linear = part.w1 @ (middle[:, None] * part.w0)
+        if not free.any():
+            return cls(a, b, linear, free, 1.0, 1.0)
+        norm_a, norm_b = _norm(a), _norm(b)
+        unit = norm_a * norm_b
+        return cls(
+            a / norm_a, b / norm_b, linear / unit, free, float(unit) ** 2, float(norm_b) ** 2
+        )
+
+    def quadratic_form(self, tau: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The matrix (C, C) whose greatest eigenvalue is rho, and S^-1 J; None unless S > 0."""
+        gram = torch.eye(len(self.b), dtype=tau.dtype) - (self.b / tau) @ self.b.T
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        if failed or not tau.isfinite().all():
+            return None
+        solved = torch.cholesky_solve(self.linear, factor)
+        return (self.a.T * tau) @ self.a + self.linear.T @ solved, solved
+
+    def rho(self, tau: Tensor) -> float:
+        """The value at tau (j,), inf unless S > 0 proves it a bound."""
+        form = self.quadratic_form(tau)
+        return math.inf if form is None else float(torch.linalg.eigvalsh(form[0])[-1])
+
+    def soft_rho(self, log_tau: Tensor, width: float) -> tuple[float, Tensor, float]:
+        """Log-sum-exp of the eigenvalues over a width, its gradient in log tau, and rho itself."""
+        tau = log_tau.exp()
+        form = self.quadratic_form(tau)
+        if form is None:
+            return math.inf, torch.zeros_like(tau), math.inf
+        matrix, solved = form
+        values, vectors = torch.linalg.eigh(matrix)
+        top = float(values[-1])
+        weights = ((values - top) / width).exp()
+        total = weights.sum()
+        kept = weights > 1e-14 * total
+        directions = vectors[:, kept] * (weights[kept] / total).sqrt()
+        rises = (self.a @ directions).square().sum(dim=1)
+        falls = (self.b.T @ (solved @ directions)).square().sum(dim=1)
+        return top + width * math.log(float(total)), rises * tau - falls / tau, top
+
+    def certify(self, tau: Tensor) -> tuple[float, Tensor]:
+        """The value and tau (h,) in the units of the part; tau is inf for linear units."""
+        everywhere = torch.full(self.free.shape, math.inf, dtype=tau.dtype)
+        everywhere[self.free] = tau * self.tau_unit
+        return self.rho(tau) * self.rho_unit, everywhere
+
+    def best(self, candidates: list[Tensor]) -> Tensor:
+        """The candidate of least rho."""
+        return min(candidates, key=self.rho)
+
+    def constants(self) -> list[Tensor]:
+        """Equal tau for all units, from just feasible up; all of them prove some bound."""
+        return [torch.full((self.a.shape[0],), start, dtype=self.a.dtype) for start in STARTS]
+
+
+def search(part: Part, iterations: int) -> tuple[float, Tensor]:
+    """Minimise rho(tau) by L-BFGS on log tau; returns rho and tau (h,).
+
+    The problem is convex in log tau, but not smooth: lambda_max gives way to a log-sum-exp whose
+    width goes to zero in steps.
+    """
+    reduced = Reduced.of(part)
+    best = reduced.best(reduced.constants())
+    if not len(best):
+        return reduced.certify(best)
+    least, log_tau = reduced.rho(best), best.log()
+    unit = least
+    for temperature in TEMPERATURES:
+        width = temperature * unit
+
+        def evaluate(point: Tensor, width: float = width) -> tuple[float, Tensor]:
+            nonlocal least, best
+            value, gradient, rho = reduced.soft_rho(point, width)
+            if rho < least:
+                least, best = rho, point.exp()
+            return value, gradient
+
+        # The soft maximum itself is off by about its width.
+        log_tau = _minimise(evaluate, log_tau, iterations, tolerance=1e-4 * width)
+    return reduced.certify(best)
+
+
+def solve(part: Part, solver: str) -> tuple[float, Tensor]:
+    """Solve the semidefinite program with cvxpy, then certify its T; returns rho and tau (h,)."""
+    import cvxpy as cp
+
+    reduced = Reduced.of(part)
+    if not reduced.free.any():
+        return reduced.certify(reduced.a.new_ones(0))
+    w0, w1 = (part.w0 / part.w0.norm()).numpy(), (part.w1 / part.w1.norm()).numpy()
+    p, q = part.p.numpy(), part.q.numpy()
+    t, rho = cp.Variable(len(p), nonneg=True), cp.Variable()
+    cross = w0.T @ cp.diag(cp.multiply(p + q, t))
+    corner = -2 * (w0.T @ cp.diag(cp.multiply(p * q, t)) @ w0) - rho * np.eye(w0.shape[1])
+    matrix = cp.bmat([[corner, cross], [cross.T, w1.T @ w1 - 2 * cp.diag(t)]])
+    problem = cp.Problem(cp.Minimize(rho), [(matrix + matrix.T) / 2 << 0])
+    options = {"eps": 1e-6, "max_iters": 100_000} if solver == "SCS" else {}
+    problem.solve(solver=solver, **options)
+    candidates = reduced.constants()
+    if t.value is not None:
+        tau = 2 * torch.from_numpy(t.value)[reduced.free] * part.w1.norm() ** 2 / reduced.tau_unit
+        tau = tau.clamp(min=1e-12)
+        # A solver may stop just outside of what is allowed.
+        candidates += [tau * (1 + repair) for repair in REPAIRS]
+    return reduced.certify(reduced.best(candidates))
+
+
+def _minimise(
+    evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, iterations: int, tolerance: float
+) -> Tensor:
+    """L-BFGS with a bisecting line search, for functions that may be inf.
+
+    It ends when ten iterations gain less than ``tolerance``.
+    """
+    value, gradient = evaluate(x)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    values = [value]
+    for _ in range(iterations):
+        direction = -_inverse_hessian_times(gradient, pairs)
+        slope = float(gradient @ direction)
+        if slope >= 0:
+            break
+        found = _line_search(evaluate, x, value, direction, slope)
+        if found is None:
+            break
+        new_x, value, new_gradient = found
+        step, change = new_x - x, new_gradient - gradient
+        if step @ change > 0:
+            pairs = [*pairs[-MEMORY + 1 :], (step, change)]
+        x, gradient = new_x, new_gradient
+        values.append(value)
+        if len(values) > 10 and values[-11] - value < tolerance:
+            break
+    return x
+
+
+def _inverse_hessian_times(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The two loops of L-BFGS (Nocedal and Wright, Algorithm 7.4)."""
+    if not pairs:
+        return gradient / max(1.0, float(gradient.norm()))
+    result, factors = gradient.clone(), []
+    for step, change in reversed(pairs):
+        factors.append((step @ result) / (step @ change))
+        result -= factors[-1] * change
+    step, change = pairs[-1]
+    result *= (step @ change) / (change @ change)
+    for (step, change), factor in zip(pairs, reversed(factors), strict=True):
+        result += (factor - (change @ result) / (step @ change)) * step
+    return result
+
+
+def _line_search(
+    evaluate: Callable[[Tensor], tuple[float, Tensor]],
+    x: Tensor,
+    value: float,
+    direction: Tensor,
+    slope: float,
+) -> tuple[Tensor, float, Tensor] | None:
+    """A step of sufficient decrease, and of sufficient flattening if 25 trials find one."""
+    low, high, length, kept = 0.0, math.inf, 1.0, None
+    for _ in range(25):
+        point = x + length * direction
+        new_value, gradient = evaluate(point)
+        if not new_value <= value + 1e-4 * length * slope:
+            high = length
+        else:
+            kept = (point, new_value, gradient)
+            if float(gradient @ direction) >= 0.9 * slope:
+                break
+            low = length
+        length = 2 * low if math.isinf(high) else (low + high) / 2
+    return kept
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix, 2)

@@ -1,0 +1,1 @@
+"""Files of weights: opening them safely, and putting what they hold into a network."""

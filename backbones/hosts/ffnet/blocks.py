@@ -1,0 +1,206 @@
+"""The parts of FFNet: variants, stem, downsampling, blocks; see ``backbones.hosts.ffnet``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from backbones.base import Mixer, MixerFactory, Slot, fill
+from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
+from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
+from backbones.mixers.metamixer.ffnified import branch_kernels
+from backbones.mixers.metamixer.instances import convnext_block, convolutional
+
+STEM_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column of Table 9.
+
+    Attributes:
+        widths: Channels of the four stages.
+        depths: Blocks of the four stages.
+        token_kernels: Side of K and V by stage.
+        channel_kernel: Side of D.
+        expansion: Hidden width of W1 over C.
+        layer_scale: First value of LayerScale; None leaves it out.
+        seg: Stem, downsampling, strips and pooling of FFNet_seg.
+    """
+
+    widths: Sequence[int]
+    depths: Sequence[int]
+    token_kernels: Sequence[int] = (3, 3, 7, 7)
+    channel_kernel: int = 7
+    expansion: int = 3
+    layer_scale: float | None = None
+    seg: bool = False
+
+    def token_branches(self, stage: int, branches: bool = True) -> tuple[Kernel, ...] | None:
+        """Kernels beside those of K and V; None for plain convolutions with bias."""
+        kernels = branch_kernels(self.token_kernels[stage], "strips" if self.seg else "small")
+        return kernels if branches or kernels is None else ()
+
+    def channel_branches(self, branches: bool = True) -> tuple[Kernel, ...]:
+        """Kernels beside that of D, which always has its BatchNorm."""
+        return (branch_kernels(self.channel_kernel, "small") if branches else None) or ()
+
+
+VARIANTS = {
+    "ffnet_1": Variant((80, 160, 320, 640), (2, 2, 8, 2), channel_kernel=3),
+    "ffnet_2": Variant((88, 176, 352, 704), (3, 3, 15, 3)),
+    "ffnet_3": Variant((96, 192, 384, 768), (4, 4, 22, 5), layer_scale=1e-6),
+    "ffnet_4": Variant((128, 256, 512, 1024), (4, 4, 27, 3), layer_scale=1e-6),
+    "ffnet_seg": Variant(
+        (96, 192, 384, 768), (3, 4, 18, 5), (3, 3, 9, 9), 3, expansion=4, layer_scale=1e-5, seg=True
+    ),
+}
+
+
+class Stage(nn.Module):
+    """Downsampling by 2, in all stages but the first, then blocks.
+
+    Args:
+        variant: The network.
+        stage: Index from 0.
+        drop_paths: Stochastic depth of each block.
+        branches: False leaves out the kernels beside the large ones.
+
+    Shape: (B, D, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)), or (B, C, H, W) in the first stage.
+    """
+
+    def __init__(
+        self, variant: Variant, stage: int, drop_paths: Sequence[float], branches: bool
+    ) -> None:
+        super().__init__()
+        self.downsample: nn.Module = nn.Identity()
+        if stage:
+            dim, out = variant.widths[stage - 1 : stage + 1]
+            self.downsample = _downsampling(dim, out, variant.seg, branches)
+        self.blocks = nn.Sequential(
+            *(Block(variant, stage, drop_path, branches) for drop_path in drop_paths)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, H, W) -> (B, C, h, w)."""
+        return self.blocks(self.downsample(x))
+
+
+class Block(nn.Module):
+    """x + drop_path(ls1 * token(x)), then x + drop_path(ls2 * channel(x)).
+
+    Shape: (B, C, H, W) -> (B, C, H, W).
+    """
+
+    def __init__(self, variant: Variant, stage: int, drop_path: float, branches: bool) -> None:
+        super().__init__()
+        dim, side = variant.widths[stage], variant.token_kernels[stage]
+        self.token_mixer: nn.Module = convolutional(
+            ConvBN(dim, dim),
+            *(depthwise(dim, side, variant.token_branches(stage, branches)) for _ in range(2)),
+        )
+        query = depthwise(dim, variant.channel_kernel, variant.channel_branches(branches))
+        self.channel_mixer: nn.Module = convnext_block(query, dim, variant.expansion * dim)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        # (C, 1, 1) as the authors': what has more than one axis takes weight decay.
+        self.token_scale = _layer_scale(dim, variant.layer_scale)
+        self.channel_scale = _layer_scale(dim, variant.layer_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        y = mix_nchw(self.token_mixer, x)
+        x = x + self.drop_path(y if self.token_scale is None else y * self.token_scale)
+        y = mix_nchw(self.channel_mixer, x)
+        return x + self.drop_path(y if self.channel_scale is None else y * self.channel_scale)
+
+    def fill_slots(
+        self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
+    ) -> None:
+        """Put a channel mixer behind D, in place of W1 and W2, and a token mixer behind a norm."""
+        if channel_mixer is not None:
+            fill(self.channel_mixer, "memory", channel_mixer, slot)
+            self.channel_mixer = QueriedMixer(self.channel_mixer)
+        if token_mixer is not None:
+            make = token_mixer
+            fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)
+
+
+class QueriedMixer(nn.Module):
+    """The query of a ConvNeXt block with another mixer in place of its keys and values.
+
+    Shape: (B, C, H, W) -> (B, C, H, W).
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.query = block.get_submodule("query")
+        self.memory = block.get_submodule("memory")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        return mix_nchw(self.memory, self.query(x))
+
+
+class NormedMixer(Mixer):
+    """A BatchNorm, then a mixer, in a block that has no norm of its own."""
+
+    def __init__(self, dim: int, mixer: Mixer) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(dim)
+        self.mixer = mixer
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return self.mixer(to_nhwc(self.norm(to_nchw(x))))
+
+
+class SegHead(nn.Module):
+    """How FFNet_seg ends on ImageNet: 1x1 convolution, mean, linear layer, LayerNorm.
+
+    Shape: (B, C, H, W) -> (B, 1280).
+    """
+
+    hidden, width = 1024, 1280
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = ConvBN(dim, self.hidden)
+        self.fc = nn.Linear(self.hidden, self.width)
+        self.norm = nn.LayerNorm(self.width, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, 1280)."""
+        x = F.hardswish(self.conv(x)).mean(dim=(2, 3))
+        return F.hardswish(self.norm(self.fc(x)))
+
+
+def stem(variant: Variant) -> nn.Sequential:
+    """Images (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4)) by 3x3 convolutions."""
+    width = variant.widths[0]
+    first = (ConvBN(3, STEM_WIDTH, 3, stride=2), nn.GELU())
+    if not variant.seg:
+        return nn.Sequential(*first, ConvBN(STEM_WIDTH, width, 3, stride=2))
+    return nn.Sequential(
+        *first,
+        ConvBN(STEM_WIDTH, STEM_WIDTH, 3),
+        nn.GELU(),
+        ConvBN(STEM_WIDTH, width, 3),
+        ConvBN(width, width, 3, stride=2),
+    )
+
+
+def _downsampling(dim: int, out: int, seg: bool, branches: bool) -> nn.Sequential:
+    """(B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
+    if seg:
+        return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), nn.GELU(), ConvBN(2 * out, out))
+    kernels = [(7, 7), (3, 3)] if branches else [(7, 7)]
+    return nn.Sequential(BranchedConv(dim, out, kernels, stride=2), SkipNormConv(out))
+
+
+def _layer_scale(dim: int, value: float | None) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(torch.full((dim, 1, 1), value))

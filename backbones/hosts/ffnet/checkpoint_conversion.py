@@ -1,0 +1,143 @@
+"""Names of FFNet's authors for the tensors of FFNet, in both forms.
+
+Each module that holds tensors is listed once. A branch level that the training form has (``c`` and
+``bn`` below) is gone in the fused form. Two traps of their names: inside a token mixer ``conv1`` is
+the key, inside a branched convolution it is a branch; and in stages 2 to 4 the downsampling is
+entry 0, so that blocks start at 1.
+
+Source: the authors' code (github.com/ysj9909/FFNet), models/ffnet.py and, for FFNet_seg,
+segmentation/mmseg_custom/models/backbones/ffnet_sys.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from backbones.hosts.ffnet.blocks import VARIANTS, Variant
+from backbones.layers.reparam import Kernel, kernel_name
+
+Form = Literal["train", "fused"]
+FORMS = ("train", "fused")
+# What a part of the training form is made of: their names below it, and ours.
+Parts = tuple[tuple[str, str], ...]
+CONV_BN: Parts = ((".c", ".conv"), (".bn", ".norm"))
+SKIP: Parts = ((".conv.c", ".conv"), (".conv.bn", ".norm"))
+PLAIN: Parts = (("", ""),)
+Part = tuple[str, str, Parts]
+
+
+def convert_official_state_dict(
+    state_dict: Mapping[str, Tensor], variant: str, form: Form
+) -> dict[str, Tensor]:
+    """Rename the authors' tensors to ours; the classifier becomes ``classifier.*``.
+
+    Args:
+        state_dict: Names of the authors; names that they do not use pass unchanged.
+        variant: "ffnet_1" to "ffnet_4" or "ffnet_seg".
+        form: "train" with branches and BatchNorm, or "fused".
+
+    Raises:
+        ValueError: An unknown variant or form.
+    """
+    return _rename(state_dict, official_names(variant, form))
+
+
+def official_form(state_dict: Mapping[str, Tensor]) -> Form | None:
+    """Which form a state dict under the authors' names has; None if the names are not theirs."""
+    if "patch_embed.0.c.weight" in state_dict:
+        return "train"
+    return "fused" if "patch_embed.0.weight" in state_dict else None
+
+
+def official_names(variant: str, form: Form) -> dict[str, str]:
+    """Their prefixes -> ours, of modules that hold tensors, and of LayerScale.
+
+    Raises:
+        ValueError: An unknown variant or form.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}; got {variant!r}")
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
+    chosen = VARIANTS[variant]
+    names = dict(_ends(chosen))
+    for theirs, ours, parts in _parts(chosen):
+        if form == "fused":
+            names[theirs] = ours
+        else:
+            names |= {f"{theirs}{part}": f"{ours}{own}" for part, own in parts}
+    return names
+
+
+def _ends(variant: Variant) -> Iterator[tuple[str, str]]:
+    """What both forms have, before and behind the stages."""
+    if variant.seg:
+        yield from (("head2.0", "head.fc"), ("head2.1", "head.norm"), ("head2.3", "classifier"))
+    else:
+        yield from (("norm", "norm"), ("head", "classifier"))
+
+
+def _parts(variant: Variant) -> Iterator[Part]:
+    """Their prefix, ours, and what lies below it in the training form."""
+    for index in (0, 2, 4, 5) if variant.seg else (0, 2):
+        yield f"patch_embed.{index}", f"stem.{index}", CONV_BN
+    for stage, depth in enumerate(variant.depths):
+        if stage:
+            theirs, ours = f"stages.{stage}.0.proj", f"stages.{stage}.downsample"
+            branched = _branched((7, 7), ((3, 3),), seg=False)
+            yield f"{theirs}.0", f"{ours}.0", CONV_BN if variant.seg else branched
+            last = 2 if variant.seg else 1
+            yield f"{theirs}.{last}", f"{ours}.{last}", CONV_BN if variant.seg else SKIP
+        for block in range(depth):
+            theirs = f"stages.{stage}.{block + bool(stage)}"
+            yield from _block(theirs, f"stages.{stage}.blocks.{block}", variant, stage)
+    if variant.seg:
+        yield "head1.0", "head.conv", CONV_BN
+
+
+def _block(theirs: str, ours: str, variant: Variant, stage: int) -> Iterator[Part]:
+    token, channel = f"{theirs}.token_mixer.0", f"{theirs}.channel_mixer"
+    side = variant.token_kernels[stage]
+    kernels = variant.token_branches(stage)
+    spatial = _branched((side, side), kernels, variant.seg) if kernels else PLAIN
+    yield f"{token}.main.fc", f"{ours}.token_mixer.query", CONV_BN
+    yield f"{token}.main.conv1", f"{ours}.token_mixer.memory.key", spatial
+    yield f"{token}.main.conv2", f"{ours}.token_mixer.memory.value", spatial
+    yield f"{token}.layer_scale", f"{ours}.token_scale", PLAIN
+    side = variant.channel_kernel
+    kernels = variant.channel_branches()
+    query = _branched((side, side), kernels, seg=False) if kernels else CONV_BN
+    yield f"{channel}.main.conv", f"{ours}.channel_mixer.query", query
+    yield f"{channel}.main.fc1", f"{ours}.channel_mixer.memory.key", PLAIN
+    yield f"{channel}.main.fc2", f"{ours}.channel_mixer.memory.value", PLAIN
+    yield f"{channel}.layer_scale", f"{ours}.channel_scale", PLAIN
+
+
+def _branched(first: Kernel, others: tuple[Kernel, ...], seg: bool) -> Parts:
+    """Branches by kernel; the square ones are conv1 and conv2 in FFNet_seg, else conv and conv1."""
+    squares = ("conv1", "conv2") if seg else ("conv", "conv1")
+    parts = []
+    for kernel in (first, *others):
+        height, width = kernel
+        if height == width:
+            theirs = squares[kernel != first]
+        else:
+            theirs = "strip_conv1" if height == 1 else "strip_conv2"
+        own = f".branches.{kernel_name(kernel)}"
+        parts += [(f".{theirs}{part}", f"{own}{ours}") for part, ours in CONV_BN]
+    return tuple(parts)
+
+
+def _rename(state_dict: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    renamed = {}
+    for key, value in state_dict.items():
+        prefix, _, tensor = key.rpartition(".")
+        if key in names:
+            key = names[key]
+        elif prefix in names:
+            key = f"{names[prefix]}.{tensor}"
+        renamed[key] = value
+    return renamed

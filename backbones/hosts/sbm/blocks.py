@@ -1,0 +1,104 @@
+"""The parts of the SBM network: stem, blocks and what lies between the stages.
+
+Stem and downsampling are those of MLLA (Han et al., "Demystify Mamba in Vision", NeurIPS 2024),
+whose cost fits the tables of SBM (Peng et al., CVPR 2025); its text describes neither.
+
+Axes: B images, (h, w) map, d channels.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixers.ffn import FFN
+from backbones.mixers.sbm import StarBilinearMapping
+
+
+class SBMBlock(nn.Module):
+    """Two sublayers with shortcuts, each after LayerNorm and perhaps a positional encoding.
+
+    Shape: (B, h, w, d) -> (B, h, w, d).
+
+    Source: SBM (CVPR 2025), Sec. 4.1, Fig. 2b.
+    """
+
+    def __init__(
+        self,
+        mixer: StarBilinearMapping,
+        mlp: FFN,
+        drop_path: float,
+        num_cpe: int,
+        shortcut: bool,
+        norm: bool,
+    ) -> None:
+        super().__init__()
+        dim = mixer.dim
+        self.cpe1 = positional_encoding(dim) if num_cpe > 0 else None
+        self.cpe2 = positional_encoding(dim) if num_cpe > 1 else None
+        self.norm1 = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim) if norm else nn.Identity()
+        # What may stand here instead knows the map, so that its layout is the same.
+        self.mixer: Mixer = mixer
+        self.mlp: Mixer = mlp
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, h, w, d) -> (B, h, w, d)."""
+        x = _encoded(x, self.cpe1)
+        y = self.drop_path1(self.mixer(self.norm1(x)))
+        x = _encoded(x + y if self.shortcut else y, self.cpe2)
+        y = self.drop_path2(self.mlp(self.norm2(x)))
+        return cast("Tensor", x + y if self.shortcut else y)
+
+
+class Stem(nn.Module):
+    """Five convolutions to a quarter of the size: (B, 3, H, W) -> (B, d, H / 4, W / 4)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        half, wide = dim // 2, 4 * dim
+        self.conv1 = nn.Sequential(*conv_bn(3, half, 3, stride=2), nn.ReLU())
+        self.conv2 = nn.Sequential(*conv_bn(half, half, 3), nn.ReLU(), *conv_bn(half, half, 3))
+        self.conv3 = nn.Sequential(
+            *conv_bn(half, wide, 3, stride=2), nn.ReLU(), *conv_bn(wide, dim, 1)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
+        x = self.conv1(images)
+        return cast("Tensor", self.conv3(x + self.conv2(x)))
+
+
+def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution without bias and its batch norm."""
+    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
+    return [conv, nn.BatchNorm2d(out_channels)]
+
+
+def downsampling(dim: int) -> nn.Sequential:
+    """(B, d, h, w) -> (B, 2 d, ceil(h / 2), ceil(w / 2)), by way of 8 d channels."""
+    wide = 8 * dim
+    return nn.Sequential(
+        nn.Conv2d(dim, wide, 1),
+        nn.ReLU(),
+        nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide),
+        nn.ReLU(),
+        nn.Conv2d(wide, 2 * dim, 1),
+        nn.BatchNorm2d(2 * dim),
+    )
+
+
+def positional_encoding(dim: int) -> nn.Conv2d:
+    """Conditional positional encoding (Chu et al., ICLR 2023): a depthwise 3x3 convolution."""
+    return nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+
+def _encoded(x: Tensor, encoding: nn.Module | None) -> Tensor:
+    return x if encoding is None else x + to_nhwc(encoding(to_nchw(x)))

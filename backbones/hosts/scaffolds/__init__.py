@@ -1,0 +1,1 @@
+"""What several hosts are built on; no file here registers anything."""

@@ -1,0 +1,56 @@
+"""What plain hosts share: one map at stride 16, or a pyramid made from it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from backbones.base import Backbone, FeatureInfo, HostConfig
+from backbones.layers.axes import to_nchw
+from backbones.layers.feature_pyramid import (
+    PYRAMID_CHANNELS,
+    PYRAMID_STRIDES,
+    SimpleFeaturePyramid,
+)
+
+PATCH = 16
+
+
+class IsotropicBackbone(Backbone):
+    """One width all through. A subclass writes ``last_map`` and calls ``set_map``."""
+
+    size_divisor = PYRAMID_STRIDES[-1]
+    classification_keys: tuple[str, ...] = ("norm.",)
+    map_keys = tuple(f"pyramid.scales.{level}." for level in range(len(PYRAMID_STRIDES)))
+
+    def set_map(self, config: HostConfig, width: int, norm: nn.Module) -> None:
+        """Say how wide the map is; keep the final norm, or make the pyramid in its place."""
+        self.num_features = width
+        self.dense = config.dense
+        if config.dense:
+            self.pyramid = SimpleFeaturePyramid(width)
+            self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
+        else:
+            self.norm = norm
+            self.feature_info = (FeatureInfo(width, PATCH),)
+
+    def last_map(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, h, w, C) after the last block, before any norm."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, 3, H, W) -> the normed stride-16 map, or four maps of 256 channels if dense."""
+        x = self.last_map(images)
+        if not self.dense:
+            return (to_nchw(self.norm(x)).contiguous(),)
+        return self.pyramid.crop(to_nchw(x).contiguous(), (images.shape[-2], images.shape[-1]))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, num_features): the final norm, then the mean over all tokens.
+
+        Raises:
+            ValueError: The backbone was built for dense prediction.
+        """
+        self.check_embeds()
+        return cast("Tensor", self.norm(self.last_map(images)).mean(dim=(1, 2)))

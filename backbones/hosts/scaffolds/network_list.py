@@ -1,0 +1,123 @@
+"""What CycleMLP and Hire-MLP share: a pyramid as one list of stages and transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import HostConfig, Slot
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.graph_sizes import missing
+from backbones.layers.init import init_all
+
+WIDTHS = (64, 128, 320, 512)
+HIDDEN_RATIO = 4.0
+STEM_STRIDE = 4
+# The authors' detectors number the norms of the maps by the stages' places in the list.
+DENSE_NORMS = {f"norm{2 * stage}.": f"norm{stage}." for stage in range(4)}
+
+
+class NetworkList(HierarchicalBackbone):
+    """Stages of blocks (even entries of ``network``) and strided convolutions (odd entries).
+
+    A subclass says what its norms, token mixers and FFNs are. Images are padded with zeros to a
+    multiple of the stem's stride, or the first map would lose its last row and column.
+
+    Args:
+        config: See ``HostConfig``.
+        depths: Blocks of the four stages.
+    """
+
+    embedding_norm = False
+
+    def __init__(self, config: HostConfig, depths: Sequence[int]) -> None:
+        super().__init__()
+        self.set_maps(config, WIDTHS, self.norm_layer)
+        self.patch_embed = Embedding(3, WIDTHS[0], 7, 4, 2, self.embedding_norm)
+        init_all(self.patch_embed)
+        self.network = nn.ModuleList()
+        rates = drop_path_rates(config.drop_path_rate, sum(depths))
+        for stage, (dim, depth) in enumerate(zip(WIDTHS, depths, strict=True)):
+            if stage:
+                transition = Embedding(WIDTHS[stage - 1], dim, 3, 2, 1, self.embedding_norm)
+                init_all(transition)
+                self.network.append(transition)
+            grid = config.grid(self.feature_info[stage].stride)
+            blocks = nn.Sequential()
+            for index in range(depth):
+                slot = Slot(dim, HIDDEN_RATIO, grid, stage, index, dense=config.dense)
+                blocks.append(self._block(slot, rates.pop(0), config))
+            self.network.append(blocks)
+
+    def _block(self, slot: Slot, drop_path: float, config: HostConfig) -> PreNormBlock:
+        block = PreNormBlock(
+            slot.dim,
+            self.norm_layer,
+            self.token_mixer(slot),
+            self.ffn(slot.dim),
+            drop_path=drop_path,
+            channels_first=self.channels_first,
+        )
+        init_all(block)
+        block.fill_slots(slot, config)
+        return block
+
+    def norm_layer(self, dim: int) -> nn.Module:
+        """The norm of blocks and maps."""
+        raise NotImplementedError
+
+    def token_mixer(self, slot: Slot) -> nn.Module:
+        """What a block mixes tokens with, on maps in the host's layout."""
+        raise NotImplementedError
+
+    def ffn(self, dim: int) -> nn.Module:
+        """The block's FFN, on maps in the host's layout."""
+        raise NotImplementedError
+
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> the four stage outputs in the host's layout, before any norm."""
+        height, width = images.shape[-2:]
+        images = F.pad(images, (0, missing(width, STEM_STRIDE), 0, missing(height, STEM_STRIDE)))
+        x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
+        maps: list[Tensor] = []
+        for place, part in enumerate(self.network):
+            if place % 2:
+                x = part(x)
+                continue
+            maps.append(part(x if self.channels_first else to_nhwc(x)))
+            x = maps[-1] if self.channels_first else to_nchw(maps[-1])
+        return maps
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Accept the authors' names, of their classifier and of their dense backbone."""
+        norms = DENSE_NORMS if any(key.startswith("norm6.") for key in state_dict) else {}
+        renames = {"head.": "classifier.", **norms}
+        converted = {}
+        for key, value in state_dict.items():
+            prefix = key.partition(".")[0] + "."
+            converted[renames.get(prefix, prefix) + key.removeprefix(prefix)] = value
+        return converted
+
+
+class Embedding(nn.Module):
+    """A strided convolution, and in Hire-MLP a BatchNorm and a ReLU.
+
+    Shape: (B, D, H, W) -> (B, C, h, w).
+    """
+
+    def __init__(
+        self, channels: int, dim: int, kernel: int, stride: int, padding: int, norm: bool
+    ) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, dim, kernel, stride, padding)
+        self.norm = nn.BatchNorm2d(dim) if norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, D, H, W) -> (B, C, h, w)."""
+        x = self.proj(x)
+        return x if self.norm is None else F.relu(self.norm(x))

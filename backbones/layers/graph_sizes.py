@@ -1,0 +1,55 @@
+"""Sizes that may be symbols: arithmetic and cuts that stay right in an exported or compiled graph.
+
+A graph that serves any image size has symbols for height and width. Whatever compares or divides
+them goes through here, so that no answer for one size is recorded as the answer for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def is_any_size(size: Sequence[int]) -> bool:
+    """Whether a graph is exported in which a size is a symbol, so that it has to serve any.
+
+    Compilers may guard on a comparison of sizes and record again; an exported graph would keep the
+    answer for ever.
+    """
+    return any(isinstance(side, torch.SymInt) for side in size) and torch.compiler.is_exporting()
+
+
+def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sizes are equal, so that nothing need be resampled; any size is never equal."""
+    return not is_any_size(size) and tuple(size) == tuple(other)
+
+
+def crop(x: Tensor, height: int, width: int, rows: int = 2) -> Tensor:
+    """The upper left part of a map, (B, C, H, W) -> (B, C, height, width); NHWC with ``rows=1``."""
+    return leading(leading(x, rows, height), rows + 1, width)
+
+
+def leading(x: Tensor, axis: int, length: int) -> Tensor:
+    """The first ``length`` places of an axis, a view where one size is recorded or none."""
+    if is_any_size((length,)):
+        # A graph would compare a view's strides with memory formats and keep the answer for ever.
+        return x.index_select(axis, torch.arange(length, device=x.device))
+    return x.narrow(axis, 0, length)
+
+
+def ceil_div(length: int, divisor: int) -> int:
+    """How many runs of ``divisor`` cover a side.
+
+    Without a negative number, whose quotient ONNX rounds towards zero.
+    """
+    return (length + divisor - 1) // divisor
+
+
+def missing(length: int, divisor: int) -> int:
+    """What a side lacks to the next multiple of ``divisor``.
+
+    Not as a remainder: the sizes that a graph has for symbols stay short if differences cancel.
+    """
+    return ceil_div(length, divisor) * divisor - length

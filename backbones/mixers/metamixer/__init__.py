@@ -1,0 +1,9 @@
+"""MetaMixer: token and channel mixers as queries, keys and values; FFNet's mixer among them.
+
+In reading order: ``query_key_value`` (the general form), ``instances`` (attention, feed-forward
+network, spatial MLP and convolutional forms) and ``ffnified`` (the registered mixer of FFNet).
+"""
+
+from backbones.mixers.metamixer import ffnified
+
+__all__ = ["ffnified"]

@@ -1,0 +1,188 @@
+"""Attention, FFN, spatial MLP, ConvNeXt block and FFNified attention as instances of MetaMixer.
+
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", App. B, Fig. 8.
+
+Axes: B images, H W map, N = H * W tokens, C channels, h heads, M hidden width.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixers.metamixer.query_key_value import (
+    MetaMixer,
+    ProjectedMemory,
+    Size,
+    StaticMemory,
+    apply,
+    split_heads,
+)
+
+# Interactions
+
+
+def scaled_products(queries: Tensor, keys: Tensor) -> Tensor:
+    """(..., N, d), (..., K, d) -> q k^T / sqrt(d), (..., N, K)."""
+    return (queries * queries.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
+
+
+def weighted_sum(coefficients: Tensor, values: Tensor) -> Tensor:
+    """(..., N, K), (..., K, d) -> (..., N, d)."""
+    return coefficients @ values
+
+
+# Layouts
+
+
+def as_is(x: Tensor, size: Size | None = None) -> Tensor:
+    """Enter or leave where the slots work on (B, H, W, C)."""
+    return x
+
+
+def from_nchw(x: Tensor, size: Size) -> Tensor:
+    """(B, C, H, W) -> (B, H, W, C), as a view."""
+    return to_nhwc(x)
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """(B, H, W, C) -> (B, N, C)."""
+    return x.flatten(1, 2)
+
+
+def to_rows(x: Tensor) -> Tensor:
+    """(B, H, W, C) -> (B, C, N): every channel a row of tokens."""
+    return x.flatten(1, 2).transpose(1, 2)
+
+
+def from_rows(x: Tensor, size: Size) -> Tensor:
+    """(B, C, N) -> (B, H, W, C)."""
+    return x.transpose(1, 2).unflatten(1, size)
+
+
+class HeadQuery(nn.Module):
+    """A linear query, split into heads: (B, N, C) -> (B, h, N, C / h)."""
+
+    def __init__(self, dim: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.proj = nn.Linear(dim, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, h, N, C / h)."""
+        return split_heads(self.proj(x), self.num_heads)
+
+
+class MergeHeads(nn.Module):
+    """Heads side by side, and the output projection: (B, h, N, C / h) -> (B, H, W, C)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, size: Size) -> Tensor:
+        """(B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
+        return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, size)
+
+
+# Instances
+
+
+def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> MetaMixer:
+    """Multi-head self-attention over all tokens of the map, without positions.
+
+    Interaction over tokens, coefficients (B, h, N, N); the fused kernel never holds them.
+
+    Raises:
+        ValueError: ``num_heads`` does not divide ``dim``.
+    """
+    if num_heads < 1 or dim % num_heads:
+        valid = [h for h in range(1, dim + 1) if dim % h == 0]
+        raise ValueError(f"num_heads must divide {dim}: one of {valid}, got {num_heads}")
+    return MetaMixer(
+        query=HeadQuery(dim, num_heads, qkv_bias),
+        memory=ProjectedMemory(dim, num_heads, qkv_bias),
+        match=scaled_products,
+        activation=nn.Softmax(dim=-1),
+        read=weighted_sum,
+        fused=F.scaled_dot_product_attention,
+        enter=to_tokens,
+        leave=MergeHeads(dim),
+    )
+
+
+def feed_forward(dim: int, hidden: int) -> MetaMixer:
+    """The FFN: static keys W1 and values W2, interaction over channels.
+
+    Coefficients (B, H, W, M).
+    """
+    return MetaMixer(
+        query=nn.Identity(),
+        memory=StaticMemory(nn.Linear(dim, hidden), nn.Linear(hidden, dim)),
+        match=apply,
+        activation=nn.GELU(),
+        read=apply,
+        enter=as_is,
+        leave=as_is,
+    )
+
+
+def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
+    """The spatial MLP of MLP-Mixer: an FFN over the N tokens, shared by all channels.
+
+    Coefficients (B, C, M). Its weights belong to one number of tokens, so maps of another are
+    refused.
+    """
+    tokens = grid[0] * grid[1]
+    return MetaMixer(
+        query=_FixedTokens(grid),
+        memory=StaticMemory(nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)),
+        match=apply,
+        activation=nn.GELU(),
+        read=apply,
+        enter=to_rows,
+        leave=from_rows,
+    )
+
+
+def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMixer:
+    """Operators on (B, C, H, W) maps as query, static key and static value, GELU between.
+
+    With a depthwise query and 1x1 key and value it is the ConvNeXt block, without its norm and
+    residual: interaction over channels, coefficients (B, M, H, W). With a 1x1 query and depthwise
+    key and value it is FFNified attention: interaction over space, coefficients (B, C, H, W).
+    """
+    return MetaMixer(
+        query=query,
+        memory=StaticMemory(key, value),
+        match=apply,
+        activation=nn.GELU(),
+        read=apply,
+        enter=to_nchw,
+        leave=from_nchw,
+    )
+
+
+def convnext_block(query: nn.Module, dim: int, hidden: int) -> MetaMixer:
+    """A depthwise query convolution (C -> C), then an FFN of 1x1 convolutions of ``hidden``."""
+    return convolutional(query, nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1))
+
+
+class _FixedTokens(nn.Module):
+    """Passes rows of N tokens and refuses others."""
+
+    def __init__(self, grid: Size) -> None:
+        super().__init__()
+        self.grid = grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, N) -> (B, C, N)."""
+        height, width = self.grid
+        if x.shape[-1] != height * width:
+            raise ValueError(
+                f"a spatial MLP has a weight per token: it was built for maps of {height}x{width}, "
+                f"{height * width} tokens, and cannot run on {x.shape[-1]}; build it "
+                "for that size, or use a mixer for any size such as ffnified"
+            )
+        return x

@@ -1,0 +1,137 @@
+"""The block's branch that gMLP and PosMLP share: a feed-forward network with a gate over tokens.
+
+Source: Liu et al., gMLP, NeurIPS 2021, Fig. 1; Wang et al., PosMLP, MM 2022, Fig. 1 to 3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.layers.init import init_linear
+from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
+
+Structure = Literal["gate", "add", "concat", "nonsplit"]
+
+
+class SpatialGatingUnit(nn.Module):
+    """Mixes the tokens of one half of the channels and gates the other half with them.
+
+    Args:
+        width: Channels h, even unless the structure is "nonsplit".
+        relation: M and b.
+        structure: "gate": (M u + b) * v. "add": M u + b + v. "concat": both, one after the other.
+            "nonsplit": (M h + b) * h. The last two keep h channels, the first two have h / 2.
+        norm: LayerNorm on what M mixes.
+        shifted: Whether windows are shifted by half their side.
+
+    Shape: (B, H, W, h) -> (B, H, W, out_features).
+
+    Source: PosMLP, Eq. 1 and 15, Fig. 3 (a, b, c, e; norm is d).
+    """
+
+    def __init__(
+        self, width: int, relation: TokenRelation, *, structure: Structure = "gate",
+        norm: bool = False, shifted: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        split = structure != "nonsplit"
+        if split and width % 2:
+            raise ValueError(f"the hidden width must be even to be split into halves, got {width}")
+        mixed = width // 2 if split else width
+        if mixed % relation.groups:
+            raise ValueError(
+                f"groups must divide the {mixed} channels that are mixed, got {relation.groups}"
+            )
+        self.relation = relation
+        self.structure, self.shifted = structure, shifted
+        self.norm = nn.LayerNorm(mixed, eps=1e-6) if norm else nn.Identity()
+        self.out_features = mixed if structure in ("gate", "add") else width
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, H, W, h) -> (B, H, W, out_features)."""
+        u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
+        mixed = self.relation.mix(self.norm(u), shifted=self.shifted)
+        if self.structure == "add":
+            return mixed + v
+        if self.structure == "concat":
+            return torch.cat([mixed, v], dim=-1)
+        return mixed * v
+
+
+class GatedMLP(Mixer):
+    """W2 unit(GELU(W1 x + b1)) + b2, the branch of a gMLP or PosMLP block.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: gamma, hidden width over C.
+        relation: How the unit mixes tokens.
+        structure: See ``SpatialGatingUnit``.
+        norm: LayerNorm on what is mixed.
+        shifted: Whether windows are shifted.
+        drop: Dropout after W2.
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 1.5 gamma C^2 + (gamma + 1) C and the
+        relation's, for the structures "gate" and "add".
+    """
+
+    def __init__(
+        self, dim: int, hidden_ratio: float, relation: TokenRelation, *,
+        structure: Structure = "gate", norm: bool = False, shifted: bool = False, drop: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        self.fc1 = nn.Linear(dim, hidden)
+        self.gate = SpatialGatingUnit(
+            hidden, relation, structure=structure, norm=norm, shifted=shifted
+        )
+        self.fc2 = nn.Linear(self.gate.out_features, dim)
+        self.drop = nn.Dropout(drop)
+        for linear in (self.fc1, self.fc2):
+            init_linear(linear)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, C)."""
+        return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
+
+    def is_dead(self, key: str, value: Tensor) -> bool:
+        """A b of zeros where there is none: PosMLP's released code keeps one that it never adds."""
+        unused = key == "gate.relation.bias" and self.gate.relation.bias is None
+        return unused and not value.any()
+
+    def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Bring b and the table of offsets to this window size.
+
+        Both are resampled as pictures (bicubic). A sum over offsets grows with the number of
+        tokens, so the table is scaled by the ratio of the windows' areas. Delta and Gamma count in
+        tokens and stay as they are; a free matrix is not resized.
+
+        Args:
+            tensors: By their names in this mixer; what else there is stays as it is.
+        """
+        relation = self.gate.relation
+        table, bias = (tensors.get(f"gate.relation.{name}") for name in ("table", "bias"))
+        tensors = dict(tensors)
+        if isinstance(relation, LookupRelation) and table is not None:
+            own, theirs = 2 * relation.window - 1, math.isqrt(len(table))
+            if theirs != own and theirs**2 == len(table):
+                gain = ((theirs + 1) / (own + 1)) ** 2
+                tensors["gate.relation.table"] = gain * _resized(table, own)
+        if bias is not None and bias.ndim == 2 and math.isqrt(len(bias)) ** 2 == len(bias):
+            tensors["gate.relation.bias"] = _resized(bias, relation.window)
+        return tensors
+
+
+def _resized(table: Tensor, side: int) -> Tensor:
+    """(a * a, s) -> (side * side, s)."""
+    old = math.isqrt(len(table))
+    if old == side:
+        return table
+    picture = table.T.unflatten(1, (old, old))[None]
+    resized = F.interpolate(picture, (side, side), mode="bicubic", align_corners=False)
+    return resized[0].flatten(1).T.contiguous()

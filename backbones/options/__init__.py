@@ -1,0 +1,14 @@
+"""What a user may set, and how a wrong name or value is refused, wherever options are taken."""
+
+from backbones.options.signatures import check_arguments, check_complete, keywords
+from backbones.options.suggestions import unknown
+from backbones.options.values import check_odd, check_value
+
+__all__ = [
+    "check_arguments",
+    "check_complete",
+    "check_odd",
+    "check_value",
+    "keywords",
+    "unknown",
+]

@@ -1,0 +1,70 @@
+"""Plain values against type annotations, as users of a command line meet them."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+
+def check_value(option: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of an annotated type.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    if not _fits(value, hint):
+        raise ValueError(f"{option}={value} is not {_described(hint)}")
+
+
+def check_odd(kernel_size: int | Sequence[int]) -> None:
+    """Refuse a kernel without a centre.
+
+    Raises:
+        ValueError: A side that is even or not positive.
+    """
+    sides = [kernel_size] if isinstance(kernel_size, int) else kernel_size
+    if any(side < 1 or side % 2 == 0 for side in sides):
+        raise ValueError(f"kernel_size must be odd (1, 3, 5, 7, ...), got {kernel_size}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of an annotated type; other types than plain ones fit everything."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, choice) for choice in choices)
+    if origin is Literal:
+        return value in choices
+    if hint in (int, float):
+        numbers = int if hint is int else (int, float)
+        is_number = isinstance(value, numbers) and not isinstance(value, bool)
+        return is_number and math.isfinite(value)
+    if hint in (str, bool, types.NoneType):
+        return isinstance(value, hint)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if origin in (Sequence, tuple, list):
+        items = isinstance(value, list | tuple)
+        return items and all(_fits(item, choices[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping)
+    return not isinstance(value, str | int | float | list | types.NoneType) or hint is Any
+
+
+def _described(hint: Any) -> str:
+    """A type in words: ``a number or null``."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, choices))}"
+    if origin in (Sequence, tuple, list, Mapping):
+        return "a group of options" if origin is Mapping else "a list"
+    words = {
+        int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+        Path: "a path", types.NoneType: "null",
+    }  # fmt: skip
+    return words.get(hint, getattr(hint, "__name__", str(hint)))

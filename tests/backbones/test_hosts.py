@@ -1,0 +1,393 @@
+"""Hosts against their originals: whole networks, the names in checkpoints, attention in windows."""
+
+import functools
+import math
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torchvision.models.swin_transformer import shifted_window_attention
+
+from backbones import create_backbone, list_hosts
+from backbones.analysis.counting import count_parameters
+from backbones.checkpoints.loading import load_state_dict
+from heads.linear import LinearClassifier
+from tests.families import SMALLEST, rest_slow, short
+from tests.references.names import AUTHORS
+from tests.references.posmlp import place
+
+TIMM_NAMES = {
+    "deit_t": "deit_tiny_patch16_224",
+    "deit_s": "deit_small_patch16_224",
+    "deit_b": "deit_base_patch16_224",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224",
+    "swin_b": "swin_base_patch4_window7_224",
+    "gcvit_xxt": "gcvit_xxtiny",
+    "gcvit_xt": "gcvit_xtiny",
+    "gcvit_t": "gcvit_tiny",
+    "mixer_s16": "mixer_s16_224",
+    "mixer_b16": "mixer_b16_224",
+    "convnext_t": "convnext_tiny",
+    **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
+}
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def randomise(model, seed=0):
+    """Random parameters at which every part of a network matters, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
+            parameter.data = 1 + 0.1 * noise
+        elif parameter.ndim > 1:
+            fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 1
+            parameter.data = noise / math.sqrt(fan_in)
+        else:
+            parameter.data = 0.3 * noise
+    return model.double().eval()
+
+
+def images(*size, batch=1):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
+
+
+def ours(name, state_dict, **options):
+    """Our classification model with timm's (or the authors') tensors, in float64."""
+    model = LinearClassifier(create_backbone(name, **options), 1000).double().eval()
+    report = load_state_dict(model.backbone, state_dict, "timm")
+    assert not report.initialised
+    assert report.loaded == len(model.backbone.state_dict())
+    classifier = model.backbone.convert_state_dict(dict(state_dict))
+    model.classifier.load_state_dict(
+        {key: classifier[f"classifier.{key}"] for key in ("weight", "bias")}
+    )
+    return model
+
+
+# Equality with the originals
+
+
+@pytest.mark.parametrize("name", rest_slow(TIMM_NAMES, SMALLEST))
+def test_has_the_tensors_of_timm(name):
+    with torch.device("meta"):
+        theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)
+        model = LinearClassifier(create_backbone(name), 1000)
+    assert count_parameters(model) == count_parameters(theirs)
+    converted = model.backbone.convert_state_dict(dict(theirs.state_dict()))
+    own = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
+    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in converted.items()}
+
+
+@pytest.mark.parametrize(("built", "run"), [(224, (224, 224)), ((96, 128), (96, 128))], ids=str)
+@torch.no_grad()
+def test_deit_equals_timm(built, run):
+    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
+    model = ours("deit_t", theirs.state_dict(), img_size=built)
+    torch.testing.assert_close(model(images(*run)), theirs(images(*run)), **CLOSE)
+    tokens = theirs.forward_features(images(*run))
+    expected = tokens[:, 1:].transpose(1, 2).unflatten(2, (run[0] // 16, run[1] // 16))
+    torch.testing.assert_close(model.backbone(images(*run))[0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("size", [(96, 128), (70, 100)], ids=str)
+@torch.no_grad()
+def test_deit_equals_timm_at_other_sizes_than_built_for(size):
+    options = {"dynamic_img_size": True, "dynamic_img_pad": True}
+    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], **options))
+    model = ours("deit_t", theirs.state_dict())
+    torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
+
+
+@torch.no_grad()
+def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
+    built = create_backbone("deit_t", img_size=(96, 128)).eval()
+    turned = create_backbone("deit_t", img_size=(128, 96)).eval()
+    turned.load_state_dict(randomise(built).float().state_dict() | {"pos_embed": turned.pos_embed})
+    table = built.pos_embed[:, 1:].unflatten(1, (6, 8)).permute(0, 3, 1, 2)
+    table = F.interpolate(table, (8, 6), mode="bicubic", antialias=True).flatten(2).mT
+    turned.pos_embed.data = torch.cat([built.pos_embed[:, :1], table], dim=1)
+    x = images(128, 96).float()
+    torch.testing.assert_close(built.embed(x), turned.embed(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("swin_t", (224, 224)),
+        ("gcvit_xxt", (224, 224)),
+        ("mixer_s16", (224, 224)),
+        ("pvt_v2_b1", (75, 110)),
+        ("resnet18", (75, 110)),
+        ("resnet50", (75, 110)),
+        ("convnext_t", (64, 96)),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_equals_timm(name, size):
+    theirs = randomise(timm.create_model(TIMM_NAMES[name]))
+    model, x = ours(name, theirs.state_dict()), images(*size)
+    torch.testing.assert_close(model(x), theirs(x), **CLOSE)
+    # The last map, which the classifier reads, may be normed; ResNet's first is the stem's.
+    maps = theirs.forward_intermediates(x, intermediates_only=True)[-4:-1]
+    for found, expected in zip(model.backbone(x)[:-1], maps, strict=False):
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_convnext_pads_images_and_crops_maps():
+    theirs = randomise(timm.create_model("convnext_tiny"))
+    model = ours("convnext_t", theirs.state_dict())
+    padded = F.pad(images(75, 110), (0, 128 - 110, 0, 96 - 75))
+    maps = theirs.forward_intermediates(padded, intermediates_only=True)
+    sizes = [(19, 28), (10, 14), (5, 7), (3, 4)]
+    for found, whole, (height, width) in zip(
+        model.backbone(images(75, 110)), maps, sizes, strict=True
+    ):
+        torch.testing.assert_close(found, whole[..., :height, :width], **CLOSE)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
+@torch.no_grad()
+def test_poolformer_equals_the_authors(size):
+    theirs = randomise(timm.create_model("poolformer_s12"))
+    model = ours("poolformer_s12", theirs.state_dict())
+    # Ours pads to a multiple of the stem's stride, or the first map would lose a column.
+    maps = theirs.forward_features(F.pad(images(*size), (0, -size[1] % 4, 0, -size[0] % 4)))
+    norm, head = theirs.head.norm, theirs.head.fc
+    normed = F.group_norm(maps, 1, norm.weight, norm.bias, eps=1e-5)
+    expected = normed.mean(dim=(2, 3)) @ head.weight.T + head.bias
+    torch.testing.assert_close(model(images(*size)), expected, **CLOSE)
+    torch.testing.assert_close(model.backbone(images(*size))[-1], maps, **CLOSE)
+
+
+@torch.no_grad()
+def test_poolformer_of_timm_pools_before_it_norms():
+    theirs = randomise(timm.create_model("poolformer_s12"))
+    model = ours("poolformer_s12", theirs.state_dict())
+    assert not torch.allclose(model(images(64, 64)), theirs(images(64, 64)), rtol=1e-3, atol=1e-3)
+
+
+# Names of the authors' checkpoints
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+@torch.no_grad()
+def test_takes_the_authors_names(name):
+    model = LinearClassifier(create_backbone(name), 1000)
+    randomise(model)
+    plain = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
+    theirs = AUTHORS[name](plain)
+    assert len(set(theirs) - set(plain)) > 4
+    again = ours(name, theirs)
+    torch.testing.assert_close(again(images(64, 64)), model(images(64, 64)), rtol=0, atol=0)
+
+
+# Swin's windows
+
+
+def attention_of(block, x):
+    with torch.no_grad():
+        return block._attn(x)
+
+
+@functools.cache
+def swin_block(index, dense=False):
+    return randomise(short("swin_t", dense=dense).layers[0].blocks[index])
+
+
+def by_torchvision(block, x, shift):
+    attn = block.attn
+    return shifted_window_attention(
+        x,
+        attn.qkv.weight,
+        attn.proj.weight,
+        attn._get_rel_pos_bias(),
+        [7, 7],
+        attn.num_heads,
+        [shift, shift],
+        qkv_bias=attn.qkv.bias,
+        proj_bias=attn.proj.bias,
+        training=False,
+    )
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
+@pytest.mark.parametrize("size", [(25, 28), (50, 76), (8, 30)], ids=str)
+@torch.no_grad()
+def test_swin_attention_equals_torchvision(size, index, dense):
+    block = swin_block(index, dense)
+    x = torch.randn(2, *size, 96, dtype=torch.float64)
+    expected = by_torchvision(block, x, shift=3 * index)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
+@torch.no_grad()
+def test_swin_classifier_does_not_shift_a_single_window(index):
+    block = swin_block(index)
+    x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
+    expected = by_torchvision(block, x, shift=3 * index)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+    unshifted = by_torchvision(block, x, shift=0)
+    torch.testing.assert_close(expected, unshifted, rtol=0, atol=0)
+
+
+def one_window(block, x, shift=(0, 0)):
+    """Attention within one window by loops over all pairs of its tokens.
+
+    After rolling, tokens attend to each other only if no edge of the map lies between them.
+    """
+    batch, height, width, dim = x.shape
+    heads, table = block.attn.num_heads, block.attn.relative_position_bias_table
+    tokens = x.reshape(batch, height * width, dim)
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in block.attn.qkv(tokens).chunk(3, dim=-1))
+    logits = torch.einsum("bnhc,bmhc->bhnm", q, k) * (dim // heads) ** -0.5
+    places = [(i, j) for i in range(height) for j in range(width)]
+    for n, (i, j) in enumerate(places):
+        for m, (r, c) in enumerate(places):
+            same = (i < shift[0], j < shift[1]) == (r < shift[0], c < shift[1])
+            rolled = [(i - shift[0]) % height, (j - shift[1]) % width]
+            others = [(r - shift[0]) % height, (c - shift[1]) % width]
+            dy, dx = (a - b for a, b in zip(rolled, others, strict=True))
+            logits[:, :, n, m] += table[(dy + 6) * 13 + dx + 6] if same else -100.0
+    mixed = torch.einsum("bhnm,bmhc->bnhc", logits.softmax(-1), v)
+    return block.attn.proj(mixed.reshape(tokens.shape)).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("size", "shift", "dense"),
+    [
+        ((7, 7), (3, 3), True),
+        ((7, 7), (0, 0), False),
+        ((4, 5), (0, 0), True),
+        ((4, 5), (0, 0), False),
+        ((1, 6), (0, 0), True),
+        ((2, 7), (0, 3), True),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
+    block = swin_block(1, dense)
+    x = torch.randn(1, *size, 96, dtype=torch.float64)
+    expected = one_window(block, x, shift)
+    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+
+
+def test_swin_mask_made_in_inference_mode_serves_training():
+    backbone = create_backbone("swin_t")
+    with torch.inference_mode():
+        backbone(torch.zeros(1, 3, 72, 88))
+    backbone(torch.zeros(1, 3, 72, 88))[-1].sum().backward()
+
+
+# GC ViT's windows and MLP-Mixer's
+
+
+def gcvit_attention(block, x, query):
+    """Windows one by one, zeros where the map ends, softmax over all places."""
+    side, (_, height, width, dim) = block.window()[0], x.shape
+    heads, table = block.attn.num_heads, block.attn.rel_pos.relative_position_bias_table
+    places = [(i, j) for i in range(side) for j in range(side)]
+    offsets = [[(i - r + side - 1) * (2 * side - 1) + j - c + side - 1 for r, c in places]
+               for i, j in places]  # fmt: skip
+    bias = table[torch.tensor(offsets)].permute(2, 0, 1)
+    out = torch.zeros_like(x)
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            part = x[0, top : top + side, left : left + side]
+            rows, columns = part.shape[:2]
+            window = torch.zeros(side, side, dim, dtype=x.dtype)
+            window[:rows, :columns] = part
+            mapped = list(
+                block.attn.qkv(window.flatten(0, 1)).chunk(2 if block.attn.use_global else 3, -1)
+            )
+            if block.attn.use_global:
+                mapped = [query[0].flatten(0, 1), *mapped]
+            q, k, v = (m.unflatten(-1, (heads, -1)).transpose(0, 1) for m in mapped)
+            weights = (q @ k.mT * (dim // heads) ** -0.5 + bias).softmax(-1)
+            mixed = block.attn.proj((weights @ v).transpose(0, 1).flatten(1))
+            out[0, top : top + side, left : left + side] = mixed.unflatten(0, (side, side))[
+                :rows, :columns
+            ]
+    return out
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["local", "global"])
+@pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
+@torch.no_grad()
+def test_gcvit_attention_equals_the_loops(index, size):
+    stage = randomise(short("gcvit_xxt").stages[0])
+    x = torch.randn(1, *size, 64, dtype=torch.float64)
+    query = stage._global_query(torch.randn(1, 64, 3, 5, dtype=torch.float64))
+    assert query.shape == (1, 7, 7, 64)
+    found = stage.blocks[index]._window_attn(x, query)
+    expected = gcvit_attention(stage.blocks[index], x, query)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_gcvit_resizes_its_query_only_where_it_must():
+    stage = short("gcvit_xxt").stages[0].double()
+    pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
+    assert torch.equal(stage._global_query(pooled), pooled.permute(0, 2, 3, 1))
+    ramp = torch.arange(14, dtype=torch.float64).expand(1, 64, 14, 14)
+    # Half the size: bicubic keeps a ramp away from the edges, at the middles of pairs.
+    middle = torch.arange(2, 5, dtype=torch.float64) * 2 + 0.5
+    torch.testing.assert_close(stage._global_query(ramp)[0, 3, 2:5, 0], middle)
+
+
+def test_gcvit_has_no_queries_that_nothing_reads():
+    with torch.device("meta"):
+        swapped = create_backbone("gcvit_xxt", token_mixer="pooling")
+    assert not [key for key in swapped.state_dict() if "global_block" in key]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
+@torch.no_grad()
+def test_mixer_of_tokens_equals_the_loops(size, shifted):
+    mlp = randomise(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
+    x = torch.randn(1, *size, 3, dtype=torch.float64)
+    groups: dict = {}
+    for i in range(size[0]):
+        for j in range(size[1]):
+            (row, down), (column, across) = (
+                place(index, length, 14, shifted)
+                for index, length in zip((i, j), size, strict=True)
+            )
+            groups.setdefault((row, column), []).append((i, j, 14 * down + across))
+    expected = torch.zeros_like(x)
+    for tokens in groups.values():
+        rows, columns, places = map(list, zip(*tokens, strict=True))
+        hidden = F.gelu(mlp.fc1.weight[:, places] @ x[0, rows, columns] + mlp.fc1.bias[:, None])
+        mixed = mlp.fc2.weight[places] @ hidden + mlp.fc2.bias[places, None]
+        expected[0, rows, columns] = mixed
+    torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-10)
+
+
+# Drop path
+
+
+@pytest.mark.parametrize("host", rest_slow(TIMM_NAMES, SMALLEST))
+def test_drop_path_rises_linearly(host):
+    with torch.device("meta"):
+        backbone = create_backbone(host, drop_path_rate=0.3)
+        plain = create_backbone(host)
+
+    def rates(model, path):
+        paths = [getattr(m, path) for m in model.modules() if hasattr(m, path)]
+        return [getattr(path, "drop_prob", 0.0) for path in paths]
+
+    names = [n for n in ("drop_path", "drop_path1", "drop_path2") if rates(backbone, n)]
+    assert names in (["drop_path"], ["drop_path1", "drop_path2"])
+    for path in names:
+        found = rates(backbone, path)
+        assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
+        assert set(rates(plain, path)) == {0.0}

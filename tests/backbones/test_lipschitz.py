@@ -1,0 +1,473 @@
+"""Lipschitz bounds: valid, ordered as theory says, certified by the theorem's own matrix."""
+
+import importlib.util
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from timm.layers import Mlp
+from torch import nn
+
+from backbones import create_backbone, create_mixer
+from backbones.analysis.lipschitz import GELU_TANH, LipschitzBound, lipschitz_bound, mixer_parts
+from backbones.analysis.lipschitz_search import Part, Reduced, search
+from backbones.mixers.iffn import IFFN
+from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU
+from backbones.registry import look_up
+from tests.families import SMALLEST, rest_slow
+from tools import lipschitz as command
+
+SCRIPT = Path(command.__file__)
+needs_cvxpy = pytest.mark.skipif(
+    importlib.util.find_spec("cvxpy") is None, reason="cvxpy is not installed"
+)
+CASES = rest_slow(  # C, N, seed
+    list(itertools.product((2, 4), (2, 4), range(3))), quick=[(2, 4, 0), (4, 2, 1)]
+)
+
+
+def affn(dim, n_branches=2, seed=0, **options):
+    """In evaluation mode, with weights of unit gain, coefficients of both signs and moved norms."""
+    torch.manual_seed(seed)
+    mixer = create_mixer("affn", dim, n_branches=n_branches, **options).eval()
+    with torch.no_grad():
+        mixer.fc1.weight.normal_(std=dim**-0.5)
+        mixer.fc2.weight.normal_(std=(4 * dim) ** -0.5)
+        for branch in mixer.branches:
+            for parameter in branch.parameters():
+                parameter.normal_()
+        for norm in (mixer.bn_mid, mixer.bn_out):
+            norm.weight.normal_(mean=1, std=0.3)
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+    return mixer
+
+
+def steepest_seen(mixer, dim, samples=4000):
+    """The largest gain of the Jacobian at random points near where the slopes change."""
+    function = mixer.double()
+    points = 2 * torch.randn(
+        samples, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
+    jacobians = torch.func.vmap(
+        torch.func.jacrev(lambda x: function(x[None, None, None])[0, 0, 0])
+    )(points)
+    return float(torch.linalg.matrix_norm(jacobians.detach(), 2).max())
+
+
+def theorem_matrix(part, tau, rho):
+    """The block matrix of Theorem 4.3 with T = diag(tau) / 2; negative semidefinite if it holds."""
+    t = torch.diag(tau / 2)
+    p, q = torch.diag(part.p), torch.diag(part.q)
+    eye = torch.eye(part.w0.shape[1], dtype=torch.float64)
+    corner = -2 * part.w0.T @ p @ t @ q @ part.w0 - rho * eye
+    cross = part.w0.T @ (p + q) @ t
+    return torch.cat(
+        [
+            torch.cat([corner, cross], dim=1),
+            torch.cat([cross.T, -2 * t + part.w1.T @ part.w1], dim=1),
+        ]
+    )
+
+
+def stacked(parts):
+    return Part(
+        torch.cat([p.w0 for p in parts]),
+        torch.cat([p.w1 for p in parts], dim=1),
+        torch.cat([p.p for p in parts]),
+        torch.cat([p.q for p in parts]),
+    )
+
+
+# Slopes
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_slopes_of_the_activations(name):
+    x = torch.linspace(-40, 40, 800_001, dtype=torch.float64, requires_grad=True)
+    function, low, high = BASES[name]
+    (slope,) = torch.autograd.grad(function(x).sum(), x)
+    assert low - 1e-12 <= slope.min() < low + 1e-8
+    assert high - 1e-8 < slope.max() <= high + 1e-12
+
+
+def test_slopes_of_gelu_by_tanh_are_rounded_outwards():
+    x = torch.linspace(-4, 4, 800_001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(nn.functional.gelu(x, approximate="tanh").sum(), x)
+    assert GELU_TANH[0] < slope.min() < GELU_TANH[0] + 1e-5
+    assert GELU_TANH[1] - 1e-5 < slope.max() < GELU_TANH[1]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [*(Arb(6, name) for name in (*BASES, "prelu")), Base(6, "prelu"), RPReLU(6)],
+    ids=lambda a: f"{type(a).__name__}-{getattr(a, 'base', a).name}",
+)
+def test_slopes_of_learned_activations(activation):
+    torch.manual_seed(0)
+    activation = activation.double()
+    with torch.no_grad():
+        for parameter in activation.parameters():
+            parameter.normal_()
+    x = torch.linspace(-60, 60, 400_001, dtype=torch.float64)[:, None].expand(-1, 6)
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(activation(x).sum(), x)
+    low, high = activation.slopes()
+    torch.testing.assert_close(slope.min(0).values, low.detach(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(slope.max(0).values, high.detach(), rtol=0, atol=1e-4)
+    assert (slope >= low - 1e-12).all()
+    assert (slope <= high + 1e-12).all()
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_order_of_all_bounds(case):
+    dim, n_branches, _ = case
+    mixer = affn(*case)
+    joint = lipschitz_bound(mixer, "reduced")
+    split = lipschitz_bound(mixer, "reduced", form="split")
+    assert steepest_seen(mixer, dim) <= joint.bound
+    assert joint.bound <= split.bound * (1 + 1e-6)
+    assert joint.bound <= joint.product * (1 + 1e-9)
+    assert joint.product == split.product
+    assert (len(joint.rho), len(split.rho)) == (1, n_branches)
+    assert joint.bound == math.sqrt(joint.rho[0])
+    assert split.bound == pytest.approx(sum(math.sqrt(rho) for rho in split.rho), rel=1e-15)
+
+
+@pytest.mark.parametrize("form", ["joint", "split"])
+@pytest.mark.parametrize("case", CASES)
+def test_tau_proves_rho_by_the_theorem(case, form):
+    mixer = affn(*case)
+    found = lipschitz_bound(mixer, "reduced", form=form)
+    parts = mixer_parts(mixer)
+    for part, rho, tau in zip(
+        [stacked(parts)] if form == "joint" else parts, found.rho, found.tau, strict=True
+    ):
+        matrix = theorem_matrix(part, tau, rho)
+        scale = float(torch.linalg.matrix_norm(matrix, 2))
+        assert torch.linalg.eigvalsh(matrix)[-1] <= 1e-9 * scale
+        # A rho that is smaller by a thousandth is not proved by it.
+        smaller = theorem_matrix(part, tau, rho * 0.999)
+        assert torch.linalg.eigvalsh(smaller)[-1] > 1e-7 * scale
+    assert found.certified
+
+
+def test_one_unit_is_solved_exactly():
+    for p, q in ((-0.13, 1.13), (0.0, 1.0), (-2.0, 0.5), (0.3, 0.3)):
+        part = Part(*(torch.tensor(v, dtype=torch.float64) for v in ([[3.0]], [[2.0]], [p], [q])))
+        rho, _ = search(part, 600)
+        assert math.sqrt(rho) == pytest.approx(6 * max(-p, q), rel=1e-4)
+        assert math.sqrt(rho) >= 6 * max(-p, q) * (1 - 1e-12)
+
+
+def test_units_on_axes_of_their_own_do_not_add_up():
+    """W0 and W1 diagonal: the constant is the steepest axis, and the bound finds it."""
+    torch.manual_seed(0)
+    p, q = -torch.rand(5).double(), torch.rand(5).double()
+    w0, w1 = torch.randn(5).double(), torch.randn(5).double()
+    exact = float((w0.abs() * w1.abs() * torch.maximum(-p, q)).max())
+    part = Part(torch.diag(w0), torch.diag(w1), p, q)
+    rho, _ = search(part, 600)
+    assert exact * (1 - 1e-12) <= math.sqrt(rho) < exact * 1.001
+    assert part.product_bound() > exact * 1.1
+
+
+def test_search_finds_the_minimum_that_trying_everything_finds():
+    torch.manual_seed(1)
+    w0, w1 = torch.randn(2, 3).double(), torch.randn(3, 2).double()
+    part = Part(w0, w1, torch.tensor([-0.13, -1.0]).double(), torch.tensor([1.13, 0.2]).double())
+    reduced = Reduced.of(part)
+    grid = torch.logspace(-1, 1.5, 120, dtype=torch.float64)
+    least = min(reduced.rho(torch.stack([a, b])) for a in grid for b in grid)
+    rho, _ = search(part, 600)
+    assert rho / reduced.rho_unit <= least * (1 + 1e-5)
+    assert rho / reduced.rho_unit >= least * 0.97
+
+
+def test_monotone_in_slopes_and_iterations():
+    part = stacked(mixer_parts(affn(4)))
+    wider = part._replace(p=part.p - 0.1, q=part.q + 0.1)
+    assert search(part, 600)[0] < search(wider, 600)[0]
+    bounds = [lipschitz_bound(affn(6), "reduced", iterations=n).bound for n in (1, 10, 600)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > bounds[-1] >= steepest_seen(affn(6), 6, 500)
+
+
+def test_gradient_of_the_soft_maximum():
+    reduced = Reduced.of(stacked(mixer_parts(affn(3))))
+    log_tau = torch.full((12,), 1.0, dtype=torch.float64) + 0.2 * torch.randn(12).double()
+    _, gradient, rho = reduced.soft_rho(log_tau, 0.01)
+    for j in range(12):
+        step = torch.zeros(12, dtype=torch.float64)
+        step[j] = 1e-5
+        up, down = (reduced.soft_rho(log_tau + sign * step, 0.01)[0] for sign in (1, -1))
+        assert (up - down) / 2e-5 == pytest.approx(float(gradient[j]), rel=1e-5, abs=1e-8)
+    assert rho == pytest.approx(reduced.rho(log_tau.exp()), rel=1e-12)
+
+
+def test_scaling_the_weights_scales_the_bound():
+    mixer = affn(4)
+    before = lipschitz_bound(mixer, "reduced").bound
+    with torch.no_grad():
+        mixer.fc1.weight.mul_(1e-3)
+        mixer.bn_out.weight.mul_(5)
+    assert lipschitz_bound(mixer, "reduced").bound == pytest.approx(5e-3 * before, rel=1e-6)
+
+
+def test_linear_dead_and_zero_units():
+    mixer = affn(4)
+    with torch.no_grad():
+        mixer.branches[0].alpha[:3] = 0  # constant units
+        mixer.fc2.weight[:, 5] = 0
+        mixer.fc1.weight[6] = 0
+    found = lipschitz_bound(mixer, "reduced")
+    assert steepest_seen(mixer, 4) <= found.bound < math.inf
+    assert found.tau[0][:3].isinf().all()
+    identity = create_mixer("affn", 4, act="prelu", arb="off").eval()
+    with torch.no_grad():
+        for branch in identity.branches:
+            branch.slope.fill_(1)  # a linear mixer: the bound is its norm
+    parts = stacked(mixer_parts(identity))
+    exact = float(torch.linalg.matrix_norm(parts.w1 @ (parts.q[:, None] * parts.w0), 2))
+    assert lipschitz_bound(identity, "reduced").bound == pytest.approx(exact, rel=1e-12)
+    with torch.no_grad():
+        identity.fc2.weight.zero_()
+    assert lipschitz_bound(identity, "reduced").bound == 0
+
+
+def test_residual_adds_one():
+    plain = lipschitz_bound(affn(3), "reduced")
+    residual = lipschitz_bound(affn(3), "reduced", residual=True)
+    assert residual.bound == plain.bound + 1
+    assert residual.product == plain.product + 1
+
+
+# Kinds of mixers
+
+
+def test_parts_are_the_mixer():
+    mixer = affn(5, n_branches=4, act="relu").double()
+    x = torch.randn(2, 5, dtype=torch.float64)
+    # The slope of each unit at x, then f'(x) = W1 diag(slope) W0 in evaluation mode.
+    jacobian = torch.func.jacrev(lambda x: mixer(x[None, None, None])[0, 0, 0])(x[0])
+    parts, total = mixer_parts(mixer), 0
+    z = mixer.fc1(x[0])
+    for part, branch in zip(parts, mixer.branches, strict=True):
+        on = branch.alpha * z + branch.gamma > 0
+        steep = torch.where(part.p.abs() > 0, part.p, part.q)
+        total = total + part.w1 @ (torch.where(on, steep, 0 * steep)[:, None] * part.w0)
+    torch.testing.assert_close(total, jacobian, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("arb", rest_slow(["on", "off", "rprelu"], ["on"]))
+@pytest.mark.parametrize("act", ["gelu", "softplus", "elu", "silu", "relu", "prelu"])
+def test_every_activation_is_bounded(act, arb):
+    mixer = affn(3, act=act, arb=arb)
+    assert steepest_seen(mixer, 3, 1000) <= lipschitz_bound(mixer, "reduced", iterations=50).bound
+
+
+def test_ffn_and_the_ffns_of_hosts():
+    torch.manual_seed(0)
+    ffn = create_mixer("ffn", 4)
+    switched = create_mixer("iffn", 4, channel=False, spatial=False)
+    switched.load_state_dict(ffn.state_dict())
+    linear, conv = Mlp(4, 16), Mlp(4, 16, use_conv=True)
+    linear.load_state_dict(ffn.state_dict())
+    conv.load_state_dict(
+        {k: v[..., None, None] if v.ndim == 2 else v for k, v in ffn.state_dict().items()}
+    )
+    bounds = [lipschitz_bound(m, "reduced").bound for m in (ffn, switched, linear, conv)]
+    assert bounds == pytest.approx([bounds[0]] * 4, rel=1e-12)
+    assert steepest_seen(ffn, 4, 500) <= bounds[0]
+    relu = Mlp(4, 16, act_layer=nn.ReLU)
+    relu.load_state_dict(ffn.state_dict())
+    silu = create_mixer("ffn", 4, act="silu")
+    silu.load_state_dict(ffn.state_dict())
+    linear.act = nn.SiLU()
+    found = lipschitz_bound(silu, "reduced").bound
+    assert found == pytest.approx(lipschitz_bound(linear, "reduced").bound)
+    assert found < bounds[0]
+    assert lipschitz_bound(relu, "reduced").bound < bounds[0]
+
+
+def test_the_mixer_is_left_alone():
+    mixer = affn(3)
+    before = {key: value.clone() for key, value in mixer.state_dict().items()}
+    lipschitz_bound(mixer, "reduced", iterations=5)
+    for key, value in mixer.state_dict().items():
+        assert value.dtype == before[key].dtype
+        assert torch.equal(value, before[key])
+    assert all(parameter.requires_grad for parameter in mixer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "message"),
+    [
+        (lambda: create_mixer("iffn", 4).eval(), {}, "not for an IFFN with a spatial part"),
+        (lambda: create_mixer("affn", 4), {}, r"training mode .* call mixer\.eval\(\) first"),
+        (lambda: create_mixer("glu", 4), {}, "a GLU has no bound here; affn, iffn with"),
+        (lambda: Mlp(4, 16, act_layer=nn.Tanh), {}, "slopes of Tanh are not known"),
+        (lambda: Mlp(4, 16, norm_layer=nn.LayerNorm), {}, "a norm inside has no bound"),
+        (lambda: affn(4), {"method": "sos"}, "method must be one of auto, sdp, reduced; got 'sos'"),
+        (lambda: affn(4), {"form": "both"}, "form must be one of joint, split; got 'both'"),
+        (lambda: affn(4), {"solver": "X"}, "solver must be one of CLARABEL, SCS; got 'X'"),
+        (lambda: affn(4), {"iterations": 0}, "iterations must be at least 1, got 0"),
+    ],
+)
+def test_refused(mixer, options, message):
+    with pytest.raises(ValueError, match=message):
+        lipschitz_bound(mixer(), **options)
+
+
+def test_weights_that_are_not_finite_are_refused():
+    mixer = affn(4)
+    mixer.fc1.weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="NaN or infinite weights"):
+        lipschitz_bound(mixer)
+
+
+# Solvers
+
+
+def test_without_cvxpy_auto_is_reduced_and_sdp_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert lipschitz_bound(affn(3)).method == "reduced"
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[lipschitz\]'"):
+        lipschitz_bound(affn(3), "sdp")
+
+
+@needs_cvxpy
+@pytest.mark.parametrize(
+    ("form", "solver", "slack", "seeds"),
+    [
+        ("joint", "CLARABEL", 1e-4, 1),
+        ("split", "SCS", 3e-3, 1),
+        pytest.param("joint", "SCS", 3e-3, 3, marks=pytest.mark.slow),
+        pytest.param("split", "CLARABEL", 1e-4, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_solvers_agree_with_the_reduced_form(form, solver, slack, seeds):
+    for seed in range(seeds):
+        mixer = affn(3, seed=seed)
+        reduced = lipschitz_bound(mixer, "reduced", form=form)
+        solved = lipschitz_bound(mixer, "sdp", form=form, solver=solver)
+        assert solved.certified
+        assert solved.bound == pytest.approx(reduced.bound, rel=slack)
+        assert steepest_seen(mixer, 3) <= solved.bound
+
+
+@needs_cvxpy
+def test_auto_asks_a_solver_for_small_mixers_only():
+    assert lipschitz_bound(affn(4)).method == "sdp"
+    assert lipschitz_bound(affn(9), iterations=1).method == "reduced"
+
+
+# The command
+
+
+def printed(capsys, *arguments):
+    assert command.main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
+    backbone = create_backbone("deit_t_affn", mixer={"hidden_ratio": 1 / 12}).eval()
+    for index, block in enumerate(backbone.blocks):
+        block.mlp.fc2.weight.data.mul_(1 + index)
+    path = tmp_path / "trained.pth"
+    torch.save(backbone.state_dict(), path)
+    arguments = (
+        "backbone=deit_t_affn", f"ckpt={path}", f"mixer.hidden_ratio={1 / 12}",
+        "iterations=2", "method=reduced", "block=blocks.1[01].*",
+    )  # fmt: skip
+    records = json.loads(printed(capsys, *arguments, "format=json"))
+    assert [record["block"] for record in records] == ["blocks.10.mlp", "blocks.11.mlp"]
+    for record, block in zip(records, backbone.blocks[10:], strict=True):
+        expected = lipschitz_bound(block.mlp, "reduced", iterations=2)
+        assert record["bound"] == pytest.approx(expected.bound, rel=1e-6)
+        assert record["product"] == pytest.approx(expected.product, rel=1e-6)
+        assert record["certified"]
+    heading, *lines = printed(capsys, *arguments, "residual=true", "form=split").splitlines()
+    assert heading.split() == ["block", "bound", "product", "form", "method", "seconds"]
+    assert [line.split()[0] for line in lines] == ["blocks.10.mlp", "blocks.11.mlp"]
+    assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("mixer_s16_affn", "blocks.7.mlp_channels"),
+        ("mixer_s16", "blocks.7.mlp_channels"),
+        ("ffnet_1_affn", "stages.3.blocks.1.channel_mixer.memory"),
+    ],
+)
+def test_command_finds_the_channel_mixers_of_every_host(capsys, monkeypatch, name, block):
+    taken = []
+
+    def stub(mixer, **options):
+        taken.append(mixer)
+        return LipschitzBound(1.0, (1.0,), (), "joint", "reduced", 2.0, True, 0.0)
+
+    monkeypatch.setattr("backbones.analysis.lipschitz.lipschitz_bound", stub)
+    (record,) = json.loads(printed(capsys, f"backbone={name}", f"block={block}", "format=json"))
+    assert record["block"] == block
+    assert isinstance(taken[0], Mlp | IFFN)
+
+
+@pytest.mark.parametrize("host", SMALLEST)
+def test_places_of_channel_mixers_are_modules_of_the_plain_host(host):
+    if "channel" in look_up(host)[0].slots:
+        with torch.device("meta"):
+            backbone = create_backbone(host)
+        assert {name for name, _ in backbone.named_modules()} >= set(command.channel_mixers(host))
+
+
+def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
+    path = tmp_path / "plain.pth"
+    torch.save(create_backbone("deit_t").state_dict(), path)
+    assert command.main(["backbone=deit_t_affn", f"ckpt={path}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "has no weights of the mixers of deit_t_affn (blocks.0.mlp, " in err
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("bakbone=deit_t", "did you mean backbone=?"),
+        ("deit_t", "arguments are key=value"),
+        ("format=yaml", "format must be one of table, json; got 'yaml'"),
+        ("iterations=few", "iterations must be a whole number from 1 up; got 'few'"),
+        ("form=both", "form must be one of joint, split"),
+        ("block=x", "block=x matches no channel mixer of deit_t_affn; it has blocks.0.mlp to bl"),
+        ("backbone=resnet18", "the channel mixers of resnet18 are not exchangeable"),
+        ("backbone=ffnet_1", "a StaticMemory has no bound here; affn, "),
+        ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
+        ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
+        ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
+        ("mixer.arbs=[", "mixer.arbs=[ cannot be read; a value is a number, true, "),
+        ("mixer.arbs", "cannot use 'mixer.arbs'; arguments are key=value, with the keys backbone"),
+        ("mixer.arbs=on", "no option of mixer affn called 'arbs'"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(capsys, argument, message):
+    assert command.main([argument]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_help_is_complete():
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(f"{key}=" in run.stdout for key in command.DEFAULTS)

@@ -1,0 +1,399 @@
+"""MetaMixer's instances against independent references, and what it refuses to combine."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp
+from timm.models.convnext import ConvNeXtBlock
+from timm.models.metaformer import Pooling
+from torch import nn
+
+from backbones import create_backbone, create_mixer
+from backbones.layers.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
+from backbones.mixers.metamixer.instances import (
+    as_is,
+    convnext_block,
+    feed_forward,
+    scaled_products,
+    self_attention,
+    spatial_mlp,
+    weighted_sum,
+)
+from backbones.mixers.metamixer.query_key_value import (
+    MetaMixer,
+    ProjectedMemory,
+    StaticMemory,
+    apply,
+)
+from tests.families import rest_slow
+from tests.references import ffnet as reference
+
+SIZES = [(4, 6), (5, 3), (1, 7)]
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def randomised(module, seed=0):
+    """In float64, with parameters and statistics at which every part matters."""
+    generator = torch.Generator().manual_seed(seed)
+    module.double().eval()
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+            tensor.data.copy_(0.5 + noise.square() if key.endswith("running_var") else 0.4 * noise)
+    return module
+
+
+def tokens(dim, size, batch=2):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, *size, dim, dtype=torch.float64, generator=generator)
+
+
+def assert_same_with_gradient(found, expected, x):
+    """Two functions of x (B, H, W, C), forward and gradient."""
+    x = x.clone().requires_grad_()
+    left, right = found(x), expected(x)
+    torch.testing.assert_close(left, right, **EXACT)
+    (left_grad,) = torch.autograd.grad(left.sin().sum(), x)
+    (right_grad,) = torch.autograd.grad(right.sin().sum(), x)
+    torch.testing.assert_close(left_grad, right_grad, **EXACT)
+
+
+# Instances
+
+
+def torch_attention(mixer, dim, num_heads):
+    theirs = nn.MultiheadAttention(dim, num_heads, batch_first=True).double().eval()
+    query, memory = mixer.query.proj, mixer.memory.proj
+    theirs.in_proj_weight.data = torch.cat([query.weight.data, memory.weight.data])
+    theirs.in_proj_bias.data = torch.cat([query.bias.data, memory.bias.data])
+    theirs.out_proj.load_state_dict(mixer.leave.proj.state_dict())
+    return theirs
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("dim", "num_heads"), [(12, 1), (12, 3), (20, 5)])
+def test_self_attention_equals_torchs(dim, num_heads, size):
+    mixer = randomised(self_attention(dim, num_heads))
+    theirs = torch_attention(mixer, dim, num_heads)
+
+    def expected(x):
+        flat = x.flatten(1, 2)
+        return theirs(flat, flat, flat, need_weights=False)[0].view(x.shape)
+
+    x = tokens(dim, size)
+    assert_same_with_gradient(mixer, expected, x)
+    coefficients, values = mixer.coefficients(x)
+    flat = x.flatten(1, 2)
+    weights = theirs(flat, flat, flat, average_attn_weights=False)[1]
+    torch.testing.assert_close(coefficients, weights, **EXACT)
+    assert values.shape == (2, num_heads, size[0] * size[1], dim // num_heads)
+
+
+@pytest.mark.parametrize("num_heads", [1, 4])
+def test_fused_attention_equals_the_open_path(num_heads):
+    mixer = randomised(self_attention(12, num_heads))
+    opened = copy.deepcopy(mixer)
+    opened.fused = None
+    assert_same_with_gradient(mixer, opened, tokens(12, (5, 7)))
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads"), [(8, 1), (24, 1), (64, 2), (80, 2), (176, 4), (352, 11), (768, 24)]
+)
+def test_attention_has_heads_of_at_least_32_channels(dim, heads):
+    mixer = create_mixer("attention", dim)
+    assert mixer.memory.num_heads == mixer.query.num_heads == heads
+    assert sum(p.numel() for p in mixer.parameters()) == 4 * dim * dim + 4 * dim
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_feed_forward_equals_timms_mlp(size):
+    mixer = randomised(feed_forward(6, 15))
+    theirs = Mlp(6, 15).double()
+    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
+    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+    assert_same_with_gradient(mixer, theirs, tokens(6, size))
+    x = tokens(6, size)
+    torch.testing.assert_close(mixer.coefficients(x)[0], F.gelu(theirs.fc1(x)), **EXACT)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
+    mixer = randomised(spatial_mlp(size, 5))
+    theirs = Mlp(size[0] * size[1], 5).double()
+    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
+    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+
+    def expected(x):
+        return theirs(x.flatten(1, 2).mT).mT.view(x.shape)
+
+    assert_same_with_gradient(mixer, expected, tokens(6, size))
+    assert mixer.coefficients(tokens(6, size))[0].shape == (2, 6, 5)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_convnext_block_equals_timms(size):
+    """Without its residual; the norm that stands in timm's query is in ours too."""
+    theirs = ConvNeXtBlock(6, mlp_ratio=3, ls_init_value=None, conv_mlp=True)
+    theirs = randomised(theirs)
+    query = nn.Sequential(theirs.conv_dw, theirs.norm)
+    mixer = convnext_block(query, 6, 18).double()
+    mixer.memory.key.load_state_dict(theirs.mlp.fc1.state_dict())
+    mixer.memory.value.load_state_dict(theirs.mlp.fc2.state_dict())
+
+    def expected(x):
+        maps = x.permute(0, 3, 1, 2)
+        return (theirs(maps) - maps).permute(0, 2, 3, 1)
+
+    assert_same_with_gradient(mixer, expected, tokens(6, size))
+    assert mixer.coefficients(tokens(6, size))[0].shape == (2, 18, *size)
+
+
+def by_shifts(mixer, training=False):
+    """FFNified attention written over the tensors of the mixer, kernel offset by kernel offset."""
+    tensors = dict(mixer.named_parameters()) | dict(mixer.named_buffers())
+
+    def conv_bn(x, name, operation):
+        x = operation(x, tensors[f"{name}.conv.weight"])
+        return reference.batch_norm(x, tensors, f"{name}.norm", training)
+
+    def spatial(x, name):
+        if f"{name}.weight" in tensors:
+            return reference.depthwise(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+        branches = {k.split(".")[3] for k in tensors if k.startswith(f"{name}.branches.")}
+        return sum(conv_bn(x, f"{name}.branches.{b}", reference.depthwise) for b in branches)
+
+    def run(x):
+        query = conv_bn(x.permute(0, 3, 1, 2), "query", reference.conv)
+        coefficients = reference.gelu(spatial(query, "memory.key"))
+        return spatial(coefficients, "memory.value").permute(0, 2, 3, 1)
+
+    return run
+
+
+OPTIONS = [
+    {},
+    {"kernel_size": 3},
+    {"kernel_size": 5},
+    {"kernel_size": 7, "branches": "none"},
+    {"kernel_size": 9, "branches": "strips"},
+    {"kernel_size": 3, "branches": "strips"},
+    {"kernel_size": 1},
+]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_ffnified_equals_its_equation(options, size, training):
+    mixer = randomised(create_mixer("ffnified", 6, **options)).train(training)
+    expected = by_shifts(copy.deepcopy(mixer), training)
+    assert_same_with_gradient(mixer, expected, tokens(6, size, batch=3))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_of_ffnifieds_parameters(options):
+    mixer = randomised(create_mixer("ffnified", 4, **options)).train()
+    twin = copy.deepcopy(mixer)
+    x = tokens(4, (5, 3), batch=3)
+    mixer(x).sin().sum().backward()
+    by_shifts(twin, training=True)(x).sin().sum().backward()
+    for (key, ours), theirs in zip(mixer.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, **EXACT, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [
+        ({}, {"7x7", "3x3"}),
+        ({"kernel_size": 5}, {"5x5", "1x1"}),
+        ({"kernel_size": 9, "branches": "strips"}, {"9x9", "5x5", "1x9", "9x1"}),
+        ({"kernel_size": 3, "branches": "strips"}, {"3x3", "1x3", "3x1"}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_branches_of_ffnified(options, kernels):
+    memory = create_mixer("ffnified", 4, **options).memory
+    assert set(memory.key.branches) == set(memory.value.branches) == kernels
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3, 7])
+def test_ffnified_without_branches_has_the_parameters_of_its_formula(kernel_size):
+    mixer = create_mixer("ffnified", 10, kernel_size=kernel_size, branches="none")
+    count = sum(p.numel() for p in mixer.parameters())
+    assert count == 10 * 10 + 2 * 10 + 2 * 10 * (kernel_size**2 + 1)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_pooling_equals_timms(kernel_size, size):
+    mixer, theirs = create_mixer("pooling", 6, kernel_size=kernel_size), Pooling(kernel_size)
+
+    def expected(x):
+        return theirs(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    assert_same_with_gradient(mixer, expected, tokens(6, size))
+
+
+# Folding branches
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.no_grad()
+def test_fused_mixer_is_the_same(options):
+    mixer = randomised(create_mixer("ffnified", 6, **options))
+    x = tokens(6, (5, 9))
+    expected = mixer(x)
+    assert not is_fused(mixer)
+    fuse(mixer)
+    assert is_fused(mixer)
+    torch.testing.assert_close(mixer(x), expected, **EXACT)
+    assert type(mixer.memory.key) is type(mixer.query) is nn.Conv2d
+    assert all(p.requires_grad and p.dtype == torch.float64 for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@torch.no_grad()
+def test_branches_fold_at_any_stride(size, stride):
+    branched = randomised(BranchedConv(3, 6, [(7, 7), (3, 3), (1, 7), (5, 1)], stride=stride))
+    x = tokens(3, size).permute(0, 3, 1, 2)
+    torch.testing.assert_close(branched.fuse()(x), branched(x), **EXACT)
+    with torch.enable_grad():
+        torch.testing.assert_close(branched(x), branched.fuse()(x), **EXACT)
+
+
+def test_a_branch_larger_than_the_first_is_refused():
+    with pytest.raises(ValueError, match=r"a branch of 1x9 cannot fold into .* which is 7x7"):
+        BranchedConv(4, 4, [(7, 7), (1, 9)])
+
+
+def test_depthwise_kinds():
+    assert isinstance(depthwise(4, 7), nn.Conv2d)
+    assert isinstance(depthwise(4, 7, ()), ConvBN)
+    assert isinstance(depthwise(4, 7, [(3, 3)]), BranchedConv)
+    with pytest.raises(ValueError, match=r"kernel_size must be odd .* got 4"):
+        depthwise(4, 4)
+
+
+# What does not fit
+
+
+def combined(**changes):
+    static = StaticMemory(nn.Linear(4, 8), nn.Linear(8, 4))
+    slots = {
+        "query": nn.Identity(), "memory": static, "match": apply, "activation": nn.GELU(),
+        "read": apply, "enter": as_is, "leave": as_is,
+    }  # fmt: skip
+    return MetaMixer(**slots | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory": ProjectedMemory(4, 1)}, "match=apply runs an operator, but a ProjectedMemory"),
+        (
+            {"memory": ProjectedMemory(4, 1), "match": scaled_products},
+            "read=apply runs an operator, but a ProjectedMemory gives tensors",
+        ),
+        ({"match": scaled_products}, "match must be apply, got scaled_products"),
+        ({"read": weighted_sum}, "a StaticMemory gives operators.* read must be apply"),
+        ({"fused": F.scaled_dot_product_attention}, "fused takes keys .* needs a ProjectedMemory"),
+    ],
+)
+def test_interactions_that_do_not_fit_the_memory_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        combined(**changes)
+
+
+def test_slots_combine_freely():
+    """Projected keys and values with GELU: neither attention nor FFN."""
+    mixer = MetaMixer(
+        query=self_attention(4, 2).query,
+        memory=ProjectedMemory(4, 2),
+        match=scaled_products,
+        activation=nn.GELU(),
+        read=weighted_sum,
+        enter=self_attention(4, 2).enter,
+        leave=self_attention(4, 2).leave,
+    )
+    assert mixer(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
+    assert combined()(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
+
+
+def test_spatial_mlp_refuses_other_maps():
+    mixer = spatial_mlp((4, 4), 8)
+    with pytest.raises(ValueError, match=r"maps of 4x4, 16 tokens, and cannot run on 20; build"):
+        mixer(torch.zeros(1, 4, 5, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("attention", {"num_heads": 5}, r"num_heads must divide 12: one of \[1, .*12\], got 5"),
+        ("attention", {"num_heads": 0}, "num_heads must divide 12: .* got 0"),
+        ("ffnified", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
+        ("ffnified", {"kernel_size": 0}, "must be odd .* got 0"),
+        ("ffnified", {"branches": "all"}, "branches=all is not one of none, small, strips"),
+        ("pooling", {"kernel_size": 2}, "kernel_size must be odd .* got 2"),
+    ],
+)
+def test_refused_options_name_the_valid_ones(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        create_mixer(name, 12, **options)
+
+
+@pytest.mark.parametrize("name", ["ffnified", "attention", "pooling"])
+def test_class_tokens_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match=r"class tokens; .* use a host without class token"):
+        create_backbone("deit_t", token_mixer=name)
+
+
+# In hosts
+
+
+@pytest.mark.parametrize("channel", ["", "_afbo"])
+@pytest.mark.parametrize("name", ["ffnified", "attention", "pooling"])
+@pytest.mark.parametrize("host", rest_slow(["swin_t", "poolformer_s12"], ["poolformer_s12"]))
+@torch.no_grad()
+def test_fits_the_token_slot_with_any_channel_mixer(host, name, channel):
+    with torch.device("meta"):
+        backbone = create_backbone(f"{host}{channel}", token_mixer=name, dense=True)
+        maps = backbone(torch.empty(2, 3, 75, 110))
+    sizes = [tuple(x.shape[2:]) for x in maps]
+    assert sizes == [(19, 28), (10, 14), (5, 7), (3, 4)]
+    assert len(backbone.mixers()) == (24 if channel else 12)
+
+
+@torch.no_grad()
+def test_pooling_in_poolformer_is_poolformer():
+    plain = create_backbone("poolformer_s12").eval()
+    swapped = create_backbone("poolformer_s12", token_mixer="pooling").eval()
+    swapped.load_state_dict(plain.state_dict())
+    images = torch.randn(1, 3, 70, 90)
+    for found, expected in zip(swapped(images), plain(images), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_options_reach_the_token_mixer():
+    options = {"name": "ffnified", "kernel_size": 9, "branches": "strips"}
+    with torch.device("meta"):
+        backbone = create_backbone("swin_t", token_mixer=options)
+    mixers = [m for m in backbone.modules() if isinstance(m, MetaMixer)]
+    assert len(mixers) == 12
+    assert all("1x9" in mixer.memory.key.branches for mixer in mixers)
+
+
+@pytest.mark.parametrize("name", ["ffnified", "attention"])
+@torch.no_grad()
+def test_compiles_into_one_graph(name):
+    mixer = create_mixer(name, 24).eval()
+    x = torch.randn(2, 5, 7, 24)
+    for module in (mixer, fuse(copy.deepcopy(mixer))):
+        torch._dynamo.reset()
+        compiled = torch.compile(module, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), module(x))

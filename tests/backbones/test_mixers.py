@@ -1,0 +1,325 @@
+"""What every registered mixer must do; a new one is picked up by its registration alone."""
+
+import copy
+import io
+import pickle
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from backbones import (
+    Mixer,
+    PointwiseMixer,
+    create_backbone,
+    create_mixer,
+    list_backbones,
+    list_mixers,
+    mixer_options,
+    register_mixer,
+    registry,
+)
+
+DIM = 24
+# Maps in (H, W): square, oblong, one row, one token; several are smaller than any kernel.
+MAPS = [(8, 8), (5, 9), (1, 7), (2, 2), (1, 1)]
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+CHECKS = []
+
+
+def check(function):
+    """Collect what is asserted of every mixer."""
+    CHECKS.append(function)
+    return function
+
+
+def build(name, seed=0, **options):
+    """A mixer in evaluation mode with all parameters away from zeros, ones and symmetry."""
+    torch.manual_seed(seed)
+    mixer = create_mixer(name, DIM, grid=MAPS[0], **options).eval()
+    for tensor in [*mixer.parameters(), *mixer.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data.add_(0.1 * torch.rand_like(tensor))
+    return mixer
+
+
+def tokens(*shape, dtype=torch.float32):
+    return torch.randn(*shape, DIM, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def takes_prefix(mixer):
+    return type(mixer).mix_prefix is not Mixer.mix_prefix
+
+
+@check
+def keeps_the_shape_of_any_map(name):
+    mixer = build(name)
+    for size in MAPS:
+        assert mixer(tokens(2, *size)).shape == (2, *size, DIM)
+
+
+@check
+def gives_a_gradient_to_input_and_every_parameter(name):
+    """All are used in training, as DDP asks; in evaluation some may not be."""
+    mixer = build(name)
+    x = tokens(2, 5, 6).requires_grad_()
+    sizes = []
+    for training in (True, False):
+        mixer.train(training).zero_grad()
+        mixer(x).square().sum().backward()
+        if training:
+            for key, parameter in mixer.named_parameters():
+                assert parameter.grad is not None, f"{key} is not used"
+        sizes.append(
+            {k: p.grad.abs().sum() for k, p in mixer.named_parameters() if p.grad is not None}
+        )
+    assert x.grad.abs().sum() > 0
+    for key, size in sizes[0].items():
+        assert max(size, sizes[1].get(key, 0)) > 0, f"the gradient of {key} is 0"
+
+
+@check
+def treats_images_of_a_batch_apart(name):
+    mixer = build(name).double()
+    x = tokens(3, 5, 6, dtype=torch.float64)
+    apart = torch.cat([mixer(image[None]) for image in x])
+    torch.testing.assert_close(mixer(x), apart, rtol=1e-10, atol=1e-10)
+
+
+@check
+def ignores_how_the_map_lies_in_memory(name):
+    mixer = build(name).double()
+    x = tokens(2, 5, 6, dtype=torch.float64)
+    strided = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    before = strided.clone()
+    torch.testing.assert_close(mixer(strided), mixer(x), rtol=1e-10, atol=1e-10)
+    assert torch.equal(strided, before), "the input was written to"
+
+
+@check
+def computes_the_same_without_autograd(name):
+    mixer = build(name).double()
+    x, prefix = tokens(2, 5, 6, dtype=torch.float64), tokens(2, 1, dtype=torch.float64)
+    inputs = (x, prefix) if takes_prefix(mixer) else (x,)
+    expected = mixer(*inputs)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = mixer(*inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@check
+def runs_in_bfloat16_autocast(name):
+    mixer = build(name)
+    x = tokens(2, 5, 6)
+    expected = mixer(x)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+            found = mixer(x).float()
+        assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+@check
+def runs_with_half_precision_weights(name):
+    mixer = build(name)
+    x = tokens(2, 5, 6)
+    expected = mixer(x)
+    for dtype, share in ((torch.bfloat16, 0.05), (torch.float16, 0.01)):
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                found = copy.deepcopy(mixer).to(dtype)(x.to(dtype))
+            assert found.dtype == dtype
+            assert (found - expected).norm() < share * expected.norm()
+
+
+@check
+def comes_back_from_state_dict_deepcopy_and_pickle(name):
+    mixer, other = build(name), build(name, seed=1)
+    x = tokens(2, 5, 6)
+    expected = mixer(x)
+    if mixer.state_dict():
+        assert not torch.equal(other(x), expected), "the seed changes nothing"
+    other.load_state_dict(mixer.state_dict())
+    for restored in (other, copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
+        torch.testing.assert_close(restored(x), expected, rtol=0, atol=0)
+
+
+@check
+def keeps_prefix_and_map_apart(name):
+    mixer = build(name).double()
+    x, prefix = tokens(2, 5, 6, dtype=torch.float64), tokens(2, 2, dtype=torch.float64)
+    if not takes_prefix(mixer):
+        with pytest.raises(ValueError, match="class tokens"):
+            mixer(x, prefix)
+        return
+    mixed, mixed_prefix = mixer(x, prefix)
+    assert mixed_prefix.shape == prefix.shape
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(mixed, mixer(x), **exact)
+    torch.testing.assert_close(mixer(x + 1, prefix)[1], mixed_prefix, **exact)
+    torch.testing.assert_close(mixer(x, prefix + 1)[0], mixed, **exact)
+    assert not torch.allclose(mixer(x, prefix.flip(-1))[1], mixed_prefix)
+
+
+@check
+def commutes_with_permutations_if_pointwise(name):
+    mixer = build(name).double()
+    if not isinstance(mixer, PointwiseMixer):
+        return
+    x = tokens(2, 30, dtype=torch.float64)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mixer(x[:, order]), mixer(x)[:, order], rtol=1e-12, atol=1e-12)
+
+
+@check
+def refuses_an_unknown_option_with_the_nearest(name):
+    options = mixer_options(name)
+    misspelt = f"{next(iter(options))}s" if options else "x"
+    with pytest.raises(ValueError, match=f"option of mixer {name} called '{misspelt}'") as caught:
+        create_mixer(name, DIM, **{misspelt: 1})
+    assert all(option in str(caught.value) for option in list(options)[:1])
+
+
+@check
+def refuses_an_option_of_the_wrong_type(name):
+    option = next(iter(mixer_options(name)), "")
+    if option:
+        with pytest.raises(ValueError, match=rf"mixer\.{option}=\[\] is not (a|one|true)"):
+            create_mixer(name, DIM, **{option: []})
+
+
+@check
+def refuses_to_be_without_hidden_channels(name):
+    if "hidden_ratio" in mixer_options(name):
+        for ratio in (0, -1):
+            with pytest.raises(ValueError, match=f"at least one hidden channel .*got {ratio}"):
+                create_mixer(name, DIM, hidden_ratio=ratio)
+
+
+@check
+def takes_its_own_defaults(name):
+    options = mixer_options(name)
+    x = tokens(1, 4, 4)
+    torch.testing.assert_close(build(name, **options)(x), build(name)(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("what", CHECKS, ids=lambda function: function.__name__)
+def test_every_mixer(what, name):
+    what(name)
+
+
+@pytest.fixture
+def registry_copy(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+
+
+class Blur(Mixer):
+    """Averages the neighbours, then mixes the channels."""
+
+    def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
+        super().__init__()
+        self.pool = nn.AvgPool2d(kernel_size, stride=1, padding=kernel_size // 2)
+        self.linear = nn.Linear(dim, dim)
+
+    def mix(self, x: Tensor) -> Tensor:
+        return self.linear(self.pool(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+
+
+class Leaky(PointwiseMixer):
+    """Lets images see each other and keeps a layer that it does not use."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def mix(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x.mean(dim=0)
+
+
+def assert_is_a_mixer_like_all(name):
+    assert name in list_mixers()
+    for what in CHECKS:
+        what(name)
+    assert {f"swin_t_{name}", f"poolformer_s12_{name}"} <= set(list_backbones())
+    backbone = create_backbone(f"poolformer_s12_{name}").eval()
+    assert backbone(torch.zeros(1, 3, 64, 64))[-1].shape == (1, 512, 2, 2)
+
+
+def test_registering_is_all_a_new_mixer_needs(registry_copy):
+    register_mixer("blur", kind="channel", source="this test")(Blur)
+    assert_is_a_mixer_like_all("blur")
+    assert mixer_options("blur") == {"kernel_size": 3}
+
+
+def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    example = next(block for block in blocks if "@register_mixer(" in block)
+    module = types.ModuleType("readme_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where pickle looks for its classes
+    exec(compile(example, "README.md", "exec"), module.__dict__)
+    assert_is_a_mixer_like_all(re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1))
+
+
+def test_checks_notice_a_mixer_that_leaks(registry_copy):
+    register_mixer("leaky", kind="channel", source="this test")(Leaky)
+    with pytest.raises(AssertionError):
+        treats_images_of_a_batch_apart("leaky")
+    with pytest.raises(AssertionError, match=r"spare\.weight is not used"):
+        gives_a_gradient_to_input_and_every_parameter("leaky")
+
+
+def test_unknown_mixer_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no mixer called 'afob'; did you mean afbo"):
+        create_mixer("afob", DIM)
+
+
+def test_lists_by_kind():
+    assert set(list_mixers("channel")) | set(list_mixers("token")) == set(list_mixers())
+    assert {"ffn", "glu", "afbo"} <= set(list_mixers("channel"))
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "relu", "sigmoid"])
+def test_glu_is_its_equation(act):
+    mixer = create_mixer("glu", 6, hidden_ratio=2, act=act).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    gate = x @ mixer.w1.weight.T + mixer.w1.bias
+    gate = {
+        "silu": gate * gate.sigmoid(),
+        "relu": gate.clamp(min=0),
+        "sigmoid": gate.sigmoid(),
+    }.get(act, gate * 0.5 * (1 + torch.erf(gate / 2**0.5)))
+    value = x @ mixer.w2.weight.T + mixer.w2.bias
+    expected = (gate * value) @ mixer.w3.weight.T + mixer.w3.bias
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_glu_refuses_an_unknown_activation():
+    with pytest.raises(ValueError, match=r"act=tanh is not one of silu, gelu, sigmoid, relu"):
+        create_mixer("glu", 6, act="tanh")
+
+
+def test_hidden_ratio_of_the_host_is_scaled_for_glu():
+    assert create_mixer("glu", 96).w1.out_features == 256
+    assert create_mixer("ffn", 96).fc1.out_features == 384
+    assert create_mixer("afbo", 96).proj.in_features == 384
+
+
+def test_dropout_acts_in_training_only():
+    mixer = create_mixer("afbo", DIM, drop=0.5)
+    x = tokens(1, 4, 4)
+    assert not torch.equal(mixer.train()(x), mixer(x))
+    assert torch.equal(mixer.eval()(x), mixer(x))
+
+
+def test_mixers_save_as_plain_tensors():
+    file = io.BytesIO()
+    torch.save(build("afbo").state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).keys() == build("afbo").state_dict().keys()

@@ -1,0 +1,381 @@
+"""PosMLP's gating units against plain references: forward, gradient, windows, cache."""
+
+import pytest
+import torch
+from torch import nn
+
+from backbones import Slot, create_backbone, create_mixer
+from backbones.layers.windows import cut, mix_windows
+from backbones.mixers.posmlp.gated_mlp import GatedMLP
+from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
+from tests.references import posmlp as reference
+
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+UNITS = ("sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe")
+# Maps (H, W) for windows of 4: one window, several, odd, narrower than a window, one row or token;
+# (10, 6) pads by two windows' worth less the shift, (6, 6) leaves a window of padding and head.
+MAPS = [(4, 4), (8, 4), (9, 5), (3, 9), (1, 6), (10, 6), (1, 1)]
+
+
+def randomise(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data = parameter.data.double() + 0.3 * noise
+    return module.double().eval()
+
+
+def tokens(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def plain(relation, u, *, shifted=False):
+    """The relation by loops, for one image (H, W, C)."""
+    window, bias = relation.window, relation.bias
+    if isinstance(relation, QuadraticRelation):
+        entries = reference.quadratic(relation.spreads, relation.centers, relation.sigma)
+        return reference.mix(
+            u, window, entries, relation.groups, bias, shifted=shifted, softmax=True
+        )
+    if isinstance(relation, LookupRelation):
+        entries = reference.lookup(relation.table, window, relation.weight)
+    else:
+        entries = reference.free(relation.weight, window)
+    return reference.mix(u, window, entries, relation.groups, bias, shifted=shifted)
+
+
+RELATIONS = {
+    "free": lambda: TokenFC(4),
+    "free_without_bias": lambda: TokenFC(4, bias=False, init="posmlp"),
+    "lookup": lambda: LookupRelation(4),
+    "lookup_and_free": lambda: LookupRelation(4, free=True),
+    "lookup_groups": lambda: LookupRelation(4, 3),
+    "gaussian": lambda: QuadraticRelation(4, 3),
+    "gaussian_without_bias": lambda: QuadraticRelation(4, 2, bias=False),
+    "gaussian_frozen": lambda: QuadraticRelation(4, 2, freeze_delta=True),
+    "gamma": lambda: QuadraticRelation(4, 2, sigma="gamma"),
+    "alpha": lambda: QuadraticRelation(4, 3, sigma="alpha"),
+    "alpha_as_released": lambda: QuadraticRelation(4, 3, sigma="alpha_as_released"),
+}
+
+
+# Relations and windows against loops
+
+
+@pytest.mark.parametrize("shifted", [False, True], ids=["plain", "shifted"])
+@pytest.mark.parametrize("name", RELATIONS)
+def test_relation_equals_the_loops(name, shifted):
+    relation = randomise(RELATIONS[name]())
+    for size in MAPS if name == "lookup_and_free" else [(9, 5), (3, 7)]:
+        u = tokens(2, *size, 6).requires_grad_()
+        found = relation.mix(u, shifted=shifted)
+        expected = torch.stack([plain(relation, image, shifted=shifted) for image in u])
+        torch.testing.assert_close(found, expected, **EXACT)
+        with torch.no_grad():
+            torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
+        inputs = [u, *relation.parameters()]
+        direction = tokens(*found.shape, seed=2)
+        ours, theirs = (
+            torch.autograd.grad(y, inputs, direction, allow_unused=True) for y in (found, expected)
+        )
+        for mine, other in zip(ours, theirs, strict=True):
+            # With all keys of a row alike (one token), a softmax has no gradient.
+            other = torch.zeros_like(mine) if other is None else other
+            torch.testing.assert_close(mine, other, **EXACT)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+@pytest.mark.parametrize("shifted", [False, True], ids=["plain", "shifted"])
+def test_other_windows_equal_the_loops(window, shifted):
+    relation = randomise(QuadraticRelation(window, 2))
+    u = tokens(1, 8, 6, 4)
+    expected = plain(relation, u[0], shifted=shifted)[None]
+    torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 14])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_an_axis_is_cut_into_all_its_tokens(window, shifted):
+    for length in range(1, 40):
+        runs, shift = cut(length, window, shifted)
+        assert sum(count * (pattern.tail + pattern.head) for count, pattern in runs) == length
+        assert all(pattern.tail + pattern.head <= pattern.size for _, pattern in runs)
+        assert sum(count for count, _ in runs) == -(-length // window)
+        assert len(runs) <= 3
+        assert shift == (window // 2 if shifted and length > window else 0)
+
+
+def test_windows_that_fit_take_one_product(monkeypatch):
+    products = []
+
+    def matrix(rows, columns):
+        products.append((rows, columns))
+        return torch.eye(16)[None]
+
+    u = torch.randn(2, 12, 8, 3)
+    torch.testing.assert_close(mix_windows(u, 4, False, 1, matrix, None), u, rtol=0, atol=0)
+    assert len(products) == 1
+    torch.testing.assert_close(mix_windows(u, 4, True, 1, matrix, None), u, rtol=0, atol=0)
+    assert len(products) == 1 + 4
+    large = torch.randn(1, 50, 84, 3)
+    products.clear()
+    relation = TokenFC(14)
+    monkeypatch.setattr(
+        relation, "matrix", lambda *a: products.append(a) or torch.ones(1, 196, 196)
+    )
+    relation.mix(large, shifted=True)
+    assert len(products) <= 9
+
+
+def test_padding_is_never_read():
+    relation = randomise(LookupRelation(4, free=True))
+    u = tokens(1, 6, 7, 3)
+    wide = torch.cat([u, torch.full((1, 6, 1, 3), 1e9, dtype=torch.float64)], dim=2)
+    # The last column of the wider map is in the same window as the last of ours.
+    assert not torch.allclose(relation.mix(wide)[:, :, :7], relation.mix(u))
+    relation = randomise(QuadraticRelation(4, 3))
+    ones = torch.ones(1, 6, 7, 3, dtype=torch.float64)
+    relation.bias.data.zero_()
+    for shifted in (False, True):  # rows sum to one over the visible tokens alone
+        torch.testing.assert_close(relation.mix(ones, shifted=shifted), ones, **EXACT)
+
+
+def test_released_sign_of_the_vertical_axis():
+    """A centre of (1, 2) is one column to the right and two rows up."""
+    relation = QuadraticRelation(5, 1).double()
+    relation.spreads.data = 4 * torch.eye(2, dtype=torch.float64)[None]
+    relation.centers.data = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    (rows, columns) = (cut(5, 5, False)[0][0][1],) * 2
+    weights = relation.matrix(rows, columns)[0, 2 * 5 + 2].unflatten(0, (5, 5))
+    assert weights.argmax() == 0 * 5 + 3
+
+
+def test_precision_is_not_inverted():
+    """Larger Gamma, narrower Gaussian; Eq. 16 says how far it reaches."""
+    relation = QuadraticRelation(5, 2)
+    relation.centers.data.zero_()
+    relation.spreads.data = torch.stack([2 * torch.eye(2), 0.5 * torch.eye(2)])
+    pattern = cut(5, 5, False)[0][0][1]
+    own = relation.matrix(pattern, pattern)[:, 12, 12]
+    assert own[0] > 0.6 > 0.1 > own[1]
+    torch.testing.assert_close(relation.non_locality().item(), (4 + 0.25) / 2)
+
+
+@torch.no_grad()
+def test_starts_as_the_paper_says():
+    torch.manual_seed(0)
+    free, lookup = TokenFC(14), LookupRelation(14, 8, free=True)
+    assert free.weight.abs().max() < 1e-5
+    assert (free.bias == 1).all()
+    released = TokenFC(14, init="posmlp")
+    assert released.weight.std() == pytest.approx(0.02, rel=0.05)
+    assert not released.bias.any()
+    assert not lookup.table.any()
+    assert lookup.weight.abs().max() < 1e-5
+    gaussian = QuadraticRelation(14, 64)
+    assert gaussian.centers.std() == pytest.approx(0.01, rel=0.2)
+    assert (gaussian.spreads - torch.eye(2)).std() == pytest.approx(0.01, rel=0.2)
+    assert QuadraticRelation(14, 64, sigma="alpha").spreads.mean() == pytest.approx(1, abs=0.01)
+    x = tokens(1, 4, 4, 8).float()
+    assert not create_mixer("lrpe", 8)(x).any()  # a block of it is the identity
+
+
+# Whole branches
+
+
+BRANCHES = [
+    *((unit, {}) for unit in UNITS),
+    *(("ggqpe", {"structure": s}) for s in ("add", "concat", "nonsplit")),
+    ("glrpe", {"structure": "nonsplit", "groups": 3}),
+    ("ggqpe", {"norm": True, "bias": False}),
+    ("sgu", {"norm": False, "structure": "concat"}),
+    ("lrpe_m", {"norm": True, "groups": 4, "hidden_ratio": 2}),
+]
+
+
+@pytest.mark.parametrize(("unit", "options"), BRANCHES, ids=str)
+def test_branch_equals_its_equations(unit, options):
+    slot_of_block_1 = {"slot": Slot(12, 4.0, (5, 7), stage=0, block=1, dense=False)}
+    mixer = build(unit, 12, window=3, shift=True, **slot_of_block_1, **{"groups": 2, **options})
+    mixer = randomise(mixer)
+    x = tokens(2, 5, 7, 12).requires_grad_()
+    structure = options.get("structure", "gate")
+
+    def mixed(u):
+        return plain(mixer.gate.relation, u, shifted=True)
+
+    found, expected = mixer(x), reference.branch(x, mixer, mixed, structure)
+    torch.testing.assert_close(found, expected, **EXACT)
+    direction = tokens(*found.shape, seed=2)
+    inputs = [x, *mixer.parameters()]
+    for mine, other in zip(
+        *(torch.autograd.grad(y, inputs, direction) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(mine, other, **EXACT)
+
+
+def build(unit, dim, **options):
+    """A registered mixer with its slot given; options that the unit does not have are left out."""
+    from backbones.mixers import posgu
+    from backbones.options import keywords
+
+    function = getattr(posgu, unit)
+    return function(dim, **{k: v for k, v in options.items() if k in keywords(function)})
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6, 12, 24])
+def test_interleaved_groups_are_contiguous_ones_in_another_order(groups):
+    """Eq. 12 to 14 cut channels into runs; the released code deals them out."""
+    relation = randomise(QuadraticRelation(3, groups))
+    u = tokens(1, 3, 3, 24)
+    order = torch.arange(24).reshape(24 // groups, groups).T.flatten()
+    pattern = cut(3, 3, False)[0][0][1]
+    matrices = relation.matrix(pattern, pattern)
+    runs = u[0].reshape(9, 24)[:, order].chunk(groups, dim=1)
+    contiguous = torch.cat([m @ run for m, run in zip(matrices, runs, strict=True)], dim=1)
+    contiguous = contiguous + relation.bias
+    torch.testing.assert_close(relation.mix(u)[0].reshape(9, 24)[:, order], contiguous, **EXACT)
+
+
+def test_shifts_every_second_block_of_dense_hosts():
+    def shifted(name, **options):
+        backbone = create_backbone(name, **options)
+        return [m.gate.shifted for m in backbone.modules() if isinstance(m, GatedMLP)]
+
+    with torch.device("meta"):
+        assert shifted("posmlp_t") == [False] * 24
+        assert shifted("posmlp_t", dense=True) == [False, True] * 12
+        assert shifted("poolformer_s12", token_mixer="lrpe", dense=True) == [False, True] * 6
+        always = {"name": "sgu", "shift": True}
+        assert shifted("swin_t", token_mixer=always) == [False, True] * 6
+        assert shifted("swin_t", token_mixer={"name": "sgu", "shift": False}, dense=True) == [
+            False
+        ] * len(shifted("swin_t", token_mixer="sgu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": 5}, "groups must divide the 48 channels that are mixed, got 5"),
+        ({"groups": 0}, "window and groups must be at least 1, got 14 and 0"),
+        ({"window": 0}, "window and groups must be at least 1, got 0 and 8"),
+        ({"window": []}, "window must be a whole number or one per stage, got none"),
+        ({"hidden_ratio": 1.125}, "the hidden width must be even to be split into halves, got 27"),
+        ({"sigma": "beta"}, "sigma=beta is not one of gamma_gammaT, gamma, alpha"),
+        ({"structure": "mul"}, "structure=mul is not one of gate, add, concat, nonsplit"),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_mixer("ggqpe", 24, **options)
+
+
+# The cache of evaluation
+
+
+def changed_by_optimizer(relation):
+    for parameter in relation.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(relation.parameters(), lr=0.3).step()
+
+
+def changed_by_load_state_dict(relation):
+    relation.load_state_dict({k: v + 0.2 for k, v in relation.state_dict().items()})
+
+
+def changed_by_data(relation):
+    for name, parameter in relation.named_parameters():
+        if name != "bias":
+            parameter.data[..., -1] += 0.4
+
+
+def changed_by_assignment(relation):
+    for name, parameter in list(relation.named_parameters()):
+        setattr(relation, name, nn.Parameter(parameter.detach() + 0.3))
+
+
+def changed_by_dtype(relation):
+    relation.to(torch.float32)
+
+
+CHANGES = [
+    changed_by_optimizer, changed_by_load_state_dict, changed_by_data, changed_by_assignment,
+    changed_by_dtype,
+]  # fmt: skip
+CACHED = ("lookup_and_free", "lookup_groups", "gaussian", "gaussian_frozen", "alpha")
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("name", CACHED)
+def test_evaluation_notices_changed_weights(name, change):
+    relation = randomise(RELATIONS[name]())
+    u = tokens(1, 9, 5, 6)
+    with torch.no_grad():
+        before = relation.mix(u, shifted=True)
+        assert torch.equal(relation.mix(u, shifted=True), before)
+        change(relation)
+        u = u.to(relation.bias.dtype)
+        after = relation.mix(u, shifted=True)
+        relation.cache = None
+        torch.testing.assert_close(relation.mix(u, shifted=True), after, rtol=0, atol=0)
+        if change is not changed_by_dtype:
+            assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_evaluation_computes_the_matrix_once(name, monkeypatch):
+    relation = randomise(RELATIONS[name]())
+    computed = []
+    original = relation.matrix
+    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
+    u = tokens(1, 8, 8, 6)
+    expected = relation.mix(u)
+    with torch.no_grad():
+        first, second = relation.mix(u), relation.mix(u)
+    assert len(computed) == 2
+    for found in (first, second):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    relation.mix(u).sum().backward()
+    assert len(computed) == 3
+
+
+@torch.no_grad()
+def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
+    relation = randomise(QuadraticRelation(4, 3))
+    computed = []
+    original = relation.matrix
+    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
+    u = tokens(1, 9, 13, 6)
+    first = relation.mix(u, shifted=True)
+    assert len(set(computed)) == len(computed) == 9
+    for _ in range(3):
+        torch.testing.assert_close(relation.mix(u, shifted=True), first, rtol=0, atol=0)
+    assert len(computed) == 9
+
+
+def test_cache_can_be_left_out():
+    mixer = create_mixer("ggqpe", 12, groups=2, cache=False, window=4)
+    assert mixer.gate.relation.cache is None
+    other = create_mixer("ggqpe", 12, groups=2, window=4)
+    other.load_state_dict(mixer.state_dict())
+    x = torch.randn(1, 5, 6, 12)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(other(x), mixer(x), rtol=0, atol=0)
+
+
+def test_matrix_is_exact_under_autocast():
+    """Half precision has 8 bits of mantissa; squared offsets of 14 tokens go up to 338."""
+    relation = QuadraticRelation(14, 1, bias=False)
+    relation.spreads.data[0] = torch.tensor([[0.3, 0.1], [-0.05, 0.4]])
+    relation.centers.data[0] = torch.tensor([1.3, -2.1])
+    pattern = cut(14, 14, False)[0][0][1]
+    expected = relation.matrix(pattern, pattern)[0].bfloat16()
+    u = torch.eye(196).reshape(1, 14, 14, 196)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+            found = relation.mix(u).reshape(196, 196)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -1,0 +1,275 @@
+"""PosMLP's released checkpoints by their names, and tables that belong to another window."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backbones import create_backbone, create_mixer
+from backbones.base import HostConfig
+from backbones.checkpoints.loading import load_state_dict
+from backbones.hosts.posmlp.checkpoint_conversion import from_authors, to_authors
+from backbones.hosts.posmlp.host import PosMLP
+from heads.linear import LinearClassifier
+
+
+def authors_shapes(depths=(2, 2, 18, 2), unit="ggqpe"):
+    """Names and shapes of the released PosMLP-T, and of the same network with other units."""
+    shapes = pair("norm", 768) | pair("head", 1000, 768)
+    for i, (width, channels, side) in enumerate([(48, 3, 3), (96, 48, 3), (96, 96, 1)]):
+        shapes |= pair(f"patch_embed.projs.{i}", width, channels, side, side)
+        norm = f"patch_embed.norms.{i}"
+        shapes |= pair(norm, width) | {f"{norm}.num_batches_tracked": ()}
+        shapes |= {f"{norm}.running_mean": (width,), f"{norm}.running_var": (width,)}
+    for i, depth in enumerate(depths):
+        d, gamma, window, s = 96 * 2**i, (4, 4, 4, 2)[i], (14, 14, 14, 7)[i], 8 * 2**i
+        if i:
+            pool = f"levels.{i}.pool"
+            shapes |= pair(f"{pool}.conv", d, 1, 3, 3) | pair(f"{pool}.norm", d)
+        for j in range(depth):
+            block = f"levels.{i}.encoder.{j}"
+            shapes |= pair(f"{block}.norm", d)
+            shapes |= pair(f"{block}.proj_c_e", gamma * d, d)
+            shapes |= pair(f"{block}.proj_c_s", d, gamma * d // 2)
+            unit_shapes = authors_unit(unit, gamma * d // 2, window, s)
+            shapes |= {f"{block}.gate_unit.{name}": shape for name, shape in unit_shapes.items()}
+    return shapes
+
+
+def pair(name, *shape):
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def authors_unit(unit, width, window, s):
+    """What their unit saves, with the tables of displacements."""
+    n = window * window
+    if unit == "sgu":
+        return pair("proj_list.0", n, n) | pair("norm_list.0", width)
+    shapes = {"pos.token_proj_n_bias": (1, n, 1)}
+    if unit == "ggqpe":
+        shapes |= {"pos.attention_centers": (s, 2), "pos.attention_spreads": (s, 2, 2)}
+        return shapes | {"pos.rel_indices": (n, n, 5)}
+    table = ((2 * window - 1) ** 2, s if unit == "glrpe" else 1)
+    shapes["pos.window_relative_position_bias_table"] = table
+    shapes["pos.window_relative_position_index"] = (n, n)
+    return shapes | ({"token_proj_n_weight": (1, n, n)} if unit == "lrpe_m" else {})
+
+
+def filled(shapes):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.tensor(5)
+        if not shape
+        else 0.1 * torch.rand(shape, generator=generator) + name.endswith("norm.weight")
+        for name, shape in shapes.items()
+    }
+
+
+def test_released_file_has_277_entries():
+    assert len(authors_shapes()) == 277
+
+
+@torch.no_grad()
+def test_released_checkpoint_loads(tmp_path):
+    theirs = filled(authors_shapes())
+    path = tmp_path / "posmlp_t.pth.tar"
+    torch.save({"state_dict_ema": theirs, "state_dict": {}, "epoch": 254}, path)
+    model = LinearClassifier.from_pretrained("posmlp_t", path).eval()
+    block = model.backbone.stages[2].blocks[17]
+    names = "levels.2.encoder.17"
+    relation = block.mixer.gate.relation
+    for ours, name in (
+        (relation.centers, "gate_unit.pos.attention_centers"),
+        (relation.spreads, "gate_unit.pos.attention_spreads"),
+        (relation.bias, "gate_unit.pos.token_proj_n_bias"),
+        (block.mixer.fc1.weight, "proj_c_e.weight"),
+        (block.mixer.fc2.bias, "proj_c_s.bias"),
+        (block.norm.weight, "norm.weight"),
+    ):
+        value = theirs[f"{names}.{name}"]
+        torch.testing.assert_close(ours, value.reshape(ours.shape), rtol=0, atol=0)
+    torch.testing.assert_close(model.classifier.weight, theirs["head.weight"], rtol=0, atol=0)
+    dense = create_backbone("posmlp_t", dense=True, pretrained=path).eval()
+    small = torch.randn(1, 3, 64, 64)
+    assert dense(small)[0].isfinite().all()
+    assert create_backbone("posmlp_t", pretrained=path).eval().embed(small).isfinite().all()
+
+
+@pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m", "lrpe", "glrpe"])
+def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
+    theirs = filled(authors_shapes((1, 1, 1, 1), unit))
+    ours = from_authors(dict(theirs))
+    with torch.device("meta"):
+        backbone = create_backbone("posmlp_t" if unit == "ggqpe" else f"posmlp_t_{unit}")
+    own = {
+        key: value.shape
+        for key, value in LinearClassifier(backbone, 1000).state_dict().items()
+        if key.count("blocks.") == 0 or ".blocks.0." in key
+    }
+    own = {key.removeprefix("backbone."): shape for key, shape in own.items()}
+    assert {key: value.shape for key, value in ours.items()} == own
+    back = to_authors(ours)
+    computed = {key for key in theirs if key.endswith(("rel_indices", "position_index"))}
+    assert back.keys() == theirs.keys() - computed
+    for key, value in back.items():
+        torch.testing.assert_close(value, theirs[key], rtol=0, atol=0)
+    assert from_authors(dict(ours)).keys() == ours.keys()
+
+
+@pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m"])
+def test_single_blocks_and_units_convert(unit):
+    theirs = filled(authors_shapes((1, 0, 0, 0), unit))
+    mixer = create_mixer(unit, 96)
+    for prefix, module in (
+        (
+            "levels.0.encoder.0.",
+            torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(96), "mixer": mixer}),
+        ),
+        ("levels.0.encoder.0.gate_unit.", mixer.gate),
+    ):
+        part = {k.removeprefix(prefix): v for k, v in theirs.items() if k.startswith(prefix)}
+        module.load_state_dict(from_authors(dict(part)))
+        back = to_authors(module.state_dict())
+        kept = {k: v for k, v in part.items() if not k.endswith(("indices", "index"))}
+        assert back.keys() == kept.keys()
+        for key, value in back.items():
+            torch.testing.assert_close(value, kept[key], rtol=0, atol=0)
+
+
+def narrow_unit(slot):
+    return create_mixer("lrpe", slot.dim, hidden_ratio=slot.hidden_ratio, window=4)
+
+
+def test_absolute_positions_are_reshaped():
+    model = PosMLP(16, HostConfig((64, 64), token_mixer=narrow_unit), position=True)
+    theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
+    converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
+    torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)
+    larger = torch.rand(1, 576, 16)
+    converted = model.convert_state_dict({"absolute_pos_embed": larger})["pos_embed"]
+    picture = larger.reshape(1, 16, 24, 24)
+    expected = F.interpolate(picture, (16, 16), mode="bicubic", antialias=True)
+    torch.testing.assert_close(converted, expected)
+
+
+def test_truncated_checkpoint_is_refused():
+    """PosMLP's own units are no swapped-in mixers that may start anew."""
+    theirs = filled(authors_shapes())
+    theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
+    with torch.device("meta"):
+        backbone = create_backbone("posmlp_t")
+    with pytest.raises(ValueError, match=r"missing stages\.2\.blocks\.5\.mixer"):
+        load_state_dict(backbone, theirs, "file")
+
+
+@torch.no_grad()
+def test_another_unit_starts_anew_and_the_rest_is_loaded():
+    weights = create_backbone("posmlp_t").state_dict()
+    with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are not in"):
+        report = load_state_dict(create_backbone("posmlp_t_lrpe"), dict(weights), "file")
+    assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
+    assert report.loaded == len(weights) - 2 * 24
+    assert {key.rpartition(".")[2] for key in report.skipped} == {"centers", "spreads"}
+
+
+# Another switch of the token mixer, and what of the weights of the default it cannot take over.
+SWITCHES = {
+    "norm": ({"norm": True}, {"norm.weight", "norm.bias"}, set()),
+    "sigma": ({"sigma": "alpha"}, {"relation.spreads"}, {"relation.spreads"}),
+    "groups": (
+        {"groups": 4},
+        {"relation.spreads", "relation.centers"},
+        {"relation.spreads", "relation.centers"},
+    ),
+    "bias": ({"bias": False}, set(), {"relation.bias"}),
+    "freeze_delta": ({"freeze_delta": True}, set(), {"relation.centers"}),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@torch.no_grad()
+def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
+    options, initialised, skipped = SWITCHES[switch]
+    weights = {
+        key: torch.rand_like(value)
+        for key, value in create_backbone("posmlp_t").state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
+    backbone = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", **options})
+    with pytest.warns(
+        UserWarning, match="^file gave 99\\.\\d% of the network's values: "
+    ) as caught:
+        report = load_state_dict(backbone, dict(weights), "file")
+    units = {
+        f"stages.{i}.blocks.{j}.mixer.gate." for i, d in enumerate((2, 2, 18, 2)) for j in range(d)
+    }
+    counters = {key for key in backbone.state_dict() if key.endswith("num_batches_tracked")}
+    assert set(report.initialised) - counters == {
+        unit + name for unit in units for name in initialised
+    }
+    assert set(report.skipped) == {unit + name for unit in units for name in skipped}
+    for key, value in backbone.state_dict().items():
+        assert key in report.initialised or torch.equal(value, weights[key]), key
+    named = "stages.0.blocks.0.mixer.gate." + sorted(initialised or skipped)[-1]
+    assert named.rpartition(".")[2] in str(caught[0].message)
+
+
+def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
+    """Their code with bias off keeps one of zeros; one that was trained is another network's."""
+    theirs = filled(authors_shapes())
+    for key in theirs:
+        if key.endswith("token_proj_n_bias"):
+            theirs[key].zero_()
+    options = {"token_mixer": {"name": "ggqpe", "bias": False}}
+    report = load_state_dict(create_backbone("posmlp_t", **options), theirs, "file")
+    assert len(report.dead) == 24
+    assert all(key.endswith("gate.relation.bias") for key in report.dead)
+    assert not report.initialised
+    assert "24 dropped that change nothing (stages.0.blocks.0.mixer.gate.rel" in str(report)
+    assert not [w for w in recwarn if "gave" in str(w.message)]
+    dead_only = "stages.2.blocks.3.mixer.gate.relation.bias"
+    assert dead_only in report.dead
+
+
+def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
+    with torch.device("meta"):
+        weights = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", "bias": False})
+        backbone = create_backbone("posmlp_t")
+    with pytest.raises(
+        ValueError, match=r"24 keys differ \(missing .*relation\.bias.*options it was"
+    ):
+        load_state_dict(backbone, weights.state_dict(), "file")
+
+
+@torch.no_grad()
+def test_other_windows_take_resampled_tables():
+    torch.manual_seed(0)
+    small = create_mixer("glrpe", 12, groups=2, window=5)
+    large = create_mixer("glrpe", 12, groups=2, window=7)
+    relation = small.gate.relation
+    relation.table.data.fill_(0.3)
+    relation.bias.data.fill_(0.7)
+    large.load_state_dict(large.convert_state_dict(small.state_dict()))
+    grown = large.gate.relation
+    torch.testing.assert_close(grown.table, torch.full((169, 2), 0.3 * 25 / 49))
+    torch.testing.assert_close(grown.bias, torch.full((49, 1), 0.7))
+    # A sum over all tokens of a constant map keeps its size.
+    ones = torch.ones(1, 7, 7, 4)
+    torch.testing.assert_close(
+        grown.mix(ones).mean(), relation.mix(ones[:, :5, :5]).mean(), rtol=1e-5, atol=1e-5
+    )
+    ramp = torch.arange(25.0).reshape(25, 1)
+    converted = large.convert_state_dict({"gate.relation.bias": ramp})["gate.relation.bias"]
+    expected = F.interpolate(ramp.reshape(1, 1, 5, 5), (7, 7), mode="bicubic").reshape(49, 1)
+    torch.testing.assert_close(converted, expected)
+    gaussian = create_mixer("ggqpe", 12, groups=2, window=5)
+    wide = create_mixer("ggqpe", 12, groups=2, window=7)
+    wide.load_state_dict(wide.convert_state_dict(gaussian.state_dict()))
+    assert torch.equal(wide.gate.relation.spreads, gaussian.gate.relation.spreads)
+
+
+def test_free_matrices_are_not_resized():
+    with torch.device("meta"):
+        free = create_backbone("posmlp_t_sgu")
+        larger = create_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
+    with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
+        load_state_dict(free, larger.state_dict(), "file")

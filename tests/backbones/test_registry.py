@@ -1,0 +1,569 @@
+"""Names, options and errors of the registry; every backbone's size against the published rows."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from backbones import (
+    Slot,
+    backbone_schema,
+    create_backbone,
+    create_mixer,
+    list_backbones,
+    list_hosts,
+    list_mixers,
+    mixer_options,
+    register_host,
+    register_mixer,
+    registry,
+)
+from backbones.analysis.counting import count_macs, count_parameters
+from backbones.hosts.deit import deit_t
+from backbones.mixers.afbo import GroupedCrossMapping
+from backbones.mixers.ffn import FFN
+from heads.linear import LinearClassifier
+from tests.families import SMALLEST, SWAPPED, rest_slow, short
+from tests.rows import SHAPES, all_rows
+from tools.comparing.published import list_papers, load_rows
+
+ROWS = all_rows()
+
+
+@pytest.fixture
+def registry_copy(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
+
+
+# Names
+
+
+def test_every_host_has_every_channel_mixer():
+    hosts = list_hosts()
+    assert set(SHAPES) <= set(hosts)
+    mixers = [mixer for mixer in list_mixers("channel") if mixer != "ffn"]
+    open_hosts = [host for host in hosts if "channel" in registry._HOSTS[host].slots]
+    pairs = {(host, mixer) for host in open_hosts for mixer in mixers}
+    pairs -= {
+        (host, mixer)
+        for host, mixer in pairs
+        if registry._why_unfit(registry._HOSTS[host], registry._MIXERS[mixer])
+    }
+    expected = {*hosts, *(f"{host}_{mixer}" for host, mixer in pairs)}
+    named = set(list_backbones()) - expected
+    assert expected <= set(list_backbones())
+    assert len(list_backbones()) == len(expected) + len(named)
+    assert named <= {f"{host}_{mixer}" for host in hosts for mixer in list_mixers("token")}
+
+
+def identity(dim, *, size=3, slot=None):
+    """A token mixer that keeps the slot it was given."""
+    mixer = create_mixer("ffn", dim)
+    mixer.slot, mixer.size = slot, size
+    return mixer
+
+
+def test_token_mixers_are_named_where_they_say_so(registry_copy):
+    options = {"swin_s": {"size": 5}}
+    register_mixer(
+        "still", kind="token", source="this test", named_on=("swin_[st]",), host_options=options
+    )(identity)
+    assert {n for n in list_backbones() if n.endswith("_still")} == {"swin_s_still", "swin_t_still"}
+    assert backbone_schema("swin_t_still")["token_mixer"] == {"size": 3}
+    assert backbone_schema("swin_s_still")["token_mixer"] == {"size": 5}
+    assert backbone_schema("swin_s_still")["mixer"] == backbone_schema("swin_s")["mixer"]
+    with torch.device("meta"):
+        backbone = create_backbone("swin_t_still", dense=True, img_size=(96, 128))
+        given = create_backbone("swin_t_still", token_mixer={"size": 7, "name": "still"})
+    block = backbone.layers[2].blocks[5].attn
+    assert block.size == 3
+    assert block.slot == Slot(384, 4.0, (6, 8), stage=2, block=5, dense=True)
+    assert given.layers[0].blocks[0].attn.size == 7
+    assert not given.layers[0].blocks[0].attn.slot.dense
+    with pytest.raises(ValueError, match="swin_t_still has still in its token slot; name swin_t"):
+        create_backbone("swin_t_still", token_mixer="other")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("host", [host for host in SMALLEST if registry._HOSTS[host].slots])
+def test_slots_tell_whether_the_host_is_dense(registry_copy, host, dense):
+    slots = []
+
+    def spy(dim, *, slot=None):
+        slots.append(slot)
+        return FFN(dim)
+
+    kinds = registry._HOSTS[host].slots
+    for kind in kinds:
+        register_mixer(f"spy_{kind}", kind=kind, source="this test")(spy)
+    name = f"{host}_spy_channel" if "channel" in kinds else host
+    token_mixer = "spy_token" if "token" in kinds else None
+    with torch.device("meta"):
+        create_backbone(name, token_mixer=token_mixer, dense=dense)
+    assert {slot.dense for slot in slots} == {dense}
+
+
+def test_the_first_33_names():
+    first = {f"{host}{suffix}" for host in SHAPES for suffix in ("", "_glu", "_afbo")}
+    assert len(first) == 33
+    assert first <= set(list_backbones())
+    assert first <= set(ROWS)
+
+
+def test_patterns_and_order():
+    assert list_backbones("swin_t") == ["swin_t"]
+    assert [
+        name for name in list_backbones("swin_t*") if name.endswith(("_t", "_afbo", "_glu"))
+    ] == [
+        "swin_t",
+        "swin_t_afbo",
+        "swin_t_glu",
+    ]
+    assert list_backbones("vgg*") == []
+
+
+def test_own_ffn_is_an_alias():
+    assert "swin_t_ffn" not in list_backbones()
+    with torch.device("meta"):
+        alias, plain = create_backbone("swin_t_ffn"), create_backbone("swin_t")
+    assert alias.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["swin_t_afob", "swint_afbo", "swin-t_afbo", "Swin_T_afbo"])
+def test_unknown_backbone_is_refused_with_the_nearest(name):
+    with pytest.raises(
+        ValueError, match=f"no backbone called '{name}'; did you mean .*swin_t_afbo"
+    ):
+        create_backbone(name)
+
+
+def test_name_like_nothing_is_refused_with_hosts_and_mixers():
+    known = "known: .*deit_t, .*swin_b, .*HOST_MIXER with .*afbo, .*glu, .*list_backbones()"
+    with pytest.raises(ValueError, match=f"called 'zzz'; {known}"):
+        create_backbone("zzz")
+
+
+def test_taken_names_are_refused_naming_both(registry_copy):
+    with pytest.raises(
+        ValueError, match=r"'deit_t' is taken by backbones\.hosts\.deit\.deit_t; give "
+    ):
+        register_host("deit_t", source="again")(deit_t)
+
+    class Ffn:
+        pass
+
+    both = r"'ffn' is taken by backbones\.mixers\.ffn\.FFN; give .*Ffn another one"
+    with pytest.raises(ValueError, match=both):
+        register_mixer("ffn", kind="channel", source="again")(Ffn)
+    assert registry._MIXERS["ffn"].build is FFN
+
+
+def test_two_pairs_of_one_name_are_refused(registry_copy):
+    register_host("swin", source="this test")(deit_t)
+    register_mixer("t_afbo", kind="channel", source="this test")(FFN)
+    with pytest.raises(ValueError, match="two pairs are called 'swin_t_afbo'"):
+        list_backbones()
+
+
+def test_pair_that_does_not_fit_is_refused_with_the_reason(registry_copy):
+    register_mixer(
+        "picky", kind="channel", source="this test", unfit_for={"deit_*": "it has a class token"}
+    )(FFN)
+    assert not list_backbones("deit_*_picky")
+    fitting = [host for host, entry in registry._HOSTS.items() if "channel" in entry.slots]
+    assert len(list_backbones("*_picky")) == len(fitting) - len(list_backbones("deit_?"))
+    message = (
+        "no deit_t_picky: picky does not serve deit_t, because it has a class token; it serves "
+    )
+    with pytest.raises(ValueError, match=f"{message}.*swin_t"):
+        create_backbone("deit_t_picky")
+    with pytest.raises(ValueError, match=r"scheme_12 does not serve deit_s, because .*class token"):
+        backbone_schema("deit_s_scheme_12")
+    # Near misses are still answered with what exists.
+    with pytest.raises(ValueError, match="no backbone called 'swin_t_pickyy'; did you mean swin_t"):
+        create_backbone("swin_t_pickyy")
+
+
+def test_error_inside_a_builder_reaches_the_user(registry_copy):
+    def broken(dim, *, kernel_size=3):
+        raise KeyError("inside")
+
+    register_mixer("broken", kind="channel", source="this test")(broken)
+    with pytest.raises(KeyError, match="inside"):
+        create_backbone("deit_t_broken")
+
+
+# Options
+
+
+def test_unknown_options_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no option of mixer afbo called 'g3'; did you mean g\d"):
+        create_backbone("swin_t_afbo", mixer={"g3": 6})
+    with pytest.raises(ValueError, match="no option of swin_t called 'drop_path'"):
+        create_backbone("swin_t", drop_path=0.1)
+    with pytest.raises(
+        ValueError, match="no option of mixer ffn called 'hidden'; did you mean hidden_ratio"
+    ):
+        create_backbone("deit_t", mixer={"hidden": 3})
+    for kind in ("grid", "slot"):  # which the host fills in
+        with pytest.raises(ValueError, match=f"no option of mixer ggqpe called '{kind}'"):
+            create_backbone("swin_t", token_mixer={"name": "ggqpe", kind: {"a": 1}})
+    with pytest.raises(ValueError, match="no token mixer called 'pool'"):
+        create_backbone("deit_t", token_mixer="pool")
+    with pytest.raises(ValueError, match="token_mixer needs a name"):
+        create_backbone("deit_t", token_mixer={"kernel_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
+        ({"drop_path_rate": -0.1}, r"drop_path_rate must be in \[0, 1\), got -0.1"),
+        ({"img_size": 32}, r"img_size must be at least 64 in both directions, got \(32, 32\)"),
+        ({"img_size": (224, 32)}, r"img_size must be at least 64 .* got \(224, 32\)"),
+        ({"img_size": (224, 224, 3)}, r"img_size must be a side or \(height, width\), got"),
+        ({"img_size": "224"}, "img_size=224 is not a whole number"),
+        ({"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
+        ({"mixer": "afbo"}, "mixer=afbo is not a group of options"),
+        ({"mixer": {"hidden_ratio": float("nan")}}, "hidden_ratio=nan is not a number"),
+        ({"img_size": 0}, r"img_size must be at least 64 in both directions, got \(0, 0\)"),
+        ({"pretrained": 3}, "pretrained=3 is not true or false or a text"),
+        ({"dense": "yes"}, "dense=yes is not true or false"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_backbone("swin_t", **options)
+
+
+@pytest.mark.parametrize("dim", [0, -8, 19.5, "192"])
+def test_a_mixer_of_no_width_is_refused(dim):
+    with pytest.raises(ValueError, match=f"dim must be a whole number from 1 up, got {dim!r}"):
+        create_mixer("afbo", dim)
+
+
+def test_host_without_the_slot_refuses_a_mixer(registry_copy):
+    register_host("closed", slots=("token",), source="this test")(deit_t)
+    assert list_backbones("closed*") == ["closed"]
+    with pytest.raises(ValueError, match="closed has no channel-mixer slot; it has"):
+        create_backbone("closed", mixer={"hidden_ratio": 2})
+
+
+def test_defaults_of_a_paper_by_host():
+    assert mixer_options("afbo")["g2"] == 4
+    found = {host: mixer_options("afbo", host)["g2"] for host in SHAPES}
+    assert {host for host, g2 in found.items() if g2 == 3} == {
+        "deit_s",
+        "deit_b",
+        "swin_t",
+        "swin_s",
+        "swin_b",
+    }
+    with torch.device("meta"):
+        assert len(create_backbone("swin_t_afbo").layers[0].blocks[0].mlp.cm_a.weights) == 3
+        changed = create_backbone("swin_t_afbo", mixer={"g2": 6, "kernel_size": 5})
+    assert len(changed.layers[0].blocks[0].mlp.cm_a.weights) == 6
+    assert changed.layers[0].blocks[0].mlp.sm_a.kernel_size == (5, 5)
+
+
+@pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in registry._HOSTS[n].slots])
+def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
+    with torch.device("meta"):
+        if registry._HOSTS[host].plain_ffn:
+            for mixer in create_backbone(host, mixer={"hidden_ratio": 3.5}).mixers().values():
+                kinds = [key.rpartition(".")[2] for key in mixer.replaced]
+                assert kinds == ["weight", "bias"] * 2
+        else:
+            with pytest.raises(ValueError, match=f"would replace the FFN .* such as {host}_afbo"):
+                create_backbone(host, mixer={"hidden_ratio": 3.5})
+
+
+def test_options_of_a_plain_host_rebuild_its_ffn():
+    with torch.device("meta"):
+        same = create_backbone("deit_t", mixer={"hidden_ratio": None, "drop": 0.0})
+        narrow = create_backbone("deit_t", mixer={"hidden_ratio": 3})
+    assert count_parameters(same) == count_parameters(create_backbone("deit_t"))
+    assert not isinstance(same.blocks[0].mlp, FFN)
+    assert narrow.blocks[0].mlp.fc1.out_features == 576
+    assert count_parameters(same) - count_parameters(narrow) == 12 * (2 * 192 * 192 + 192)
+
+
+def test_schema_lists_every_option_with_its_default():
+    schema = backbone_schema("swin_t_afbo")
+    keywords = inspect.signature(create_backbone).parameters
+    expected = {name for name, p in keywords.items() if p.kind is not p.VAR_KEYWORD}
+    assert set(schema) == expected
+    assert schema["name"] == "swin_t_afbo"
+    assert schema["mixer"] == {
+        "hidden_ratio": None,
+        "cm_a": "occm",
+        "cm_b": "gccm",
+        "g1": 2,
+        "g2": 3,
+        "window": None,
+        "rounds": 2,
+        "pairing": "anti",
+        "sm": "dw",
+        "kernel_size": 3,
+        "order": "cs",
+        "act": "silu",
+        "act_on": "a",
+        "init": "ours",
+        "bias": True,
+        "drop": 0.0,
+    }
+    for name in list_backbones():
+        assert backbone_schema(name)["drop_path_rate"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t", "poolformer_s12_glu"])
+def test_schema_can_be_passed_back(name):
+    with torch.device("meta"):
+        again = create_backbone(**backbone_schema(name))
+        plain = create_backbone(name)
+    assert again.name == plain.name == name
+    assert count_parameters(again) == count_parameters(plain)
+
+
+def test_mixer_follows_its_slot(registry_copy):
+    seen = []
+
+    def watch(dim, *, hidden_ratio=4.0, grid=(14, 14), extra=1):
+        seen.append((dim, hidden_ratio, grid, extra))
+        return create_mixer("ffn", dim)
+
+    options = {"swin_*": {"extra": 2}}
+    register_mixer(
+        "watch", kind="channel", source="this test", hidden_scale=0.5, host_options=options
+    )(watch)
+    create_backbone("swin_t_watch", img_size=(96, 128))
+    assert seen[0] == (96, 2.0, (24, 32), 2)
+    assert seen[-1] == (768, 2.0, (3, 4), 2)
+    assert mixer_options("watch", "swin_b") == {"hidden_ratio": None, "extra": 2}
+    seen.clear()
+    create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
+    assert set(seen) == {(192, 3, (14, 14), 7)}
+
+
+# Published rows
+
+
+def test_published_names_are_those_with_a_row():
+    rows = {row.backbone for paper in list_papers() for row in load_rows(paper)}
+    assert set(list_backbones(published=True)) == rows | set(list_hosts())
+    everything = [*list_backbones(published=True), *list_backbones(published=False)]
+    assert sorted(everything) == sorted(list_backbones())
+
+
+def classifier(name, **options):
+    with torch.device("meta"):
+        return LinearClassifier(create_backbone(name, **options), 1000)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_are_exact(name):
+    assert count_parameters(classifier(name)) == ROWS[name][0]
+
+
+@pytest.mark.parametrize("name", rest_slow(list(ROWS), [*SMALLEST, *SWAPPED]))
+def test_macs_are_within_a_thousandth(name):
+    assert count_macs(classifier(name)) / 1e9 == pytest.approx(ROWS[name][1], rel=1e-3)
+
+
+@pytest.mark.slow  # also what `python tools/complexity.py paper=...` prints
+@pytest.mark.parametrize("paper", list_papers())
+def test_published_rows_with_options_or_another_size_are_exact(paper):
+    for row in load_rows(paper, task="classification"):
+        if row.options or row.image_size != 224:
+            model = classifier(row.backbone, **row.options)
+            assert count_parameters(model) == row.params, row
+            macs = count_macs(model, row.image_size, rule=row.rule) / 1e9
+            assert macs == pytest.approx(row.macs, rel=1e-3), row
+
+
+@pytest.mark.parametrize("paper", list_papers())
+def test_published_residuals_are_what_the_rows_give(paper):
+    rows = load_rows(paper)
+    plain = {
+        row.backbone: (row.params / 1e6, row.macs)
+        for row in rows
+        if row.macs is not None and not row.options
+    }
+    for row in rows:
+        found = row.residuals(row.params / 1e6, row.macs or 0.0, plain.get(row.base))
+        if row.macs is None:
+            found.pop("flops", None)
+        assert found == pytest.approx(dict(row.residual), abs=0.0051), row
+        assert set(row.far(found)) == set(row.cause), f"{row}: cause belongs to what is far off"
+        assert row.verdict(found).startswith("known: ") == bool(row.cause), row
+        assert row.note or row.verdict(found) == "agrees", f"{row} needs a note"
+
+
+def test_change_of_a_detector_is_the_change_of_its_backbone():
+    rows = [row for row in load_rows("afbo", task="detection") if row.head]
+    params = {(row.head, row.backbone): row.params for row in rows}
+    for head, name in params:
+        if name.endswith("_afbo"):
+            host = name.removesuffix("_afbo")
+            assert params[head, name] - params[head, host] == ROWS[name][0] - ROWS[host][0]
+
+
+@pytest.mark.slow
+def test_detectors_have_the_parameters_of_their_rows():
+    pytest.importorskip("mmdet")
+    from heads.mmdet_adapter import build_detector
+
+    for row in load_rows("afbo", task="detection"):
+        detector = build_detector(create_backbone(row.backbone, dense=True), 80, name=row.head)
+        assert count_parameters(detector) == row.params, row
+
+
+def gccm_macs_saved(name):
+    """What counting GCCM's weights once takes off the multiply-adds, in G."""
+    backbone, saved = classifier(name).backbone.eval(), []
+
+    def note(mapping, given, _):
+        again = len(mapping.blocks) - len(mapping.weight)
+        tokens = given[0].numel() // given[0].shape[-1]
+        saved.append(again * mapping.weight[0].numel() * tokens / 1e9)
+
+    for module in backbone.modules():
+        if isinstance(module, GroupedCrossMapping):
+            module.register_forward_hook(note)
+    backbone.embed(torch.zeros(1, 3, 224, 224, device="meta"))
+    return sum(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "once"),
+    [
+        ("deit_t_afbo", 0.12, 0.03),
+        ("poolformer_s24_afbo", 0.24, -0.15),
+        pytest.param("poolformer_m36_afbo", 0.45, -0.59, marks=pytest.mark.slow),
+        pytest.param("poolformer_m48_afbo", 0.60, -0.79, marks=pytest.mark.slow),
+        pytest.param("swin_b_afbo", 1.45, 0.21, marks=pytest.mark.slow),
+    ],
+)
+def test_notes_on_counting_weights_once_say_what_it_gives(name, run, once):
+    rows = load_rows("afbo", "classification")
+    (row,) = (row for row in rows if row.backbone == name and "flops_delta" in row.reported)
+    assert row.residual["flops"] == run
+    change = row.macs - ROWS[row.base][1] - row.reported["flops_delta"]
+    assert change - gccm_macs_saved(name) == pytest.approx(once, abs=0.0051)
+    assert f"{once:+.2f} G" in row.note
+    fits = abs(once) < 0.105
+    assert (row.cause["flops"] == "counting") == fits
+
+
+def test_why_a_row_is_known_is_said():
+    rows = {(row.table, str(row)): row for row in load_rows("posmlp", "classification")}
+    row = rows[2, "posmlp_t img_size=384 image_size=384"]
+    assert row.reported["flops"] == 17.7
+    assert row.verdict(row.residual) == "known: unexplained"
+    assert row.verdict({"params": 0.0, "flops": 0.0}) == "agrees"
+    assert row.verdict({"params": 0.0, "flops": 2.0}) == "DIFFERS"
+
+
+def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
+    row = "backbone: x, table: 1, task: classification, reported: {}, params: 1, residual: {}"
+    text = f"tolerance: {{params: 0.1}}\nrows:\n  - {{{row}, cause: {{params: weather}}}}\n"
+    (tmp_path / "some.yaml").write_text(text)
+    monkeypatch.setattr("tools.comparing.published.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"row 1: cause must be one of misprint, .*'weather'"):
+        load_rows("some")
+
+
+def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
+    text = "tolerance: {params: 0.1}\nrows:\n  - {backbone: x, tabel: 2}\n"
+    (tmp_path / "some.yaml").write_text(text)
+    monkeypatch.setattr("tools.comparing.published.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
+        load_rows("some")
+    with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):
+        load_rows("other")
+
+
+# What a built backbone can do
+
+# Hosts of tokens and of maps, with and without windows, positions, batch norms and forms.
+QUICK = ("deit_t", "ffnet_1", "lvt_r1", "poolformer_s12", "sbm_t", "swin_t")
+
+
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, [f"{host}_afbo" for host in QUICK]))
+@torch.no_grad()
+def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
+    backbone = short(name, dense=True).eval()
+    images = torch.randn(1, 3, 64, 64)
+    expected = backbone(images)
+    other = short(name, dense=True).eval()
+    for parameter in other.parameters():
+        parameter.zero_()
+    other.load_state_dict(backbone.state_dict())
+    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone)), other):
+        assert again.feature_info == backbone.feature_info
+        # Another size than the first shows state that belongs to the original.
+        again(torch.randn(1, 3, 96, 80))
+        for found, wanted in zip(again(images), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "swin_t_afbo")))
+@torch.no_grad()
+def test_compiles_into_one_graph(name):
+    backbone = short(name).eval()
+    images = torch.randn(1, 3, 96, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(backbone, fullgraph=True, backend="eager")
+    for found, expected in zip(compiled(images), backbone(images), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWAPPED)
+@torch.no_grad()
+def test_compiled_code_gives_the_same(name):
+    backbone = short(name).eval()
+    images = torch.randn(1, 3, 96, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(backbone, fullgraph=True)
+    for found, expected in zip(compiled(images), backbone(images), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWAPPED)
+def test_compiled_training_step_gives_the_same_gradients(name):
+    backbone = short(name).train()
+    images = torch.randn(2, 3, 64, 64)
+    torch._dynamo.reset()
+    gradients = []
+    for run in (backbone, torch.compile(backbone, fullgraph=True, backend="aot_eager")):
+        backbone.zero_grad()
+        run(images)[-1].square().mean().backward()
+        gradients.append(
+            {k: p.grad.clone() for k, p in backbone.named_parameters() if p.grad is not None}
+        )
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][key], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_import_is_the_only_act_that_registers():
+    code = "from backbones import list_backbones; print(len(list_backbones()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(len(list_backbones()))]
+
+
+def test_a_mixer_of_another_type_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+    register_mixer("linear", kind="channel", source="test")(lambda dim: torch.nn.Linear(dim, dim))
+    with pytest.raises(ValueError, match=r"derive it from backbones\.Mixer"):
+        create_mixer("linear", 8)

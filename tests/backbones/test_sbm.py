@@ -1,0 +1,415 @@
+"""The star with bilinear mapping against its equations, at any map, and its cache."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backbones import create_backbone, create_mixer
+from backbones.analysis.counting import count_macs, count_parameters
+from backbones.layers.axes import to_nhwc
+from backbones.mixers.sbm import BilinearMapping, resample_factors
+from tests.references import sbm as reference
+
+EXACT = {"rtol": 0, "atol": 0}
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def build(dim=8, seed=0, **options):
+    """A float64 mixer in which every parameter matters."""
+    torch.manual_seed(seed)
+    mixer = create_mixer("sbm", dim, **options).double().eval()
+    for name, parameter in mixer.named_parameters():
+        spread = 1 / math.sqrt(dim) if parameter.ndim == 2 else 0.3
+        parameter.data = spread * torch.randn_like(parameter) + name.endswith("norm.weight")
+    return mixer
+
+
+def tokens(*size, dim=8, batch=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *size, dim, dtype=torch.float64, generator=generator)
+
+
+def smooth(channels, *size, seed):
+    """(channels, H, W): one to two waves over the picture, whatever its size."""
+    generator = torch.Generator().manual_seed(seed)
+    phase, fx, fy = torch.rand(3, channels, 1, 1, dtype=torch.float64, generator=generator)
+    y, x = (((torch.arange(n).double() + 0.5) / n) for n in size)
+    return torch.sin(6.28 * (phase + (1 + fx) * x + (1 + fy) * y[:, None]))
+
+
+# Equations
+
+OPTIONS = [
+    {},
+    {"x_width": 1, "pre_proj": True, "out_proj": True},
+    {"x_width": 1, "out_proj": True},
+    {"pre_proj": True},
+    {"x_width": 1},
+    {"use_linear": False},
+    {"use_bilinear": False},
+    {"use_gate": False},
+    {"use_linear": False, "pre_proj": True, "x_width": 1},
+    {"use_bilinear": False, "x_width": 1, "use_gate": False},
+    {"use_bilinear": False, "pre_proj": True},
+    {"norm": False, "kernel_size": 5},
+    {"resample": "bilinear", "kernel_size": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("grid", "size"),
+    [((4, 5), (4, 5)), ((4, 5), (7, 3)), ((6, 3), (2, 2)), ((3, 3), (1, 5)), ((1, 4), (5, 6))],
+    ids=str,
+)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_mixer_equals_the_equations(options, grid, size):
+    # Ranks around the number of tokens: W_c changes places with W_s where the map is larger.
+    for dim, rank, batch in ((8, 3, 2), (6, size[0] * size[1], 1)):
+        mixer = build(dim, grid=grid, rank=rank, **options)
+        x = tokens(*size, dim=dim, batch=batch).requires_grad_()
+        tensors = dict(mixer.named_parameters())
+        split = options.get("x_width", 2) == 2 or options.get("pre_proj", False)
+        split = split and options.get("use_linear", True) and options.get("use_bilinear", True)
+        mode = options.get("resample", "bicubic")
+        expected = reference.sbm(x, tensors, split=split, mode=mode)
+        found = mixer(x)
+        torch.testing.assert_close(found, expected, **CLOSE)
+        with torch.no_grad():
+            torch.testing.assert_close(mixer(x), expected, **CLOSE)
+        gradients = [
+            torch.autograd.grad(y.sin().sum(), [x, *tensors.values()]) for y in (found, expected)
+        ]
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_both_orders_of_the_channel_matrix_are_the_same():
+    mapping = BilinearMapping(6, (5, 7), rank=4).double()
+    torch.nn.init.normal_(mapping.proj.bias)
+    x = tokens(5, 7, dim=6)
+    traced = torch.jit.trace(mapping, x, check_trace=False)  # keeps the order of the paper
+    torch.testing.assert_close(mapping(x), traced(x), **CLOSE)
+    assert not torch.equal(mapping(x), traced(x))
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [(3, 4), (9, 13), (2, 20), (1, 1), (6, 5)], ids=str)
+def test_resampling_equals_the_filters(size, mode):
+    read, write = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    new_read, new_write = resample_factors(read, write, size, mode)
+    scale = 30 / (size[0] * size[1])
+    torch.testing.assert_close(new_read, scale * reference.resized(read, size, mode), **CLOSE)
+    torch.testing.assert_close(new_write, reference.resized(write, size, mode), **CLOSE)
+
+
+@pytest.mark.parametrize("size", [(40, 40), (72, 72), (32, 128), (112, 80)], ids=str)
+@torch.no_grad()
+def test_reads_keep_their_scale_on_another_map(size):
+    mapping = BilinearMapping(4, (56, 56), rank=16).double()
+    read, wide = mapping.space_read.flatten(1), mapping.factors(size)[0].flatten(1)
+    expected = read @ smooth(8, 56, 56, seed=4).flatten(1).T
+    found = wide @ smooth(8, *size, seed=4).flatten(1).T
+    assert (found - expected).norm() < 0.06 * expected.norm()
+
+
+def test_stored_map_is_not_resampled():
+    torch.manual_seed(0)
+    bicubic = create_mixer("sbm", 8, grid=(6, 5), rank=4).eval()
+    bilinear = create_mixer("sbm", 8, grid=(6, 5), rank=4, resample="bilinear").eval()
+    bilinear.load_state_dict(bicubic.state_dict())
+    x = tokens(6, 5).float()
+    torch.testing.assert_close(bicubic(x), bilinear(x), **EXACT)
+    assert not torch.equal(bicubic(tokens(8, 9).float()), bilinear(tokens(8, 9).float()))
+    assert bicubic.bilinear.factors((6, 5))[0] is bicubic.bilinear.space_read
+
+
+@pytest.mark.parametrize("size", [(40, 40), (72, 72), (50, 84), (32, 128)], ids=str)
+@torch.no_grad()
+def test_a_smooth_picture_gives_nearly_the_same_on_another_map(size):
+    mixer = build(16, grid=(56, 56), rank=8)
+    mixer.bilinear.space_write.data = smooth(8, 56, 56, seed=3)
+    mixer.conv.weight.data.zero_()[:, :, 1, 1] = 1  # neighbours lie elsewhere on another map
+    own = mixer(to_nhwc(smooth(16, 56, 56, seed=4)[None]))
+    other = mixer(to_nhwc(smooth(16, *size, seed=4)[None]))
+    expected = F.interpolate(own.permute(0, 3, 1, 2), size, mode="bicubic", antialias=True)
+    drift = (other - to_nhwc(expected)).norm() / other.norm()
+    assert drift < 0.06
+
+
+# Stored map
+
+FOREIGN = (9, 7)
+
+
+def test_set_grid_keeps_the_results_of_that_map():
+    mixer = build(grid=(5, 4), rank=3)
+    mixer.bilinear.space_write.requires_grad_(False)
+    expected = mixer(tokens(*FOREIGN)).detach()
+    mixer.set_grid(FOREIGN)
+    assert mixer.bilinear.grid == FOREIGN
+    assert mixer.bilinear.space_read.shape == (3, *FOREIGN)
+    assert mixer.bilinear.space_read.requires_grad
+    assert not mixer.bilinear.space_write.requires_grad
+    torch.testing.assert_close(mixer(tokens(*FOREIGN)), expected, **CLOSE)
+    build(use_bilinear=False).set_grid(FOREIGN)
+
+
+def test_state_dict_of_another_map_is_resampled():
+    mixer = build(grid=(5, 4), rank=3)
+    other = build(grid=FOREIGN, rank=3, seed=1)
+    before = {key: value.clone() for key, value in mixer.state_dict().items()}
+    state_dict = mixer.state_dict()
+    other.load_state_dict(state_dict)
+    torch.testing.assert_close(other(tokens(*FOREIGN)), mixer(tokens(*FOREIGN)), **CLOSE)
+    assert all(torch.equal(state_dict[key], value) for key, value in before.items())
+    assert state_dict.keys() == before.keys()
+    with pytest.raises(RuntimeError, match=r"size mismatch for bilinear\.space_read"):
+        build(grid=FOREIGN, rank=4).load_state_dict(state_dict)
+
+
+# Cache
+
+
+@pytest.fixture
+def resampled(monkeypatch):
+    """Counts how often factors are resampled."""
+    calls = []
+    original = BilinearMapping._resampled
+
+    def counted(self, size):
+        calls.append(size)
+        return original(self, size)
+
+    monkeypatch.setattr(BilinearMapping, "_resampled", counted)
+    return calls
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation_resamples_once_per_map_and_gives_the_same(resampled, mode):
+    mixer = build(grid=(5, 4), rank=3)
+    sizes = [FOREIGN, (3, 3), FOREIGN, (3, 3), (5, 4)]
+    expected = [mixer(tokens(*size)).detach() for size in sizes]
+    assert len(resampled) == 4
+    resampled.clear()
+    with mode():
+        found = [mixer(tokens(*size)) for size in sizes]
+    assert resampled == [FOREIGN, (3, 3)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert not any("cache" in key for key in mixer.state_dict())
+
+
+def optimizer_step(mixer):
+    with torch.enable_grad():
+        mixer(tokens(5, 4)).square().sum().backward()  # on the stored map: no factor is resampled
+    torch.optim.SGD(mixer.parameters(), lr=0.01).step()
+
+
+def load(mixer):
+    mixer.load_state_dict(build(grid=(5, 4), rank=3, seed=7).state_dict())
+
+
+def edit_data(mixer):
+    mixer.bilinear.space_write.data[0] += 0.5
+
+
+def assign_data(mixer):
+    mixer.bilinear.space_read.data = mixer.bilinear.space_read.data.flip(1)
+
+
+def assign(mixer):
+    read = mixer.bilinear.space_read
+    mixer.bilinear.space_read = torch.nn.Parameter(2 * read.detach())
+
+
+def edit_in_place(mixer):
+    mixer.bilinear.space_read.mul_(1.5)
+
+
+def change_type(mixer):
+    mixer.float().double()  # digits are lost on the way
+
+
+CHANGES = [optimizer_step, load, edit_data, assign_data, assign, edit_in_place, change_type]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda function: function.__name__)
+@torch.no_grad()
+def test_cache_never_serves_old_weights(change):
+    mixer = build(grid=(5, 4), rank=3)
+    before = mixer(tokens(*FOREIGN))
+    change(mixer)
+    with torch.enable_grad():
+        expected = copy.deepcopy(mixer)(tokens(*FOREIGN)).detach()
+    found = mixer(tokens(*FOREIGN))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found, before)
+
+
+@torch.no_grad()
+def test_cache_keeps_types_apart(resampled):
+    mixer = build(grid=(5, 4), rank=3).float()
+    x = tokens(*FOREIGN).float()
+    plain = mixer(x)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert mixer.bilinear.factors(FOREIGN)[0].dtype == torch.bfloat16
+        torch.testing.assert_close(mixer(x), plain, **EXACT)
+    assert len(resampled) == 2
+    assert mixer.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+    assert mixer.bilinear.factors(FOREIGN)[0].dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_copies_have_a_cache_of_their_own():
+    mixer = build(grid=(5, 4), rank=3)
+    expected = mixer(tokens(*FOREIGN))
+    for again in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
+        torch.testing.assert_close(again(tokens(*FOREIGN)), expected, **EXACT)
+        edit_data(again)
+        assert not torch.equal(again(tokens(*FOREIGN)), expected)
+        torch.testing.assert_close(mixer(tokens(*FOREIGN)), expected, **EXACT)
+
+
+# Types
+
+
+def test_half_precision_product_is_formed_in_float32():
+    mixer = build(grid=(5, 4), rank=3).half()
+    # Behind the norm the result has the precision of the weights.
+    mixer._normalise, mixer.gate_proj = lambda star: star, None
+    mixer.lin_proj.weight.data *= 1e-4
+    mixer.lin_proj.bias.data *= 1e-4
+    mixer.bilinear.proj.weight.data *= 1e-2
+    mixer.bilinear.proj.bias.data *= 1e-2
+    x = tokens(5, 4).half()
+    expected = copy.deepcopy(mixer).double()(x.double())
+    found = mixer(x)
+    assert found.dtype == torch.float32
+    assert expected.abs().median() < 6e-5  # smallest normal number of float16
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=2e-8)
+
+
+def test_fp16_autocast_stays_close():
+    mixer = build(grid=(5, 4), rank=3).float()
+    x = tokens(*FOREIGN).float()
+    expected = mixer(x)
+    with torch.autocast("cpu", torch.float16):
+        found = mixer(x)
+    assert (found.float() - expected).norm() < 0.02 * expected.norm()
+
+
+# Counts
+
+
+@pytest.mark.parametrize(("dim", "grid"), [(64, (56, 56)), (96, (28, 20))], ids=str)
+def test_counts_follow_the_closed_form(dim, grid):
+    tokens = grid[0] * grid[1]
+    with torch.device("meta"):
+        mixer = create_mixer("sbm", dim, grid=grid)
+
+    def macs(height, width):
+        flat = torch.nn.Conv2d(3, dim, 1, device="meta")  # makes a map of dim channels
+        run = count_macs(lambda images: mixer(to_nhwc(flat(images))), (height, width))
+        return run - 3 * dim * height * width
+
+    assert count_parameters(mixer) == 5 * dim**2 + 27 * dim + 2 * 64 * tokens
+    assert macs(*grid) == tokens * (5 * dim**2 + 18 * dim + 2 * 64 * dim)
+    assert macs(2 * grid[0], 2 * grid[1]) == 4 * macs(*grid)
+    if dim == 64:
+        assert (count_parameters(mixer), macs(*grid)) == (423_616, 93_528_064)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor holds in memory."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                held = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.numel = max(self.numel, held)
+        return result
+
+
+@pytest.mark.parametrize("size", [(24, 24), (40, 40)], ids=str)
+def test_no_tensor_grows_with_the_square_of_the_tokens(size):
+    num_tokens = size[0] * size[1]
+    mixer = create_mixer("sbm", 16, grid=(20, 20), rank=8)
+    x = torch.randn(1, *size, 16, requires_grad=True)
+    with Largest() as largest:
+        mixer(x).sum().backward()
+    assert largest.numel <= 32 * num_tokens < num_tokens**2
+
+
+@torch.no_grad()
+def test_autocast_does_not_cast_the_factors_once_per_image():
+    mixer = create_mixer("sbm", 8, grid=(8, 8), rank=64).eval()
+    for size in ((8, 8), (9, 7)):
+        with Largest() as largest, torch.autocast("cpu", torch.bfloat16):
+            mixer(torch.randn(8, *size, 8))
+        assert largest.numel <= 2 * 64 * 64 < 8 * 64 * size[0] * size[1]
+
+
+# Options and hosts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
+        ({"use_bilinear": False, "use_linear": False}, "both false; SBM needs one branch"),
+        ({"x_width": 3}, r"x_width=3 is not one of 1, 2"),
+        ({"resample": "area"}, "resample=area is not one of bicubic, bilinear"),
+    ],
+    ids=str,
+)
+def test_refused_options_name_the_valid_ones(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_mixer("sbm", 8, **options)
+
+
+def test_unknown_filter_is_refused():
+    with pytest.raises(ValueError, match="must be 'bicubic' or 'bilinear', got 'area'"):
+        resample_factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), (3, 3), "area")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("name", ["deit_t", "deit_t_afbo"])
+def test_hosts_with_class_tokens_refuse_it_when_they_are_built(name, dense):
+    with pytest.raises(ValueError, match="use a host without class token"):
+        create_backbone(name, token_mixer="sbm", dense=dense)
+
+
+@pytest.mark.parametrize("name", ["poolformer_s12", "swin_t_glu", "poolformer_s12_afbo"])
+def test_fits_the_token_slot_of_hosts_at_any_size(name):
+    backbone = create_backbone(name, token_mixer={"name": "sbm", "rank": 8}, img_size=(96, 64))
+    mixers = [m for m in backbone.modules() if isinstance(m, BilinearMapping)]
+    assert [m.grid for m in mixers[:2] + mixers[-2:]] == [(24, 16)] * 2 + [(3, 2)] * 2
+    plain = create_backbone(name)
+    for size in ((96, 64), (65, 93)):
+        images = torch.randn(1, 3, *size)
+        maps = backbone(images)
+        assert [m.shape for m in maps] == [m.shape for m in plain(images)]
+        sum(m.square().mean() for m in maps).backward()
+    assert all(p.grad is not None for m in mixers for p in m.parameters())
+
+
+def test_starts_at_a_scale_that_does_not_depend_on_the_map():
+    spreads = []
+    for side, dim in ((56, 64), (14, 256), (7, 512)):
+        torch.manual_seed(0)
+        mixer = create_mixer("sbm", dim, grid=(side, side))
+        latent = mixer.bilinear.space_read.flatten(1) @ torch.randn(side**2, dim)
+        spreads.append((mixer.bilinear.space_write.flatten(1).T @ latent).std().item())
+    assert max(spreads) < 1.3 * min(spreads)
+    assert 0.7 < min(spreads) < 1.3

@@ -1,0 +1,205 @@
+"""Who may import whom, read from the source without running it."""
+
+import ast
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("backbones", "heads", "tasks", "datamodules")
+OURS = {*PACKAGES, "tools", "tests", "configs"}
+MM = {"mmengine", "mmcv", "mmdet", "mmseg", "mmpretrain"}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+HYDRA = {"hydra", "omegaconf"}
+
+# What of ours a package may know; arrows run down the house only.
+MAY_KNOW = {
+    "backbones": {"backbones"},
+    "heads": {"heads", "backbones"},
+    "tasks": {"tasks", "heads", "backbones"},
+    "datamodules": {"datamodules"},
+}
+# Whoever imports a toolkit has it find mmcv's operators first.
+FINDER = "heads.mmcv_finder"
+NEVER = {
+    "backbones": LIGHTNING | HYDRA | MM,
+    "heads": LIGHTNING | HYDRA,
+    "tasks": HYDRA | MM,
+    "datamodules": HYDRA,
+}
+# They register our backbones with other people's registries and are imported by users alone.
+OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module and where."""
+
+    module: str
+    place: str
+    runs_at_import: bool
+    relative: bool
+
+    @property
+    def top(self):
+        return self.module.split(".")[0]
+
+
+def imports_of(source: str, name: str) -> Iterator[Import]:
+    """Every import of a file, with those that importlib.import_module makes from a literal."""
+    yield from walk(ast.parse(source), name, runs=True)
+
+
+def walk(node: ast.AST, name: str, runs: bool) -> Iterator[Import]:
+    place = f"{name}:{getattr(node, 'lineno', 0)}"
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, place, runs, relative=False)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield Import(f"{node.module or ''}.{alias.name}", place, runs, node.level > 0)
+    elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "__import__"):
+        if node.args and isinstance(node.args[0], ast.Constant):
+            yield Import(str(node.args[0].value), place, runs, relative=False)
+    for field, value in ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        body = field == "body" and (is_function(node) or is_for_types_only(node))
+        for child in children:
+            if isinstance(child, ast.AST):
+                yield from walk(child, name, runs and not body)
+
+
+def called_name(node: ast.Call) -> str:
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def package_files() -> list[str]:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in files)
+
+
+def broken_rules(name: str, source: str) -> list[str]:
+    """What a file does against the order of the house."""
+    package = name.split("/")[0]
+    broken = []
+    for found in imports_of(source, name):
+        if found.relative:
+            broken.append(f"{found.place}: write the full name instead of a relative import")
+        elif found.top in OURS - MAY_KNOW[package] and found.module != FINDER:
+            broken.append(f"{found.place}: {package} must not know {found.top}")
+        elif found.top in NEVER[package] - OUTWARD.get(name, set()):
+            broken.append(f"{found.place}: {package} must not import {found.top}")
+        elif found.top in MM and package == "heads" and "_adapter" not in name:
+            broken.append(f"{found.place}: {found.top} belongs into a *_adapter")
+        elif found.top in MM and found.runs_at_import and name not in OUTWARD:
+            broken.append(f"{found.place}: import {found.top} inside the function that needs it")
+        elif any(f"{found.module}.".startswith(f"{as_module(n)}.") for n in OUTWARD):
+            broken.append(f"{found.place}: {found.module} is for users, not for the packages")
+    return broken
+
+
+def as_module(name: str) -> str:
+    return name.removesuffix(".py").replace("/", ".")
+
+
+@pytest.mark.parametrize("name", package_files())
+def test_imports_follow_the_order_of_the_house(name):
+    assert not broken_rules(name, (ROOT / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("backbones/hosts/a.py", "import heads"),
+        ("backbones/hosts/a.py", "from lightning import Trainer"),
+        ("backbones/hosts/a.py", "def f():\n    import mmdet"),
+        ("backbones/hosts/a.py", "from .b import c"),
+        ("backbones/__init__.py", "from backbones import mm"),
+        ("backbones/__init__.py", "import backbones.timm_models"),
+        ("backbones/__init__.py", "from backbones.mm import register"),
+        ("backbones/mm.py", "import lightning"),
+        ("heads/linear.py", "def f():\n    from mmdet.registry import MODELS"),
+        ("heads/mmdet_adapter.py", "from mmdet.registry import MODELS"),
+        ("heads/mmdet_adapter.py", "class A:\n    import mmcv.ops"),
+        ("heads/mmdet_adapter.py", "try:\n    import mmdet\nexcept ImportError:\n    pass"),
+        ("heads/mmdet_adapter.py", "from tasks.detection import Detection"),
+        ("tasks/detection.py", "import datamodules.coco"),
+        ("tasks/detection.py", "from hydra.utils import instantiate"),
+        ("datamodules/coco.py", "from backbones import create_backbone"),
+        ("datamodules/coco.py", "import mmdet.datasets"),
+        ("datamodules/coco.py", "import importlib\nimportlib.import_module('mmdet.datasets')"),
+        ("datamodules/coco.py", "from tools import run"),
+        ("tasks/base.py", "import tests.rows"),
+    ],
+)
+def test_a_wrong_import_is_noticed(name, source):
+    assert len(broken_rules(name, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("backbones/mm.py", "import mmengine\nfrom backbones import create_backbone"),
+        ("backbones/hosts/a.py", "import timm\nfrom backbones.mmx import y"),
+        ("heads/mmdet_adapter.py", "def f():\n    from mmdet.registry import MODELS"),
+        ("heads/mmdet_adapter.py", "if TYPE_CHECKING:\n    from mmengine import Config"),
+        ("tasks/detection.py", "import lightning\nfrom heads.linear import LinearClassifier"),
+        ("datamodules/coco.py", "class A:\n    def f(self):\n        import mmdet.datasets"),
+    ],
+)
+def test_a_right_import_is_let_through(name, source):
+    assert not broken_rules(name, source)
+
+
+def test_no_module_is_named_like_a_library_or_says_nothing():
+    export = {"onnx", "onnxruntime", "onnxscript", "safetensors"}
+    general = {"timm", "torch", "torchvision", "datasets", "utils"}
+    taken = {*MM, *HYDRA, *LIGHTNING, *export, *general}
+    tools = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").rglob("*.py")]
+    files = [*package_files(), *tools]
+    assert not [name for name in files if Path(name).stem in taken or Path(name).parts[1] in taken]
+
+
+def fresh_interpreter(code: str) -> str:
+    """What an interpreter that has just started prints for the code."""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_importing_backbones_loads_no_toolkit():
+    loaded = json.loads(
+        fresh_interpreter("import json, sys, backbones; print(json.dumps(list(sys.modules)))")
+    )
+    assert "backbones.registry" in loaded
+    assert not {name.split(".")[0] for name in loaded} & (LIGHTNING | HYDRA | MM | {"cv2"})
+    assert not {as_module(name) for name in OUTWARD} & set(loaded)
+
+
+@pytest.mark.slow
+def test_importing_backbones_takes_little_longer_than_importing_timm():
+    """Processor time in fresh interpreters by turns; compared within this run only."""
+    code = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"
+    names = ("timm", "backbones")
+    for name in names:
+        fresh_interpreter(code.format(name))
+    seconds = {name: [] for name in names}
+    for _ in range(7):
+        for name in names:
+            seconds[name].append(float(fresh_interpreter(code.format(name))))
+    ratio = statistics.median(seconds["backbones"]) / statistics.median(seconds["timm"])
+    assert ratio <= 1.3, seconds

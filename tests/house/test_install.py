@@ -1,0 +1,369 @@
+"""What make install, constraints.txt and tools/doctor.py promise, without installing anything."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tools import doctor
+from tools.installation import checks, packages
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIREMENTS = [
+    Requirement(line)
+    for lines in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for line in lines
+]
+PINS = packages.read_pins()
+
+# Everything tools/install.sh calls, apart from python.
+COMMANDS = "awk bash cat cut df env flock grep ls mkdir rm sha256sum tail".split()
+
+
+def versions(**installed):
+    """A stand-in for the installed distributions, with _ for - in the names."""
+    table = {name.replace("_", "-"): version for name, version in installed.items()}
+    return table.get
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_range_admits_the_tested_version(requirement):
+    pin = PINS[packages.normalise(requirement.name)]
+    assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
+
+
+def test_any_recent_torch_will_do():
+    bounds = [r.specifier for r in REQUIREMENTS if r.name == "torch"]
+    assert all(bound.contains("2.15.0") for bound in bounds)
+
+
+def test_constraints_are_exact_pins_without_places_or_cuda_libraries():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    assert len(pins) == len(PINS), "a package is pinned twice"
+    assert not [pin for pin in pins if pin.startswith("nvidia")]
+
+
+def test_both_opencv_flavours_are_pinned_to_one_version():
+    assert PINS["opencv-python"] == PINS["opencv-python-headless"]
+
+
+def makefile_targets():
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_makefile_has_the_promised_targets():
+    promised = {"install", "demo", "test", "test-all", "lint", "doctor", "clean", "help"}
+    readme = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+    code = re.findall(r"```.*?```|`[^`\n]+`", readme, re.DOTALL)
+    promised.update(re.findall(r"^`?make ([a-z][a-z-]*)", "\n".join(code), re.MULTILINE))
+    assert promised <= makefile_targets()
+
+
+def test_make_without_target_lists_the_targets():
+    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in makefile_targets():
+        assert f"make {target} " in run.stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "lint"])
+def test_target_installs_by_itself(target):
+    run = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+    assert "tools/install.sh" in run.stdout
+
+
+def fake_python(path, calls):
+    """Write a python3.11 that only writes down what it was asked, and fails while `fail` exists."""
+    path.write_text(f"""#!{shutil.which("bash")}
+site=.venv/lib/python3.11/site-packages
+echo "$*" >>{calls}
+case "$*" in
+    *"-m venv"*)
+        mkdir -p .venv/bin $site
+        echo "$PWD/.venv" >.venv/bin/activate
+        cat {path} >.venv/bin/python
+        chmod +x .venv/bin/python ;;
+    *"-m pip"*" install "*)
+        [ ! -e fail ] || {{ cat fail; exit 1; }}
+        mkdir -p $site/mixerlab-0.1.0.dist-info
+        [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
+    *"import heads"*) [ ! -e stale ] ;;
+esac
+""")
+    path.chmod(0o755)
+
+
+class Machine:
+    """A copy of the checkout's install files and a PATH with only what a test puts there."""
+
+    def __init__(self, folder):
+        self.root, self.bin, self.calls = folder / "checkout", folder / "bin", folder / "calls"
+        (self.root / "tools").mkdir(parents=True)
+        self.bin.mkdir()
+        for name in ("pyproject.toml", "constraints.txt", "Makefile", "tools/install.sh"):
+            shutil.copy(ROOT / name, self.root / name)
+        for name in COMMANDS:
+            if found := shutil.which(name):
+                (self.bin / name).symlink_to(found)
+        (self.bin / "chmod").symlink_to(shutil.which("chmod"))
+        self.add("df", "echo header; echo disk 0 0 99000000 0% /")
+        fake_python(self.bin / "python3.11", self.calls)
+
+    def add(self, name, body):
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
+        (self.bin / name).chmod(0o755)
+
+    def install(self, **environment):
+        self.calls.write_text("")
+        return subprocess.run(
+            [str(self.bin / "bash"), "tools/install.sh"],
+            cwd=self.root,
+            env={"PATH": str(self.bin), "HOME": str(self.root), **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    def pip_calls(self):
+        return [line for line in self.calls.read_text().splitlines() if " install " in line]
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def test_install_script_parses():
+    subprocess.run(["bash", "-n", ROOT / "tools" / "install.sh"], check=True)
+    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
+
+
+def assert_stops(run, *words):
+    """It stopped with one line that holds the words, before it did anything."""
+    assert run.returncode == 1
+    assert run.stdout == ""
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("make install: ")
+    for word in words:
+        assert word in line
+
+
+def test_install_stops_without_python(machine):
+    (machine.bin / "python3.11").unlink()
+    assert_stops(machine.install(), "Python 3.11 (or", "is missing", "apt-get install python3.11")
+
+
+def test_install_stops_at_another_python(machine):
+    machine.add("python3.14", "exit 1")
+    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 is no Python 3.11")
+
+
+def test_install_takes_the_python_it_is_given(machine):
+    machine.add("python3.13", f"echo asked 3.13 >>{machine.calls}; . {machine.bin}/python3.11")
+    run = machine.install(PYTHON="python3.13")
+    assert run.returncode == 0, run.stderr
+    assert "asked 3.13" in machine.calls.read_text()
+
+
+def test_install_stops_without_venv_module(machine):
+    machine.add("python3.11", '[[ "$*" != *ensurepip* ]]')
+    assert_stops(machine.install(), "apt-get install python3-venv")
+
+
+def test_install_stops_without_room(machine):
+    machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
+    assert_stops(machine.install(), "needs 9 GB free", "there are 3")
+
+
+def test_second_install_does_nothing(machine):
+    first = machine.install()
+    assert first.returncode == 0, first.stderr
+    assert "Installed in" in first.stdout
+    second = machine.install()
+    assert second.returncode == 0
+    assert "up to date" in second.stdout
+    assert machine.calls.read_text() == ""
+
+
+@pytest.mark.parametrize("change", ["constraints.txt", "pyproject.toml", ".venv"])
+def test_install_looks_again_after_a_change(machine, change):
+    machine.install()
+    if change == ".venv":
+        (machine.root / ".venv/lib/python3.11/site-packages/timm-0.1.dist-info").mkdir()
+    else:
+        with (machine.root / change).open("a") as file:
+            file.write("# changed\n")
+    assert machine.install().returncode == 0
+    assert machine.pip_calls()
+
+
+def test_install_goes_on_after_a_failure(machine):
+    (machine.root / "fail").write_text("lots of output\nERROR: No space left on device\n")
+    run = machine.install()
+    assert run.returncode == 1
+    assert "lots of output" in run.stderr
+    assert "the disk is full" in run.stderr.splitlines()[-1]
+    (machine.root / "fail").unlink()
+    run = machine.install()
+    assert run.returncode == 0, run.stderr
+    assert not any("-m venv" in call for call in machine.calls.read_text().splitlines())
+
+
+def test_a_compiled_mmcv_from_the_cache_that_does_not_load_is_replaced(machine):
+    (machine.root / "stale").touch()
+    run = machine.install()
+    assert run.returncode == 0, run.stderr
+    assert "compiled operators" in run.stdout
+    (again,) = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
+    assert "--no-cache-dir" in again
+
+
+def test_install_never_names_an_index():
+    text = (ROOT / "tools" / "install.sh").read_text()
+    assert not re.search(r"index-url|find-links|https?://", text)
+
+
+def test_doctor_tells_missing_from_untested():
+    missing = packages.describe("timm", "", "1.0.31", None)
+    assert (missing.status, missing.feature) == ("missing", "backbones")
+    assert missing.remedy
+    assert packages.describe("timm", "", "1.0.31", "1.0.30").status == "untested version"
+    fine = packages.describe("torch", "", "2.12.1", "2.12.1+cu130")
+    assert (fine.status, fine.remedy) == ("ok", "")
+
+
+def test_doctor_lists_every_requirement_once():
+    names = [row.name for row in packages.packages()]
+    assert len(names) == len(set(names))
+    assert set(names) == {packages.normalise(requirement.name) for requirement in REQUIREMENTS}
+
+
+def test_doctor_finds_classification_usable_without_the_mm_packages():
+    rows = packages.packages(lambda name: None if name.startswith("onedl") else PINS[name])
+    found = [checks.check_operators(checks.NOTHING_PROBED, versions())]
+    assert doctor.core_is_fine(rows, found)
+    text = doctor.as_text(rows, found)
+    assert "Classification and transfer can run; detection and segmentation need" in text
+
+
+def test_doctor_needs_the_core():
+    rows = packages.packages(lambda name: None if name == "lightning" else PINS[name])
+    assert not doctor.core_is_fine(rows, [])
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_doctor_refuses_another_python(version):
+    check = checks.check_python(version)
+    assert check.level == "problem"
+    assert not doctor.core_is_fine([], [check])
+
+
+def test_doctor_refuses_a_torchvision_of_another_torch():
+    wrong = checks.check_torch_pair(versions(torch="2.13.0+cpu", torchvision="0.27.1"), "2.12.1")
+    assert wrong.level == "problem"
+    assert "built for torch 2.12.1" in wrong.text
+    right = checks.check_torch_pair(versions(torch="2.12.1+cpu", torchvision="0.27.1"), "2.12.1")
+    assert right.level == "ok"
+
+
+def test_doctor_finds_the_original_packages():
+    installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
+    found = checks.check_originals(installed)
+    assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
+    assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
+    assert checks.check_originals(versions(onedl_mmcv="2.3.6")) == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "headless", "level"),
+    [
+        ({"opencv_python": "4.12", "opencv_python_headless": "4.12"}, True, "ok"),
+        ({"opencv_python": "4.12", "opencv_python_headless": "4.12"}, False, "note"),
+        ({"opencv_python": "5.0", "opencv_python_headless": "4.12"}, True, "problem"),
+        ({"opencv_python_headless": "4.12"}, True, "ok"),
+        ({}, False, "note"),
+    ],
+)
+def test_doctor_finds_mixed_opencv(installed, headless, level):
+    assert checks.check_opencv(versions(**installed), lambda: headless).level == level
+
+
+def test_doctor_reports_operators_that_do_not_load():
+    probed = {"gpus": [], "operators": None, "error": "ImportError: undefined symbol"}
+    check = checks.check_operators(probed, versions(onedl_mmcv="2.3.6", torch="2.15.0"))
+    assert check.level == "problem"
+    assert "torch 2.15.0" in check.text
+    assert "undefined symbol" in check.text
+
+
+def test_doctor_says_whose_operators_run():
+    installed = versions(onedl_mmcv="2.3.6", torch="2.12.1")
+    probed = {"gpus": ["GPU"], "operators": "torchvision's, not compiled", "error": None}
+    check = checks.check_operators(probed, installed)
+    assert check.level == "ok"
+    assert "torchvision" in check.text
+
+
+def test_doctor_finds_the_operators_of_this_installation():
+    found = checks.probe()
+    assert found["error"] is None
+    assert found["operators"]
+
+
+def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):
+    monkeypatch.setattr(checks, "PROBE", "import os; os.abort()")
+    assert checks.probe()["error"]
+
+
+def test_doctor_notes_a_full_disk():
+    assert checks.check_disk(2**30).level == "note"
+    assert checks.check_disk(2**40).level == "ok"
+
+
+def test_doctor_command_prints_json():
+    command = [sys.executable, ROOT / "tools" / "doctor.py", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    report = json.loads(run.stdout)
+    assert run.returncode == (0 if report["core_is_fine"] else 1)
+    assert {row["name"] for row in report["packages"]} >= {"torch", "onedl-mmcv"}
+
+
+def test_doctor_command_needs_nothing_but_python(tmp_path):
+    """An interpreter without site packages gets the table, and status 1."""
+    command = [sys.executable, "-I", "-S", ROOT / "tools" / "doctor.py"]
+    run = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ)
+    )
+    assert run.returncode == 1, run.stderr
+    assert "missing" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_ci_prints_the_closing_line_of_pytest_last(tmp_path, status):
+    closing = "=== 3 passed, 1 deselected in 0.10s ==="
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "Makefile").write_text(f"test:\n\t@echo '{closing}'\n\t@exit {status}\n")
+    command = ["bash", ".ci/run"]
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=machine_env(tmp_path)
+    )
+    assert (run.returncode == 0) == (status == 0)
+    assert run.stdout.splitlines()[-1] == closing
+
+
+def machine_env(folder):
+    """The environment with an apt-get that does nothing, so that no test installs packages."""
+    (folder / "apt-get").write_text("#!/bin/sh\n")
+    (folder / "apt-get").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

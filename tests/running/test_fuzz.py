@@ -1,0 +1,178 @@
+"""Random words and damaged files, by a fixed seed: each is taken, or refused in one sentence."""
+
+import json
+import pickle
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from backbones.checkpoints.loading import read_tensors
+from datamodules.cifar100 import CIFAR100DataModule
+from datamodules.coco import CocoDataModule
+from datamodules.files import load_rgb
+from tasks.saved import read_config
+from tools.command_line import overrides as command_line
+from tools.command_line.errors import one_line_errors
+from tools.comparing.records import read_run
+from tools.run import check_options
+from tools.running import config as run_config
+
+SEED = 7
+COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
+KEYS = (
+    "seed", "mode", "ckpt", "resume", "output_dir", "task", "head", "data", "trainer", "recipe",
+    "backbone", "backbone.mixer", "backbone.img_size", "backbone.drop_path_rate", "data.root",
+    "data.batch_size", "data.augmentation", "data._target_", "head._target_", "head.options",
+    "optimizer.lr", "optimizer", "schedule", "schedule.warmup", "trainer.devices", "logger",
+    "trainer.max_epochs", "callbacks", "callbacks.top_k", "task.mixup", "task.ema", "paper", "a.b",
+    "hydra.run.dir", "hydra", "experiment", "protocol", "", "backbone.name", "task_name",
+)  # fmt: skip
+VALUES = (
+    "", "null", "3", "-1", "0", "1e999", "nan", "true", "x", "deit_t", "detection", "[1,2]", "[",
+    "{a:1}", "{", "{a:{b:[1]}}", "'", '"x"', "${x}", "${oc.env:NO}", "???", "os.system", "a=b",
+    "1,2", "\u00e9", "\\", "a b", "../x", "/", "~", "*", "{_target_:os.system}", "99999999999999",
+)  # fmt: skip
+
+
+def refused(call, capsys):
+    """Whether a call ends in one sentence; anything else but success is raised."""
+    capsys.readouterr()
+    try:
+        with one_line_errors():
+            call()
+    except SystemExit as ended:
+        said, status = capsys.readouterr().err, ended.code
+    else:
+        return False
+    assert status == 2
+    assert re.match(r"error: ..", said), said
+    return True
+
+
+@pytest.mark.parametrize("count", COUNT)
+def test_words(count, capsys):
+    chance = random.Random(SEED)
+
+    def word():
+        sign = chance.choice(["", "", "", "+", "++", "~"])
+        key, value = chance.choice(KEYS), chance.choice(VALUES)
+        return chance.choice([f"{sign}{key}={value}", f"{sign}{key}={value}", f"{sign}{key}"])
+
+    seen = 0
+    for _ in range(count):
+        words = [word() for _ in range(chance.choice([1, 1, 2]))]
+
+        def read(words=words):
+            config = command_line.resolved(run_config.job_config(command_line.prepare(words)))
+            check_options(config)
+
+        try:
+            seen += refused(read, capsys)
+        except Exception as error:
+            raise AssertionError(f"{words} ends in {error!r}") from error
+    assert seen > count / 2
+
+
+def damaged(content, chance):
+    """Bytes that are cut off, changed, doubled or mixed."""
+    content = bytearray(content)
+    for _ in range(chance.choice([1, 1, 3, 20])):
+        place = chance.randrange(len(content) or 1)
+        kind = chance.choice(["set", "cut", "drop", "double"])
+        if kind == "set" and content:
+            content[place] = chance.randrange(256)
+        elif kind == "cut":
+            del content[max(place, len(content) // 2) :]
+        elif kind == "drop":
+            del content[place : place + chance.randrange(8)]
+        else:
+            content[place:place] = content[place : place + 8]
+    return bytes(content)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """reader -> a small file of its kind, and what reads it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    for name in ("a.png", "a.jpg"):
+        Image.fromarray(pixels).save(tmp_path / name)
+    torch.save({"state_dict": {"w": torch.zeros(3)}, "epoch": 1}, tmp_path / "a.ckpt")
+    config = {"task_name": "x", "seed": 0, "mode": "fit", "backbone": {"name": "x"},
+              **{part: {"_target_": "x"} for part in ("head", "data", "task")}}  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    summary = {"metrics": {"top1": 1.0}, "parameters": 1, "backbone_macs": 2, "seconds": 3}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    picture = lambda name: load_rgb(tmp_path / name, upright=True)  # noqa: E731
+    return {
+        "a.png": lambda: picture("a.png"),
+        "a.jpg": lambda: picture("a.jpg"),
+        "a.ckpt": lambda: read_tensors(tmp_path / "a.ckpt"),
+        "config.yaml": lambda: (read_config(tmp_path / "config.yaml"), read_run(tmp_path)),
+        "summary.json": lambda: read_run(tmp_path),
+    }
+
+
+@pytest.mark.parametrize("count", COUNT)
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.ckpt", "config.yaml", "summary.json"])
+def test_files(name, count, files, tmp_path, capsys):
+    chance = random.Random(SEED)
+    whole = (tmp_path / name).read_bytes()
+    assert not refused(files[name], capsys)
+    for case in range(count):
+        (tmp_path / name).write_bytes(damaged(whole, chance))
+        try:
+            refused(files[name], capsys)
+        except Exception as error:
+            raise AssertionError(f"case {case} of {name} ends in {error!r}") from error
+
+
+@pytest.mark.parametrize("count", COUNT)
+def test_coco(count, tmp_path, capsys):
+    pytest.importorskip("mmdet")
+    chance = random.Random(SEED)
+    whole = json.dumps({
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 16, "height": 16}],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": [{"id": 9, "image_id": 1, "category_id": 3, "bbox": [1, 1, 9, 9], "area": 81,
+                         "iscrowd": 0, "segmentation": [[1, 1, 9, 1, 9, 9]]}],
+    })  # fmt: skip
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (16, 16)).save(tmp_path / split / "1.jpg")
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(whole)
+    values = ["null", "-1", "0", '"x"', "[]", "{}", "1e999", "NaN", "1e30", "true", "[[]]"]
+    places = [found.span() for found in re.finditer(r'(?<=: )[\d.]+|"[^"]*"|\[[^\[\]]*\]', whole)]
+    for case in range(count):
+        start, end = chance.choice(places)
+        text = whole[:start] + chance.choice(values) + whole[end:]
+        (tmp_path / "annotations" / "instances_train2017.json").write_text(text)
+        try:
+            refused(lambda: CocoDataModule(tmp_path, num_workers=0).setup(), capsys)
+        except Exception as error:
+            raise AssertionError(f"case {case}, {text}, ends in {error!r}") from error
+
+
+@pytest.mark.parametrize("count", COUNT)
+def test_cifar(count, tmp_path, capsys):
+    chance = random.Random(SEED)
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    names = [f"c{i}" for i in range(100)]
+    images = {b"data": np.zeros((4, 3072), np.uint8), b"fine_labels": [0, 1, 2, 3]}
+    whole = pickle.dumps(images)
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}))
+    (folder / "test").write_bytes(whole)
+    for case in range(count):
+        # What stands around the pixels says what is made.
+        head = whole[:200] if chance.random() < 0.5 else whole
+        (folder / "train").write_bytes(damaged(head, chance) + whole[len(head) :])
+        try:
+            refused(lambda: CIFAR100DataModule(tmp_path, num_workers=0).setup(), capsys)
+        except Exception as error:
+            raise AssertionError(f"case {case} ends in {error!r}") from error

@@ -1,0 +1,263 @@
+"""A run that is killed anywhere and resumed equals one that was not: weights, best, metrics."""
+
+from types import SimpleNamespace
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from backbones.checkpoints.seal import DamagedCheckpoint
+from datamodules import SampleClassification
+from tasks import keeping
+from tasks.classification import ClassificationTask
+from tasks.loggers import read_rows
+from tests.test_training import tiny_task
+from tools.command_line.overrides import prepare
+from tools.running import trainer as trainers
+from tools.running.config import compose_config
+from tools.running.resume import find_start
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Killed(BaseException):
+    """What is on disk stays as it is, and nothing else is done, as after kill -9."""
+
+
+class KillAt(Callback):
+    """Ends the run at the n-th call of a hook."""
+
+    def __init__(self, hook, number):
+        self.left = number
+        setattr(self, hook, self._count)
+
+    def _count(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def options():
+    prepare(["--help"])
+    return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
+
+
+@pytest.fixture
+def train(sample_cache, options, tmp_path):
+    def train(folder, resume=False, kill=None, every=None, ckpt=None, **given):
+        folder = tmp_path / folder
+        folder.mkdir(exist_ok=True)
+        lightning.seed_everything(0, verbose=False)
+        data = SampleClassification(
+            sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
+            num_workers=0,
+        )  # fmt: skip
+        data.setup()
+        task = tiny_task(schedule={"name": "cosine", "warmup": 0.5})
+        chosen = {**options, "max_epochs": 3, "limit_val_batches": 2, **given}
+        trainer = trainers.make_trainer(
+            chosen, folder, task.monitor, training=True, checkpoint_every=every
+        )
+        if kill is not None:
+            trainer.callbacks.insert(0, KillAt(*kill))
+        try:
+            start = find_start(folder, ckpt, task, chosen) if resume else None
+            trainers.fit(trainer, task, data, start=start)
+        except Killed:
+            assert kill is not None
+        return task.model.seen, folder
+
+    return train
+
+
+def checkpoint(folder, name="last"):
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def rows(folder):
+    """What was logged, one row a step, whatever was written at once."""
+    merged = {}
+    for row in read_rows(folder / "metrics.csv"):
+        merged.setdefault(row["step"], {}).update(row)
+    return list(merged.values())
+
+
+def assert_same(broken, whole):
+    for name in ("last", "best"):
+        got, expected = checkpoint(broken, name), checkpoint(whole, name)
+        assert got["position"] == expected["position"], name
+        assert got["epoch"] == expected["epoch"]
+        for key, value in expected["state_dict"].items():
+            assert value.equal(got["state_dict"][key]), (name, key)
+        for key, value in expected["optimizer_states"][0]["state"].items():
+            assert all(torch.equal(value[k], v) for k, v in
+                       got["optimizer_states"][0]["state"][key].items())  # fmt: skip
+        assert got["lr_schedulers"] == expected["lr_schedulers"]
+    lines = [row["step"] for row in read_rows(broken / "metrics.csv") if "val/top1" in row]
+    assert len(lines) == len(set(lines))  # each validation is logged once
+    assert rows(broken) == rows(whole)
+
+
+EPOCH = 6  # batches
+BATCH, BEFORE, WITHIN, AFTER, END = (
+    "on_train_batch_start", "on_validation_start", "on_validation_batch_start",
+    "on_validation_end", "on_train_epoch_end",
+)  # fmt: skip
+STEPS = {"max_steps": 20, "max_epochs": 10}
+WHOLE = {
+    "epochs": {},
+    "steps": STEPS,
+    "steps at an end": {"max_steps": 12},
+    "steps below an epoch": {"max_steps": 4, "max_epochs": 10},
+    "steps alone": {"max_steps": 8, "max_epochs": -1},
+    "accumulation": {"accumulate_grad_batches": 2, "max_steps": 7},
+    "odd accumulation": {"accumulate_grad_batches": 4, "max_steps": 5},
+    "rare validation": {"check_val_every_n_epoch": 2},
+    "validation by steps": {"val_check_interval": 0.5, "max_steps": 10},
+}
+SOME = [
+    ("steps", (BATCH, 10)),
+    ("steps", (BEFORE, 0)),
+    ("steps", (WITHIN, 7)),
+    ("steps", (END, 3)),
+    ("steps below an epoch", (BEFORE, 0)),
+    ("accumulation", (BATCH, 9)),
+    ("rare validation", (WITHIN, 2)),
+    ("validation by steps", (WITHIN, 4)),
+]
+ALL = [
+    (name, (hook, number))
+    for name in WHOLE
+    for hook, numbers in ((BATCH, range(1, 18)), (BEFORE, range(4)), (WITHIN, range(1, 8, 2)),
+                          (AFTER, range(4)), (END, range(4)))
+    for number in numbers
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kill"),
+    [*SOME, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in SOME)],
+    ids=str,
+)
+def test_a_killed_run_goes_on_exactly(train, name, kill):
+    whole_options = WHOLE[name]
+    _, whole = train("whole", every=1e-9, **whole_options)
+    first, broken = train("broken", every=1e-9, kill=kill, **whole_options)
+    if not (broken / "checkpoints" / "last.ckpt").exists():
+        assert len(first) <= 1 or name.endswith("accumulation")
+        return
+    train("broken", resume=True, every=1e-9, **whole_options)
+    assert_same(broken, whole)
+    assert {path.name for path in (broken / "checkpoints").iterdir()} == {
+        "best.ckpt", "last.ckpt", "last.previous.ckpt",
+    }  # fmt: skip
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_is_written_by_the_clock(train, monkeypatch):
+    now = iter(range(0, 10_000, 25))
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    _, folder = train("run", every=1, kill=(BATCH, 5))
+    # Looked at as training starts, after each step and after a save.
+    assert checkpoint(folder)["global_step"] == 3
+    assert not (folder / "checkpoints" / "best.ckpt").exists()
+
+
+def test_without_a_clock_the_end_of_an_epoch_comes_before_its_validation(train):
+    assert not (train("none", kill=(BATCH, 5))[1] / "checkpoints").exists()
+    _, folder = train("run", kill=(WITHIN, 0))
+    assert checkpoint(folder)["position"]["validation_due"]
+    assert checkpoint(folder)["global_step"] == EPOCH
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_steps": 4}, {"max_epochs": 1, "check_val_every_n_epoch": 5}]
+)
+def test_a_short_run_leaves_a_last_and_a_best_checkpoint(train, given):
+    _, folder = train("run", **given)
+    for name in ("last", "best"):
+        assert checkpoint(folder, name)["global_step"] == given.get("max_steps", EPOCH)
+    assert [row["step"] for row in rows(folder) if "val/top1" in row] == [
+        given.get("max_steps", EPOCH) - 1
+    ]
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(train, caplog):
+    _, whole = train("whole")
+    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
+    folder = broken / "checkpoints"
+    damage(folder / "last.ckpt")
+    with caplog.at_level("INFO"):
+        train("broken", resume=True)
+    assert "last.ckpt is damaged" in caplog.text
+    assert "the run goes on from last.previous.ckpt, step 13" in caplog.text
+    assert_same(broken, whole)
+    for path in folder.iterdir():
+        damage(path)
+    with pytest.raises(DamagedCheckpoint, match=r"last\.ckpt is damaged"):
+        train("broken", resume=True)
+
+
+def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
+    _, whole = train("whole")
+    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
+    best = broken / "checkpoints" / "best.ckpt"
+    step = checkpoint(broken, "best")["global_step"]
+    seen, _ = train("broken", resume=True, ckpt=str(best))
+    assert len(seen) == 18 - step
+    assert_same(broken, whole)
+    damage(best)
+    with pytest.raises(DamagedCheckpoint, match=r"best\.ckpt is damaged"):
+        train("broken", resume=True, ckpt=str(best))
+
+
+def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
+    _, long = train("long", max_epochs=5)
+    first, folder = train("run", max_epochs=2)
+    second, _ = train("run", resume=True, max_epochs=5)
+    assert (len(first), len(second)) == (2 * EPOCH, 3 * EPOCH)
+    rates = {row["step"]: row["train/lr"] for row in rows(long) if "train/lr" in row}
+    own = {row["step"]: row["train/lr"] for row in rows(folder) if "train/lr" in row}
+    later = {step: rate for step, rate in own.items() if step >= 2 * EPOCH}
+    assert later == {step: rates[step] for step in later}
+    assert len(later) == 3 * EPOCH
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"max_epochs": 1}, "max_epochs=1, but the run to resume is in or past epoch 2"),
+     ({"max_steps": 11}, "max_steps=11, but the run to resume is in or past step 12")],
+)  # fmt: skip
+def test_a_run_cannot_become_shorter_than_it_is(train, given, text):
+    train("run", max_epochs=2)
+    with pytest.raises(ValueError, match=text):
+        train("run", resume=True, **given)
+
+
+def test_a_checkpoint_of_another_model_is_refused(train, tmp_path):
+    _, folder = train("run", max_epochs=1)
+    other = tiny_task(classes=7)
+    other.class_names = tiny_task(classes=10).class_names
+    with pytest.raises(ValueError, match=r"holds another model: 2 keys differ .*net\.5\.weight"):
+        find_start(folder, None, other, {"max_epochs": 2, "max_steps": -1})
+
+
+def test_a_run_folder_that_was_moved_keeps_its_best(train, monkeypatch):
+    scores = iter((3.0, 2.0, 1.0, 0.0))
+    monkeypatch.setattr(
+        ClassificationTask, "compute_metrics", lambda _: {"top1": torch.tensor(next(scores))}
+    )
+    _, folder = train("run", kill=(BATCH, 14))
+    folder.rename(folder.with_name("moved"))
+    _, moved = train("moved", resume=True)
+    assert checkpoint(moved, "best")["global_step"] == EPOCH
+    assert not folder.exists()
+    (state,) = checkpoint(moved)["callbacks"].values()
+    assert state["best_model_path"] == str(moved / "checkpoints" / "best.ckpt")

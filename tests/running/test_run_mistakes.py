@@ -1,0 +1,273 @@
+"""What a user or the data got wrong ends a run in one line."""
+
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+
+from backbones.checkpoints.seal import seal
+from tests.runs import TINY, arguments, command, run_here
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+def refused(typed, output_dir, capsys):
+    """The one line that a command ends with, after which nothing is left."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 2, ended
+    assert ended.err.startswith("error: "), ended.err
+    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
+    assert not [path for path in output_dir.rglob("2*")]  # no run folder
+    return ended.err
+
+
+MISTAKES = {
+    # Names.
+    "task=clasification": "did you mean classification",
+    "backbone=swin_t_afob": "did you mean swin_t_afbo",
+    "task=detection head=mask_rcn": "did you mean mask_rcnn",
+    "data=image_net": "did you mean imagenet",
+    "recipe=sample_lon": "did you mean sample_long",
+    "trainer=cpus": "did you mean cpu",
+    "optimzer.lr=1": "did you mean optimizer",
+    "optimizer.lrr=1 model.x=2": "optimizer has no option 'lrr'; did you mean lr",
+    "data.batchsize=3": "did you mean batch_size",
+    "+data.batchsize=3": "no option data.batchsize; did you mean batch_size",
+    "backbone.drop_pth_rate=0.3": "did you mean drop_path_rate",
+    "backbone=deit_t_afbo backbone.mixer.g22=4": "did you mean g2",
+    "trainer.max_epoch=3": "did you mean max_epochs",
+    "+trainer.max_epoch=3": "no option trainer.max_epoch; did you mean max_epochs",
+    "+optimizer.momentum=0.9": "adamw has no option",
+    "+schedule.warmups=1": "did you mean warmup",
+    "task=detection +head.num_roi=3": "did you mean num_rois",
+    "task=detection +head.options.rpn_head.anchor_generator.scale=3": "has no 'scale' there",
+    "protocol=linear_probe": "no option 'protocol'",
+    "backbone=swin_t,swin_s": "add --multirun",
+    "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
+    "task=classification takes recipe=convnext, recipe=cyclemlp, ",
+    "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
+    "task=segmentation takes recipe=ffnet_ade20k, ",
+    "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
+    "data=imagenet recipe=swin backbone=deit_t": "and not for deit_t; pass backbone.drop_path_rate",
+    "data=imagenet recipe=deit schedule.warmup=5": "schedule.warmup=5 epochs leave nothing",
+    "trainer.max_epochs=0": "trainer.max_epochs=0 trains nothing; for the metrics",
+    "+schedule.cooldown=1": "schedule.cooldown=1 epochs leave nothing of trainer.max_epochs=1",
+    "task.ema={decay:1.0}": "task.ema.decay must be from 0 to below 1, got 1.0",
+    "task.ema={dekay:0.9}": "there is no option task.ema.dekay; did you mean decay?",
+    "task.mixup={mixup:0.9}": "there is no option task.mixup.mixup; did you mean mixup_alpha",
+    "task.mixup={mixup_alpha:0.9} head.label_smoothing=0.1": "would both smooth the labels",
+    "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",
+    "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
+    # Types and ranges.
+    "backbone=deit_t_afbo backbone.mixer.g2=abc": "mixer.g2=abc is not a whole number",
+    "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must leave at least one",
+    "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
+    "optimizer.lr=fast": "optimizer.lr=fast is not a number",
+    "optimizer.weight_decay=-1": "must not be below 0",
+    "optimizer.name=adam": "must be one of adamw, sgd",
+    "schedule.name=linear": "must be one of cosine, poly, constant, multistep",
+    "schedule.warmup=9": "leave nothing of trainer.max_epochs=1",
+    "schedule.warmup=-1": "must not be below 0",
+    "schedule.min_lr_ratio=3": "must be from 0 to 1",
+    "backbone.drop_path_rate=2": "drop_path_rate must be in",
+    "backbone.drop_path_rate=much": "is not a number",
+    "backbone.img_size=10": "at least 64",
+    "data.batch_size=0": "data.batch_size=0 is too low",
+    "data.batch_size=few": "data.batch_size=few is not a whole number",
+    "data.num_workers=-1": "too low",
+    "seed=-1": "seed=-1 is not from 0",
+    "seed=x": "seed=x is not a whole number",
+    "resume=maybe": "resume=maybe is not true or false",
+    "trainer.max_epochs=x": "trainer.max_epochs=x is not a whole number",
+    "trainer.precision=3": "trainer.precision=3 is not one of",
+    "trainer.devices=0": "Lightning refuses the options of trainer",
+    "trainer.strategy=magic": "Lightning refuses the options of trainer",
+    "trainer.accumulate_grad_batches=0": "must be above 0",
+    "trainer.limit_train_batches=0": "must be above 0",
+    "task=detection head.num_rois=some": "head.num_rois=some is not a whole number",
+    "task=detection head.name=yolo": "known: mask_rcnn",
+    "head._target_=os.system": "head._target_=os.system is refused",
+    "head._target_=heads.mm_adapter.base_config": "is refused: it must be one of heads.linear",
+    "data.augmentation._target_=datamodules.dense.require_package": "is refused: it must be one",
+    "task=detection +head.options.rpn_head.loss_cls.type=os.system": "type=os.system is refused",
+    "task=detection +head.options={rpn_head.type:antigravity}": "type=antigravity is refused",
+    "task=detection ++head.options={roi_head:{_scope_:os}}": "_scope_ is refused",
+    "optimizer.lr=nan": "optimizer.lr=nan is not a number",
+    "optimizer=sgd": "optimizer=sgd is not a group of options",
+    "data=null": "data=null is refused: a run needs its data",
+    "~trainer": "~trainer is refused: a run needs its trainer",
+    "backbone=[deit_t,swin_t]": "pass -m backbone=deit_t,swin_t",
+    "backbone.name=swin_t": "pass backbone=swin_t",
+    "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val must be above 0, got -1",
+    "head.label_smoothing=-0.1": "head.label_smoothing must be from 0 to below 1, got -0.1",
+    "head.drop=1": "head.drop must be from 0 to below 1",
+    "task.mixup={prob:-1}": "task.mixup.prob must be from 0 to 1, got -1",
+    "task.mixup={mode:foo}": "task.mixup.mode=foo is not one of batch, pair, elem",
+    "task.mixup={mixup_alpha:.inf}": "task.mixup.mixup_alpha=",
+    "optimizer.lr=inf": "optimizer.lr=inf is not a number",
+    "data.num_workers=10000": "data.num_workers=10000 is too many",
+    "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] is not a",
+    "trainer.devices=[0,1]": "`CPUAccelerator` should be an int",
+    "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
+    "trainer.accelerator=mps": "Lightning refuses the options of trainer",
+    "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",
+    "+trainer.logger=true": "trainer.logger is no option: the run itself sets it",
+    "data.augmentation={flip:2}": "data.augmentation.flip=2 is no probability",
+    "data.augmentation={flop:0.1}": "no option data.augmentation.flop; did you mean flip",
+    "data.augmentation={std:[0,0,0]}": "deviations above 0",
+    "task=detection head.options={a:1}": "the toolkit's model config has no 'a' there",
+    "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
+    "task=detection head.num_rois=-1": "head.num_rois=-1 is too low",
+    # Keys.
+    "+foo=1": "there is no option called 'foo'; known: mode, ckpt",
+    "++sead=1": "did you mean seed",
+    "~seed": "~seed is refused: a run needs its seed",
+    "~trainer.devices": "~trainer.devices is refused",
+    "~head._target_": "~head._target_ is refused: nothing else says what to build",
+    "~optimizer.lr": "optimizer.lr is missing; pass optimizer.lr=...",
+    "+head.num_classes=5": "head.num_classes is no option: the run itself sets it",
+    "head=3": "head=3 is no name of an option",
+    "hydra.run.dir=/tmp/x": "pass output_dir=<folder>",
+    "+hydra.callbacks={x:{_target_:os.system}}": "a command may not have other code called",
+    "output_dir=${foo}": "output_dir: Interpolation key 'foo' not found",
+    # What does not go together.
+    "mode=train": "mode=train is not one of fit, validate, test, predict",
+    "mode=test": "pass ckpt=",
+    "mode=test ckpt=/nowhere": "there is no checkpoint or run folder at /nowhere",
+    "mode=test ckpt=/nowhere resume=true": "pass ckpt=<run folder> alone",
+    "ckpt=/nowhere": "pass resume=true",
+    "resume=true": "there is no run to resume in",
+    "resume=true ckpt=/nowhere": "there is no checkpoint or run folder at /nowhere",
+    "input=/tmp": "pass mode=predict",
+    "backbone.pretrained=/nowhere": "there is no checkpoint or run folder at /nowhere",
+    "task=detection head=upernet": "task=detection takes head=cascade_mask_rcnn, head=mask_rcnn",
+    "task=segmentation head=mask_rcnn": "task=segmentation takes head=upernet",
+    "head=retinanet": "task=classification takes head=linear",
+    "task=detection data=cifar100": "task=detection takes data=coco",
+    "data=coco": "task=classification takes data=cifar100",
+    "task=transfer": "backbone.pretrained=",
+    # What is not there.
+    "data=imagenet": "data=imagenet data.root=/data/imagenet",
+    "data=imagenet data.root=/nowhere": "data.root /nowhere is not a folder",
+    "task=detection data=coco data.root=/tmp": "no folder /tmp/train2017",
+    "trainer=gpu": "torch sees no GPU",
+    "trainer=ddp": "torch sees no GPU",
+    "trainer=fsdp": "pass trainer=ddp_cpu for several CPU processes or trainer=cpu for one",
+    "trainer=slurm": "torch sees no GPU",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
+    if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    given = typed.split()
+    task = next((a[5:] for a in given if a.startswith("task=") and a[5:] in TINY), "classification")
+    named = {argument.lstrip("+").partition("=")[0] for argument in given}
+    other = tuple(f"{group}." for group in ("data", "head") if group in named)  # other options
+    base = [
+        argument
+        for argument in arguments(task, tmp_path)
+        if argument.partition("=")[0] not in named and not argument.lstrip("+").startswith(other)
+    ]
+    text = refused([*base, *given], tmp_path, capsys)
+    assert MISTAKES[typed] in text
+    if task != "transfer":
+        assert len(text.splitlines()) == 1
+
+
+@pytest.mark.slow  # a sweep in test_command_line shows the same
+def test_a_mistake_ends_the_real_command_with_status_2(tmp_path):
+    ended = command(arguments("classification", tmp_path, "optimizer.lr=-1"))
+    assert (ended.status, ended.err) == (2, "error: optimizer.lr must be above 0, got -1\n")
+    assert not list(tmp_path.rglob("2*"))
+
+
+@pytest.mark.parametrize("package", ["mmdet", "mmseg"])
+def test_dense_tasks_without_their_toolkit(package, tmp_path, capsys, monkeypatch):
+    task = {"mmdet": "detection", "mmseg": "segmentation"}[package]
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    text = refused(arguments(task, tmp_path), tmp_path, capsys)
+    assert package in text
+    assert "make install" in text
+
+
+def test_output_folder_that_cannot_be_made(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("backbones.create_backbone", lambda **_: pytest.fail("came too far"))
+    text = refused_by_file(arguments("classification", tmp_path / "file"), capsys)
+    assert "pass output_dir=<a writable folder>" in text
+
+
+def refused_by_file(typed, capsys):
+    ended = run_here(typed, capsys)
+    assert ended.status == 2
+    return ended.err
+
+
+class TestCheckpointsThatDoNotFit:
+    @pytest.fixture
+    def folder(self, trained):
+        return trained("classification").folder()
+
+    def evaluate(self, tmp_path, capsys, ckpt, *more, task="classification", backbone="deit_t"):
+        out = tmp_path / "out"
+        out.mkdir()
+        typed = arguments(task, out, "mode=validate", f"ckpt={ckpt}", *more, backbone=backbone)
+        return refused(typed, out, capsys)
+
+    def test_another_backbone(self, folder, tmp_path, capsys):
+        text = self.evaluate(tmp_path, capsys, folder, backbone="poolformer_s12")
+        assert re.search(r"\d+ keys differ \(missing backbone.stem", text)
+
+    def test_another_task(self, folder, tmp_path, capsys):
+        text = self.evaluate(tmp_path, capsys, folder, task="segmentation")
+        assert "is a run of task=classification, and its weights serve no other" in text
+        shutil.copy(folder / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
+        (tmp_path / "out").rmdir()
+        text = self.evaluate(tmp_path, capsys, tmp_path / "lone.ckpt", task="segmentation")
+        assert "was trained on 10 classes, and the data have 11, not the same ones" in text
+
+    def test_another_number_of_classes(self, folder, tmp_path, capsys):
+        other = ["data=sample_transfer", f"ckpt={folder}", "mode=test", f"output_dir={tmp_path}"]
+        text = refused(other, tmp_path, capsys)
+        assert "10 classes, and the data have 100, not the same ones" in text
+        assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text
+
+    def test_truncated(self, folder, tmp_path, capsys):
+        whole = (folder / "checkpoints" / "best.ckpt").read_bytes()
+        (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
+        text = self.evaluate(tmp_path, capsys, tmp_path / "half.ckpt")
+        assert "half.ckpt is truncated or not a checkpoint" in text
+
+    def test_not_finite(self, folder, tmp_path, capsys):
+        content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
+        content["state_dict"]["model.classifier.bias"][0] = float("nan")
+        torch.save(seal(content), tmp_path / "nan.ckpt")
+        text = self.evaluate(tmp_path, capsys, tmp_path / "nan.ckpt")
+        assert "model.classifier.bias holds NaN or Inf" in text
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_broken_image_in_the_middle_of_training_is_named(
+    num_workers, trained, sample_cache, tmp_path, capsys
+):
+    trained("classification")
+    source = next(path for path in sample_cache.glob("classification-4-*"))
+    shutil.copytree(source, tmp_path / "data")
+    broken = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[17]
+    broken.write_bytes(broken.read_bytes()[:500])
+    # Another layout of the same files: real data, so that nothing is generated anew.
+    base = [a for a in arguments("classification", tmp_path) if "data." not in a]
+    ended = run_here(
+        [*base, "data=imagenet", f"data.root={tmp_path / 'data'}", "data.image_size=64",
+         "data.batch_size=8", f"data.num_workers={num_workers}", "task.mixup=null"],
+        capsys,
+    )  # fmt: skip
+    assert ended.status == 2
+    assert str(broken) in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -1,0 +1,229 @@
+"""Runs that are stopped, killed or resumed, and what cannot be resumed."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.checkpoint_io import AtomicCheckpointIO
+from tasks.loggers import read_rows
+from tests.runs import arguments, command, run_here, same, start, summary, weights
+from tools.running import folder as run_folder
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+def wait_for(process, condition):
+    """Wait until something is there that the process is to write."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
+    tmp_path, capsys, caplog, one_thread
+):
+    """SIGTERM within the first epoch, kill -9 after it: each time resume=true goes on exactly."""
+    # Long enough that the signals arrive in time; drop path draws from the global generator.
+    long = ["++data.train_copies=5", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
+    whole = run_here(arguments("classification", tmp_path / "whole", *long, epochs=2), capsys)
+    parent = tmp_path / "broken" / "classification" / "deit_t"
+    typed = arguments("classification", tmp_path / "broken", *long, epochs=2)
+
+    process = start(typed)
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    assert re.search(r"Stopped after step \d+; with resume=true", out)
+
+    process = start([*typed, "resume=true"])
+    best, last = (parent / "latest" / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    wait_for(process, lambda: best.is_file() and last.stat().st_mtime > best.stat().st_mtime)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=300)
+    assert not (parent / "latest" / "summary.json").exists()
+
+    ended = run_here([*typed, "resume=true"], capsys)
+    assert ended.status == 0, ended.err
+    assert len(list(parent.iterdir())) == 2  # one run and the link to it
+    assert same(weights(ended.folder()), weights(whole.folder()))
+    assert same(weights(ended.folder(), "best"), weights(whole.folder(), "best"))
+    assert summary(ended.folder())["metrics"] == summary(whole.folder())["metrics"]
+    rows, expected = (read_rows(run.folder() / "metrics.csv") for run in (ended, whole))
+    steps = [row["step"] for row in rows]
+    assert rows == [row for row in expected if row["step"] in steps]
+    assert len(rows) >= len(expected) - 1  # the step of the SIGTERM goes unlogged
+
+    before = (ended.folder() / "summary.json").read_text()
+    with caplog.at_level("INFO"):
+        assert run_here([*typed, "resume=true"], capsys).status == 0
+    assert "The run is finished (top1 " in caplog.text
+    assert (ended.folder() / "summary.json").read_text() == before
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
+    """SIGTERM reaches the first process only; both save and stop, and both resume."""
+    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
+    typed = {
+        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
+        for name in ("whole", "broken")
+    }
+    whole = command(typed["whole"])
+    process = start(typed["broken"])
+    parent = tmp_path / "broken" / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (143, "")
+    ended = command([*typed["broken"], "resume=true"])
+    assert (ended.status, ended.err) == (0, "")
+    assert same(weights(ended.folder()), weights(whole.folder()))
+
+
+def children_of(process):
+    """The processes of a run that the first one started."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in pids if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.slow
+def test_one_run_at_a_time_and_what_kill_9_left_is_taken_over(tmp_path):
+    """Two processes each, checkpoints by the clock, an end by steps."""
+    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1",
+            "checkpoint_every=0.01", "trainer.max_steps=34"]  # fmt: skip
+    typed = {
+        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
+        for name in ("whole", "broken")
+    }
+    whole = command(typed["whole"])
+    process = start(typed["broken"])
+    parent = tmp_path / "broken" / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/checkpoints/last.previous.ckpt")))
+    others = children_of(process)
+    for pid in (process.pid, *others):
+        os.kill(pid, signal.SIGSTOP)  # so that it is still training when the second has started
+    second = command([*typed["broken"], "resume=true"])
+    for pid in (process.pid, *others):
+        os.kill(pid, signal.SIGKILL)
+    assert second.status == 2
+    assert f"is in use by process {process.pid} on" in second.err
+    process.communicate(timeout=300)
+    assert len(others) == 1
+    ended = command([*typed["broken"], "resume=true"])
+    assert (ended.status, ended.err) == (0, "")
+    assert f"from process {process.pid} on" in ended.out
+    assert same(weights(ended.folder()), weights(whole.folder()))
+    assert read_rows(ended.folder() / "metrics.csv") == read_rows(whole.folder() / "metrics.csv")
+    assert not (ended.folder() / "run.lock").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
+                      trainer="ddp_cpu", epochs=50)  # fmt: skip
+    process = start(typed)
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    (other,) = children_of(process)
+    os.kill(other, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.startswith("error: the other processes of this run ended with status [-9]")
+    assert len(err.splitlines()) == 1
+
+
+def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
+    folder = trained("classification").folder()
+    typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")
+    process = start(typed)
+    assert process.stdout.readline().startswith("Sample data in")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (130, "")
+
+
+class TestResumeThatCannotBe:
+    @pytest.fixture
+    def broken_off(self, trained, tmp_path):
+        """A run that was killed after its training, and what it was started with."""
+        folder = trained("classification").folder()
+        copy = tmp_path / "classification" / "deit_t" / folder.name
+        shutil.copytree(folder, copy)
+        run_folder.mark_latest(copy)
+        (copy / "summary.json").unlink()
+        return copy, arguments("classification", tmp_path, "resume=true", epochs=2)
+
+    def refused(self, typed, capsys):
+        ended = run_here(typed, capsys)
+        assert (ended.status, len(ended.err.splitlines())) == (2, 1)
+        return ended.err
+
+    def test_other_settings(self, broken_off, capsys):
+        folder, typed = broken_off
+        before = (folder / "config.yaml").read_text()
+        text = self.refused([*typed, "optimizer.lr=3e-3", "data.batch_size=4"], capsys)
+        assert "data.batch_size: 8 then, 4 now" in text
+        assert "optimizer.lr: " in text
+        assert (folder / "config.yaml").read_text() == before
+
+    def test_truncated(self, broken_off, capsys):
+        folder, typed = broken_off
+        last = folder / "checkpoints" / "last.ckpt"
+        last.write_bytes(last.read_bytes()[:1000])
+        named = [*typed, f"ckpt={last}"]
+        assert "last.ckpt is truncated" in self.refused(named, capsys)
+
+    def test_weights_alone(self, broken_off, capsys):
+        folder, typed = broken_off
+        last = folder / "checkpoints" / "last.ckpt"
+        torch.save({"state_dict": weights(folder)}, last)
+        assert "no training run to go on with" in self.refused(typed, capsys)
+
+    def test_other_data(self, broken_off, capsys):
+        folder, typed = broken_off
+        config = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(config.replace("max_epochs: 2", "max_epochs: 3"))
+        typed.append("trainer.max_epochs=3")
+        last = folder / "checkpoints" / "last.ckpt"
+        content = AtomicCheckpointIO().load_checkpoint(last)
+        content["position"]["batches_per_epoch"] = 7
+        AtomicCheckpointIO().save_checkpoint(content, last)
+        assert "had 7 batches in an epoch, now there are 5" in self.refused(typed, capsys)
+
+    def test_a_run_that_only_lacks_its_report_gets_it(self, broken_off, capsys):
+        folder, typed = broken_off
+        before = weights(folder)
+        assert run_here(typed, capsys).status == 0
+        assert same(before, weights(folder))
+        assert summary(folder)["metrics"]
+
+
+def test_nan_stops_training_and_keeps_the_last_checkpoint(tmp_path, capsys, monkeypatch):
+    typed = arguments("classification", tmp_path, epochs=3)
+    from heads.linear import LinearClassifier
+
+    steps = iter(range(100))
+    loss = LinearClassifier.loss
+
+    def spoiled(self, batch):
+        factor = float("nan") if next(steps) == 7 else 1.0  # in the second epoch of five steps
+        return {name: value * factor for name, value in loss(self, batch).items()}
+
+    monkeypatch.setattr(LinearClassifier, "loss", spoiled)
+    ended = run_here(typed, capsys)
+    assert ended.status == 2
+    assert ended.err.startswith("error: the loss is nan at step 7")
+    folder = tmp_path / "classification" / "deit_t" / "latest"
+    assert all(value.isfinite().all() for value in weights(folder).values())
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 5
+    assert read_rows(folder / "metrics.csv")

@@ -1,0 +1,304 @@
+"""Training as a run does it: exact resume, signals, checkpoints of best and last, logs."""
+
+import contextlib
+import os
+import signal
+from types import SimpleNamespace
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import Callback
+from torch import nn
+
+from datamodules import SampleClassification
+from tasks import callbacks, keeping
+from tasks.classification import ClassificationTask
+from tasks.gather import gather_objects
+from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tools.command_line.overrides import prepare
+from tools.running import trainer as trainers
+from tools.running.config import compose_config
+from tools.running.resume import find_start
+
+ADAMW = {"name": "adamw", "lr": 1e-2}
+CONSTANT = {"name": "constant"}
+
+
+class Tiny(nn.Module):
+    """A classifier with dropout and running statistics, which resuming has to restore."""
+
+    def __init__(self, classes=10):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
+            nn.Linear(64, classes),
+        )  # fmt: skip
+        self.seen = []
+
+    def loss(self, batch):
+        self.seen.append(batch["sample_id"].tolist())
+        logits = self.net(batch["image"])
+        return {"loss_cls": F.cross_entropy(logits, batch["label"]), "logit": logits.mean()}
+
+    def predict(self, batch):
+        return self.net(batch["image"])
+
+
+def tiny_task(classes=10, **options):
+    names = [str(i) for i in range(classes)]
+    options = {"optimizer": ADAMW, "schedule": CONSTANT} | options
+    return ClassificationTask(Tiny(classes), names, **options)
+
+
+class SignalAt(Callback):
+    """Sends a signal to this process at a step, or in the validation of an epoch."""
+
+    def __init__(self, *, step=None, validation=None, signum=signal.SIGTERM):
+        self.step, self.validation, self.signum = step, validation, signum
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.fit_loop.epoch_loop.batch_progress.total.ready - 1 == self.step:
+            os.kill(os.getpid(), self.signum)
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if batch_idx == 0 and trainer.current_epoch == self.validation:
+            os.kill(os.getpid(), self.signum)
+
+
+@pytest.fixture(scope="module")
+def default_trainer():
+    prepare(["--help"])
+    return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_processes_without_a_core_are_announced(
+    cores, default_trainer, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    with caplog.at_level("INFO"):
+        trainers.make_trainer(
+            default_trainer | {"devices": 2, "strategy": "ddp"}, tmp_path, "val/x", training=True
+        )
+    said = "trainer.devices=2 starts more processes than there are cores (1)"
+    assert caplog.text.count(said) == (cores == 1)
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestTraining:
+    """Runs of 3 epochs of 6 batches of a tiny model with dropout, mixup and batch norm."""
+
+    @pytest.fixture
+    def train(self, sample_cache, default_trainer, tmp_path):
+        def train(folder, resume=False, workers=0, extra=(), ema=None, **options):
+            folder = tmp_path / folder
+            folder.mkdir(exist_ok=True)
+            lightning.seed_everything(0, verbose=False)
+            data = SampleClassification(
+                sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
+                num_workers=workers,
+            )  # fmt: skip
+            data.setup()
+            schedule = {"name": "cosine", "warmup": 0.5}
+            task = tiny_task(schedule=schedule, mixup={"mixup_alpha": 0.8}, ema=ema)
+            options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
+            trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+            trainer.callbacks[:0] = extra
+            with contextlib.suppress(keeping.Stopped):
+                start = find_start(folder, None, task, options) if resume else None
+                trainers.fit(trainer, task, data, start=start)
+            self.task = task
+            return task.model.seen, folder
+
+        return train
+
+    def weights(self, folder, name, container="state_dict"):
+        path = folder / "checkpoints" / f"{name}.ckpt"
+        return torch.load(path, weights_only=True)[container]
+
+    @pytest.mark.parametrize(
+        ("stop", "options", "seen_before"),
+        [
+            pytest.param({"step": 8}, {}, 9, id="mid epoch", marks=pytest.mark.slow),
+            pytest.param({"step": 8}, {"workers": 2}, 9, id="mid epoch, workers"),
+            pytest.param({"step": 5}, {}, 6, id="last step of an epoch"),
+            pytest.param(
+                {"step": 6},
+                {"workers": 2},
+                7,
+                id="first step of an epoch, workers",
+                marks=pytest.mark.slow,
+            ),
+            pytest.param({"validation": 1}, {}, 12, id="validation", marks=pytest.mark.slow),
+            pytest.param({"validation": 1}, {"workers": 2}, 12, id="validation, workers"),
+            pytest.param({"step": 17}, {}, 18, id="last step of all", marks=pytest.mark.slow),
+            pytest.param({"step": 7}, {"val_check_interval": 0.5}, 8, id="validation by steps"),
+            pytest.param({"step": 6}, {"accumulate_grad_batches": 2}, 8, id="accumulation"),
+            pytest.param(
+                {"step": 8},
+                {"check_val_every_n_epoch": 2},
+                9,
+                id="rare validation",
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                {"step": 5},
+                {"limit_train_batches": 4},
+                6,
+                id="part of the data",
+                marks=pytest.mark.slow,
+            ),
+            pytest.param({"step": 7}, {"max_steps": 14}, 8, id="an end by steps"),
+        ],
+    )
+    def test_a_resumed_run_equals_an_unbroken_one(self, train, stop, options, seen_before):
+        seen, whole = train("whole", **options)
+        first, broken = train("broken", extra=[SignalAt(**stop)], **options)
+        assert len(first) == seen_before
+        second, _ = train("broken", resume=True, **options)
+        assert first + second == seen
+        for name in ("last", "best"):
+            expected, got = self.weights(whole, name), self.weights(broken, name)
+            assert all(value.equal(got[key]) for key, value in expected.items()), name
+
+    @pytest.mark.parametrize("stop", [{"step": 8}, {"validation": 1}], ids=str)
+    def test_an_average_goes_on_exactly(self, train, stop):
+        _, whole = train("whole", ema={"decay": 0.9})
+        train("broken", ema={"decay": 0.9}, extra=[SignalAt(**stop)])
+        _, broken = train("broken", ema={"decay": 0.9}, resume=True)
+        for name in ("last", "best"):
+            for container in ("state_dict", "state_dict_ema"):
+                expected, got = (self.weights(f, name, container) for f in (whole, broken))
+                assert expected.keys() == got.keys()
+                assert all(value.equal(got[key]) for key, value in expected.items()), container
+
+    def test_an_average_that_is_slow_for_the_run_is_announced(self, train, caplog):
+        with caplog.at_level("INFO"):
+            train("run", ema={"decay": 0.99996}, max_epochs=1)
+        assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
+
+    def test_the_average_is_evaluated_and_loaded_and_does_not_change_training(self, train):
+        _, plain = train("plain", accumulate_grad_batches=2)
+        expected = self.weights(plain, "last")
+        _, folder = train("average", ema={"decay": 0.9}, accumulate_grad_batches=2)
+        live, average = (self.weights(folder, "last", c) for c in ("state_dict", "state_dict_ema"))
+        assert all(value.equal(expected[key]) for key, value in live.items())
+        assert not all(value.equal(average[key]) for key, value in live.items())
+        last = folder / "checkpoints" / "last.ckpt"
+        assert torch.load(last, weights_only=True)["ema_steps"] == 9  # 18 batches
+        # What the run was tested with and what is drawn at its end is the best average.
+        best = self.weights(folder, "best", "state_dict_ema")
+        own = self.task.state_dict()
+        assert all(value.equal(own[key]) for key, value in best.items())
+        fresh = tiny_task()
+        fresh.load_weights(folder / "checkpoints" / "best.ckpt")
+        assert all(value.equal(fresh.state_dict()[key]) for key, value in best.items())
+
+    @pytest.mark.parametrize(("accumulate", "rate"), [(1, 0.01 * 6 / 24), (2, 0.01 * 12 / 24)])
+    def test_the_rate_is_for_all_images_of_a_step(self, train, monkeypatch, accumulate, rate):
+        monkeypatch.setitem(ADAMW, "reference_batch", 24)
+        train("scaled", accumulate_grad_batches=accumulate, max_epochs=1)
+        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
+        assert scheduler.base_lrs == [rate, rate]
+
+    def test_the_last_checkpoint_is_the_last_epochs_even_if_it_was_worse(self, train, monkeypatch):
+        scores = iter((3.0, 2.0, 1.0, 0.0))
+        monkeypatch.setattr(
+            ClassificationTask, "compute_metrics", lambda _: {"top1": torch.tensor(next(scores))}
+        )
+        _, folder = train("run")
+        steps = {
+            name: torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+            for name in ("last", "best")
+        }
+        assert (steps["last"]["global_step"], steps["best"]["global_step"]) == (18, 6)
+
+    def test_weights_that_are_not_finite_are_not_saved(self, train):
+        class Spoil(Callback):
+            def on_validation_end(self, trainer, pl_module):
+                if trainer.current_epoch == 1:
+                    pl_module.model.net[0].bias.data[0] = torch.nan
+
+        with pytest.raises(ValueError, match=r"model\.net\.0\.bias holds NaN or Inf"):
+            train("run", extra=[Spoil()])
+
+    def test_progress_lines_tell_loss_and_main_metrics(self, train, caplog, monkeypatch):
+        monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
+        with caplog.at_level("INFO"):
+            train("run", max_epochs=1)
+        lines = [record.message for record in caplog.records if record.name == "tasks.callbacks"]
+        assert lines[0].startswith("  step 1/6  train/loss ")
+        assert len(lines) == 7
+        assert "epoch 1/1  train/loss" in lines[-1]
+        assert "val/top1" in lines[-1]
+
+    @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1], ids=str)
+    def test_other_signals_save_and_stop_too(self, train, signum):
+        first, folder = train("run", extra=[SignalAt(step=2, signum=signum)])
+        assert len(first) == 3
+        assert self.weights(folder, "last", "global_step") == 3
+        assert not (folder / "checkpoints" / "best.ckpt").exists()
+
+    def test_signals_that_are_not_ours_are_left(self, monkeypatch):
+        """nohup ignores SIGHUP, and SLURM's plugin requeues on SIGUSR1."""
+        taken = {}
+        monkeypatch.setattr(keeping.signal, "signal", taken.__setitem__)
+        before = {signal.SIGHUP: signal.SIG_DFL}
+        monkeypatch.setattr(keeping.signal, "getsignal", lambda signum: before.get(signum))
+        slurm = SLURMEnvironment(auto_requeue=True)
+        for environment, ignored, expected in (
+            (None, False, set(keeping.SIGNALS)),
+            (None, True, set(keeping.SIGNALS) - {signal.SIGHUP}),
+            (slurm, False, set(keeping.SIGNALS) - {signal.SIGUSR1}),
+            (SLURMEnvironment(auto_requeue=False), False, set(keeping.SIGNALS)),
+        ):
+            taken.clear()
+            before[signal.SIGHUP] = signal.SIG_IGN if ignored else signal.SIG_DFL
+            connector = SimpleNamespace(cluster_environment=environment)
+            keeping.KeepLast(last=None)._listen(SimpleNamespace(_accelerator_connector=connector))
+            assert set(taken) == expected
+
+    def test_a_second_signal_stops_at_once(self):
+        stop = keeping.KeepLast(last=None)
+        stop._training = True
+        stop._handle(signal.SIGINT, None)
+        with pytest.raises(keeping.Stopped) as stopped:
+            stop._handle(signal.SIGTERM, None)
+        assert stopped.value.code == 143
+
+
+class TestLogs:
+    def test_a_full_disk_does_not_end_the_run(self, tmp_path, monkeypatch, caplog):
+        log = CsvLog(tmp_path / "a.csv")
+        log.log_metrics({"loss": 1}, step=0)
+        monkeypatch.setattr(
+            "pathlib.Path.open", lambda *_, **__: (_ for _ in ()).throw(OSError(28))
+        )
+        log.save()
+        assert "a.csv cannot be written" in caplog.text
+        monkeypatch.undo()
+        log.log_metrics({"loss": 2}, step=1)
+        log.save()
+        assert read_rows(tmp_path / "a.csv") == [{"step": 1, "loss": 2}]
+
+    def test_tensorboard_leaves_one_file(self, tmp_path):
+        log = TensorBoardLog(tmp_path / "tb")
+        log.log_hyperparams({"a": 1})
+        assert not (tmp_path / "tb").exists()
+        for step in range(3):
+            log.log_metrics({"loss": 1.0, "epoch": 0}, step=step)
+        log.finalize("success")
+        log.log_metrics({"test": 1.0}, step=3)
+        log.finalize("success")
+        (file,) = (tmp_path / "tb").iterdir()
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(file)).Reload()
+        assert set(events.Tags()["scalars"]) == {"loss", "test"}
+
+
+def test_gathering_in_one_process_is_a_list_of_one():
+    assert gather_objects({"a": 1}) == [{"a": 1}]

@@ -1,0 +1,101 @@
+"""Checkpoints are used with the classes that they were trained on, in their order."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from backbones.checkpoints.loading import read_values
+from backbones.checkpoints.seal import seal
+from tasks.classes import check_classes, classes_of
+from tests.runs import arguments, run_here
+from tests.test_run_mistakes import refused
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+def test_what_is_compared():
+    check_classes({"class_names": ["a", "b"]}, ("a", "b"), "x")
+    check_classes({}, ("a", "b"), "timm's")
+    check_classes({"class_names": None}, ("a", "b"), "x")
+    with pytest.raises(
+        ValueError,
+        match=r"x was trained on the same 2 classes in another order \(checkpoint: a, b; data: b, "
+        r"a\); pass data with the classes of the checkpoint, in its order",
+    ):
+        check_classes({"class_names": ["a", "b"]}, ("b", "a"), "x")
+    with pytest.raises(ValueError, match=r"on 3 classes, and the data have 2, not the same ones"):
+        check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
+
+
+def test_long_lists_are_shown_where_they_differ():
+    names = [f"n{i:04}" for i in range(1000)]
+    moved = [*names[:990], *names[991:], names[990]]
+    with pytest.raises(ValueError, match="the same 1000 classes in another order") as error:
+        check_classes({"class_names": names}, moved, "x")
+    assert (
+        "10 of 1000 labels differ, checkpoint against data: 990: 'n0990' there, 'n0991' here"
+        in (str(error.value))
+    )
+    assert len(str(error.value)) < 500
+    with pytest.raises(ValueError, match="999: 'n0999' there, none here"):
+        check_classes({"class_names": names}, names[:-1], "x")
+
+
+def test_checkpoints_of_all_tasks_name_their_classes(trained):
+    classes = classes_of(trained("detection").folder() / "checkpoints" / "last.ckpt")
+    assert classes.names == tuple("0123456789")
+    assert classes.category_ids == tuple(range(1, 11))
+    assert classes_of(trained("segmentation").folder() / "checkpoints" / "best.ckpt").names[0] == (
+        "photo"
+    )
+
+
+def test_values_are_read_without_the_tensors(tmp_path):
+    content = {"state_dict": {"a": torch.zeros(9)}, "class_names": ["x"], "global_step": 3}
+    for name, zipped in (("new", True), ("old", False)):
+        path = tmp_path / f"{name}.ckpt"
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        assert read_values(path) == {"class_names": ["x"], "global_step": 3}
+        path.write_bytes(path.read_bytes()[:-300])
+        with pytest.raises(ValueError, match=f"{name}.ckpt"):
+            read_values(path)
+    save_file({"a": torch.zeros(9)}, tmp_path / "timm.safetensors")
+    assert classes_of(tmp_path / "timm.safetensors") is None
+    torch.save(torch.zeros(3), tmp_path / "tensor.pth")
+    assert classes_of(tmp_path / "tensor.pth") is None
+
+
+def renamed(run, tmp_path, task):
+    """A copy of a run whose checkpoints have the classes in another order."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").iterdir():
+        content = torch.load(path, weights_only=True)
+        content["class_names"] = [*content["class_names"][1:], content["class_names"][0]]
+        torch.save(seal(content), path)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("task", "mode"),
+    [("classification", "test"), ("segmentation", "validate"), ("detection", "predict")],
+)
+def test_another_order_is_refused(task, mode, trained, tmp_path, capsys):
+    run = renamed(trained(task).folder(), tmp_path, task)
+    out = tmp_path / "out"
+    out.mkdir()
+    text = refused([f"mode={mode}", f"ckpt={run}", f"output_dir={out}", "trainer=cpu"], out, capsys)
+    assert "was trained on the same 1" in text
+    assert "classes in another order (checkpoint: " in text
+    assert "; data: " in text
+
+
+def test_resuming_with_other_classes_is_refused(trained, tmp_path, capsys):
+    run = renamed(trained("classification").folder(), tmp_path, "classification")
+    (run / "summary.json").unlink()  # not finished
+    typed = arguments("classification", tmp_path, "resume=true", f"ckpt={run}", epochs=2)
+    ended = run_here(typed, capsys)
+    assert ended.status == 2
+    assert "was trained on the same 10 classes in another order" in ended.err

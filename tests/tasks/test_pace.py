@@ -1,0 +1,105 @@
+"""Images per second, the time left, and what else a summary says of a training."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules import SampleClassification
+from tasks import pace
+from tasks.callbacks import ProgressLines
+from tests.runs import RECIPE
+from tools.running import facts as run_facts
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when it is told to."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0):
+    """Batches of 8 images that take so many seconds each, then validation."""
+    trainer = SimpleNamespace(
+        global_step=0, estimated_stepping_batches=steps, world_size=world_size
+    )
+    measured.on_train_start(trainer, None)
+    measured.on_train_epoch_start(trainer, None)
+    for index, duration in enumerate(seconds):
+        clock[0] += duration
+        trainer.global_step += 1
+        measured.on_train_batch_end(trainer, None, None, {"image": torch.zeros(8)}, index)
+    clock[0] += validation
+    measured.on_validation_end(trainer, None)
+    return trainer
+
+
+def test_the_rate_leaves_out_start_up_and_validation(clock):
+    measured = pace.Pace()
+    assert (measured.images_per_second, str(measured)) == (None, "")
+    train(measured, clock, [50.0, 2.0, 2.0], validation=100.0)
+    assert measured.images_per_second == 4.0
+    measured = pace.Pace()
+    train(measured, clock, [50.0, 2.0, 2.0], world_size=4)
+    assert measured.images_per_second == 16.0
+
+
+def test_the_time_left_includes_them(clock):
+    measured = pace.Pace()
+    trainer = train(measured, clock, [4.0, 2.0], steps=10, validation=4.0)
+    assert measured.seconds_left == 8 * 3.0
+    trainer.global_step += 1
+    measured.on_train_batch_end(trainer, None, None, {"image": torch.zeros(8)}, 2)
+    assert measured.seconds_left == pytest.approx(7 * 10 / 3)
+    assert str(measured) == "8 images/s, 23 s left"
+    train(measured, clock, [1.0], steps=1)
+    assert measured.seconds_left == 0
+    assert "left" not in str(measured)
+    endless = pace.Pace()
+    train(endless, clock, [1.0], steps=float("inf"))
+    assert endless.seconds_left is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (3600, "1 h 0 min"),
+     (7500, "2 h 5 min")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert pace.duration(seconds) == text
+
+
+def test_both_are_shown(clock, caplog):
+    caplog.set_level("INFO")
+    measured = pace.Pace()
+    lines = ProgressLines(pace=measured)
+    trainer = train(measured, clock, [1.0, 1.0], steps=200)
+    trainer.current_epoch, trainer.max_epochs, trainer.progress_bar_metrics = 0, 2, {"loss": 1.0}
+    lines.on_train_epoch_end(trainer, None)
+    assert "epoch 1/2  loss 1  8 images/s, 3 min 18 s left  (" in caplog.text
+    bar = pace.PaceBar(measured)
+    trainer.loggers = []
+    shown = bar.get_metrics(trainer, nn.Linear(1, 1))
+    assert shown == {"loss": 1.0, "images/s": "8", "left": "3 min 18 s"}
+
+
+def test_a_summary_has_the_rate_that_was_used(tmp_path):
+    """Scaled linearly to the images of a step, of all processes and accumulated batches."""
+    data = SampleClassification(tmp_path, batch_size=8)
+    trainer = SimpleNamespace(
+        precision="32-true", world_size=2, accumulate_grad_batches=3, callbacks=[pace.Pace()],
+        strategy=SimpleNamespace(root_device=torch.device("cpu")), default_root_dir=tmp_path,
+    )  # fmt: skip
+    config = {
+        "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"],
+        "optimizer": {**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
+    }  # fmt: skip
+    facts = run_facts.of_run(config, trainer, data)
+    assert facts["global_batch"] == 48
+    assert facts["learning_rate"] == pytest.approx(1e-3 * 48 / 1024)
+    assert facts["checkpoint_step"] is None
+    config["optimizer"]["reference_batch"] = None
+    assert run_facts.of_run(config, trainer, data)["learning_rate"] == 1e-3

@@ -1,0 +1,110 @@
+"""What the tasks do to batches, weights and losses."""
+
+import math
+
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from tasks.base import BaseTask
+from tasks.classification import ClassificationTask
+from tasks.ema import WeightAverage
+from tests.runs import RECIPE
+
+
+def test_tasks_refuse_bad_recipes_at_once():
+    with pytest.raises(ValueError, match=r"optimizer\.name"):
+        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "optimizer": {"name": "lion", "lr": 1}})
+    with pytest.raises(ValueError, match=r"schedule\.name"):
+        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "schedule": {"name": "step"}})
+
+
+def test_mixup_mixes_images_and_labels():
+    batch = {"image": torch.randn(4, 3, 8, 8), "label": torch.arange(4)}
+    task = ClassificationTask(nn.Linear(1, 1), "abcdef", **RECIPE)
+    assert task.prepare_batch(batch) is batch
+    task = ClassificationTask(nn.Linear(1, 1), "abcdef", **RECIPE, mixup={"mixup_alpha": 1.0})
+    mixed = task.prepare_batch({**batch, "sample_id": 7})
+    assert mixed["label"].shape == (4, 6)
+    torch.testing.assert_close(mixed["label"].sum(1), torch.ones(4))
+    assert mixed["sample_id"] == 7
+
+
+def test_mixup_is_refused():
+    names = "abcdef"
+    task = ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"mixup_alpha": 1.0})
+    odd = {"image": torch.randn(3, 3, 8, 8), "label": torch.arange(3)}
+    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size"):
+        task.prepare_batch(odd)
+    with pytest.raises(ValueError, match=r"task\.mixup\.alpha; did you mean"):
+        ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"alpha": 1.0})
+    model = nn.Linear(1, 1)
+    model.label_smoothing = 0.2
+    with pytest.raises(ValueError, match=r"set one of them to 0"):
+        ClassificationTask(model, names, **RECIPE, mixup={"mixup_alpha": 1.0})
+    plain = {"mixup_alpha": 1.0, "label_smoothing": 0.0}
+    assert ClassificationTask(model, names, **RECIPE, mixup=plain).mixup.label_smoothing == 0
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_weight_average_is_timms(warmup):
+    """timm's, which begins with a copy as well; its buffers are averaged, its counters copied."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    theirs = ModelEmaV3(model, decay=0.8, use_warmup=warmup)
+    ours = WeightAverage(decay=0.8, warmup=warmup)
+    for step in range(1, 7):
+        model(torch.randn(5, 3))
+        with torch.no_grad():
+            model[0].weight += torch.randn(4, 3)
+        ours.update(model)
+        theirs.update(model, step)
+    expected = theirs.module.state_dict()
+    assert ours.tensors.keys() == expected.keys()
+    for key, value in ours.tensors.items():
+        torch.testing.assert_close(value, expected[key])
+    assert ours.tensors["1.num_batches_tracked"] == 6
+
+
+def test_weight_average_is_put_in_and_taken_out():
+    model, average = nn.Linear(2, 2).bfloat16(), WeightAverage(decay=0.5)
+    average.put_into(model)  # nothing yet
+    before = model.weight.clone()
+    average.update(model)
+    with torch.no_grad():
+        model.weight.zero_()
+    average.update(model)
+    assert average.tensors["weight"].dtype == torch.float32
+    average.put_into(model)
+    torch.testing.assert_close(model.weight, before / 2)
+    average.take_out(model)
+    assert not model.weight.any()
+
+
+def test_weight_average_of_another_model_is_refused():
+    average = WeightAverage()
+    average.update(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="average is one of another model"):
+        WeightAverage().load_state_dict(average.state_dict(), nn.Linear(2, 2, bias=False))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_that_is_not_finite(value):
+    class Broken(nn.Linear):
+        def loss(self, batch):
+            return {"loss_a": self.weight.sum(), "loss_b": torch.tensor(value)}
+
+    task = BaseTask(Broken(2, 2), "ab", **RECIPE)
+    with pytest.raises(ValueError, match=rf"the loss is {value} at step 0.*optimizer\.lr"):
+        task.training_step({"image": torch.zeros(1)}, 0)
+
+
+@pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
+                                                        (0.9999, 20_000, "0.9995")])  # fmt: skip
+def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, fitting):
+    said = WeightAverage(decay=decay).slow_for(steps)
+    assert f"decay={decay:g} is slow for {steps} steps" in said
+    assert f"task.ema.decay={fitting} or" in said
+    assert WeightAverage(decay=float(fitting)).slow_for(steps) is None
+    assert WeightAverage(decay=decay, warmup=True).slow_for(steps) is None
+    assert WeightAverage(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet

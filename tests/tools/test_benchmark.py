@@ -1,0 +1,362 @@
+"""The benchmark's command line and its output; no test looks at how long anything took."""
+
+import csv
+import functools
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from backbones import create_backbone, list_backbones
+from tools import benchmark
+from tools.benchmark import COLUMNS
+from tools.benchmarking import networks, timing, token_mixers
+
+TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
+RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
+KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio"]
+TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
+TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false", "format=json")
+
+
+def printed(capsys, *arguments):
+    assert benchmark.main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    """The one line that a command ends with."""
+    assert benchmark.main(arguments) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "freed memory" not in line]
+    assert out == ""
+    assert len(lines) == 1
+    assert lines[0].startswith("benchmark.py: ")
+    return lines[0]
+
+
+@pytest.fixture
+def stub_networks(monkeypatch):
+    """Networks of one layer in place of the real ones; remembers which were built."""
+    built = []
+
+    def build(network, options):
+        built.append(networks.label(network))
+        return torch.nn.Conv2d(3, 2, 3)
+
+    monkeypatch.setattr(networks, "build", build)
+    return built
+
+
+def test_mixers_of_a_host_against_its_ffn(capsys):
+    arguments = ("host=deit_t", "mixer=glu,afbo", "train=true", "format=json", *TINY)
+    records = json.loads(printed(capsys, "mixers", *arguments))
+    assert [list(record) for record in records] == [KEYS] * 6
+    names = ["deit_t", "deit_t_glu", "deit_t_afbo"]
+    assert [record["backbone"] for record in records] == names * 2
+    assert [record["step"] for record in records] == ["forward"] * 3 + ["training"] * 3
+    for record in records:
+        assert record["batch"] == 1
+        assert record["ms"] > 0
+        assert 0 < record["ratio_p10"] <= record["ratio"] <= record["ratio_p90"]
+    # AFBO's Table 2: 13.2 ms against 11.4; its Table 1: GLU 12.9.
+    papers = [record["paper_ratio"] for record in records[:3]]
+    assert papers == [None, pytest.approx(12.9 / 11.4), pytest.approx(13.2 / 11.4)]
+    assert {record["paper_ratio"] for record in records[3:]} == {None}
+
+
+def test_a_network_has_a_ratio_with_itself(capsys):
+    arguments = ("backbone=deit_t_glu mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
+    rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
+    assert [row["backbone"] for row in rows] == ["deit_t_glu mixer.act=gelu", "deit_t_glu"]
+    assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
+
+
+class Widths(torch.nn.Module):
+    """Stands for networks of one class that differ."""
+
+    def __init__(self, backbone, num_classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(backbone, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = functools.partial(torch.compile, backend=backend)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("backbones.create_backbone", lambda width: width)
+    monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
+    options = {"compile": "true", "device": "cpu"}
+    with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
+        models = [networks.build((width, {}), options) for width in (1, 2, 3, 4)]
+        for model in (*models, *models):
+            model(torch.ones(3, model.linear.in_features))
+    assert len(graphs) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_are_what_they_are_called(dtype):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    images = torch.randn(2, 3, 8, 8)
+    seen = []
+    model.register_forward_hook(
+        lambda module, _, out: seen.append((module.training, out.requires_grad, out.dtype))
+    )
+    precision = getattr(torch, dtype)
+    timing.make_step(model, images, "training", precision)()
+    first = {key: p.grad.clone() for key, p in model.named_parameters()}
+    timing.make_step(model, images, "forward", precision)()
+    timing.make_step(model, images, "training", precision)()
+    assert [step[:2] for step in seen] == [(True, True), (False, False), (True, True)]
+    assert seen[1][2] == precision
+    for key, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        if dtype == "float32":  # gradients of one step, not of all so far
+            torch.testing.assert_close(parameter.grad, first[key], rtol=1e-4, atol=1e-5)
+
+
+def test_every_round_times_every_step_once_in_its_own_order():
+    calls = []
+    steps = [lambda name=name: calls.append(name) for name in "abcd"]
+    seconds = timing.interleave(steps, rounds=12, device="cpu")
+    assert [len(one) for one in seconds] == [12] * 4
+    calls = calls[timing.WARM_UP * 4 :]
+    rounds = ["".join(calls[start : start + 4]) for start in range(0, 48, 4)]
+    assert {"".join(sorted(one)) for one in rounds} == {"abcd"}
+    assert len(set(rounds)) > 4
+    assert {one[0] for one in rounds} == set("abcd")
+
+
+def test_ratio_is_taken_round_by_round():
+    seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
+    found = benchmark.record(
+        [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", "64x96", 4
+    )
+    assert found["backbone"] == "deit_t mixer.drop=0.5"
+    assert (found["step"], found["batch"], found["paper_ratio"]) == ("training", 4, None)
+    assert found["image_size"] == "64x96"
+    assert (found["ms"], found["ratio"]) == (5000, 2)
+    assert (found["ratio_p10"], found["ratio_p90"]) == (2, pytest.approx(2.4))
+
+
+def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
+    table = printed(capsys, "mixers", "host=deit_t,swin_t", *TINY).splitlines()
+    pairs = [[name for name in list_backbones(f"{host}_*")] for host in ("deit_t", "swin_t")]
+    expected = [name for host, own in zip(("deit_t", "swin_t"), pairs, strict=True)
+                for name in (host, *own)]  # fmt: skip
+    assert "swin_t_scheme_12" in expected
+    assert "deit_t_scheme_12" not in expected
+    assert sorted(line.split()[0] for line in table[1:]) == sorted(expected)
+    assert len(stub_networks) == len(expected) + 2  # a baseline for each host
+    assert table[0].split() == " ".join(COLUMNS[key][0] for key in KEYS).split()
+
+
+def test_patterns_leave_out_what_does_not_fit(capsys, stub_networks):
+    printed(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
+    swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
+    assert stub_networks == ["deit_t", "deit_t", *swin]
+
+
+def test_options_and_baseline_of_backbones(capsys, stub_networks):
+    several = "backbone=deit_t_afbo mixer.g2=6 drop_path_rate=0.1,deit_t"
+    text = printed(
+        capsys, "backbones", several, "baseline=deit_t_glu", "batch=1,2", "format=json", *TINY[1:]
+    )
+    assert stub_networks == [
+        "deit_t_glu",
+        "deit_t_afbo mixer.g2=6 drop_path_rate=0.1",
+        "deit_t",
+    ]
+    assert [record["batch"] for record in json.loads(text)] == [1, 1, 2, 2]
+
+
+def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
+    ratio, host = networks.paper_ratio, ("deit_t", {})
+    # Table 1 says G = 2 of what is the default here; Table 7 has other groups.
+    assert ratio(("deit_t_group_ffn", {}), host) == pytest.approx(13.1 / 11.4)
+    assert ratio(("deit_t_group_ffn", {"mixer": {"groups": 4}}), host) == pytest.approx(15.5 / 11.4)
+    assert ratio(("deit_t_afbo", {"mixer": {"g2": 6}}), host) == pytest.approx(13.7 / 11.4)
+    assert ratio(("deit_t_afbo", {"mixer": {"g2": 4}}), host) == pytest.approx(13.2 / 11.4)
+    assert ratio(("swin_t_afbo", {}), ("swin_t", {})) == pytest.approx(15.5 / 12.6)
+    assert ratio(("deit_t_afbo", {"mixer": {"g2": 5}}), host) is None
+    assert ratio(("deit_t_convglu", {}), host) is None
+    assert ratio(host, host) is None
+
+
+def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
+    sizes = ("image_size=64,64x96", "batch=1,2", "format=json", "rounds=2", "keep_memory=false")
+    records = json.loads(printed(capsys, "backbones", "backbone=deit_t", *sizes))
+    shown = [(record["image_size"], record["batch"]) for record in records]
+    assert shown == [("64x64", 1), ("64x64", 2), ("64x96", 1), ("64x96", 2)]
+    assert stub_networks == ["deit_t", "deit_t"]  # built once for all sizes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "built"),
+    [
+        (["compare=ffnet"], [name + form for name in ("ffnet_1", "ffnet_2")
+                             for form in ("", "", " fused=True")]),
+        (["compare=ffnet", "backbone=ffnet_3"], ["ffnet_3", "ffnet_3", "ffnet_3 fused=True"]),
+        (["compare=posmlp"], ["posmlp_t token_mixer.name=ggqpe token_mixer.cache=False"] * 2
+         + ["posmlp_t"]),
+        (["compare=sbm", "backbone=sbm_s"], ["sbm_s token_mixer.name=attention"] * 2 + ["sbm_s"]),
+    ],
+    ids=lambda value: value[0],
+)  # fmt: skip
+def test_ready_comparisons(capsys, stub_networks, arguments, built):
+    records = json.loads(printed(capsys, "backbones", *arguments, "format=json", *TINY))
+    assert stub_networks == built
+    shown = [name for index, name in enumerate(built) if index % 3]
+    assert [record["backbone"] for record in records] == shown
+
+
+@pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
+def test_both_forms_of_a_comparison_are_what_they_are_called(name):
+    (_, one, other), *_ = networks.comparison_runs(name, "")
+    with torch.device("meta"):
+        models = [create_backbone(network, **options) for network, options in (one, other)]
+    shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]
+    # PosMLP's forms differ in what is kept between passes only, the others in their parameters.
+    assert (shapes[0] == shapes[1]) == (name == "posmlp")
+
+
+def test_token_mixers_over_maps(capsys):
+    arguments = ("grid=4,4x6", "mixer=sbm rank=2,attention,pooling", "batch=1,2", "train=true")
+    records = json.loads(printed(capsys, "tokens", *arguments, *TINY_MAPS))
+    assert [list(record) for record in records] == [TOKEN_KEYS] * 24
+    names = ["sbm rank=2", "attention", "pooling"]
+    shown = [(record["mixer"], record["grid"]) for record in records[:6]]
+    assert shown == [(name, grid) for name in names for grid in ("4x4", "4x6")]
+    assert {(record["batch"], record["step"]) for record in records} == {
+        (batch, step) for batch in (1, 2) for step in ("forward", "training")
+    }
+    assert all(record["growth"] == 1 for record in records if record["grid"] == "4x4")
+
+
+@pytest.mark.parametrize(
+    ("typed", "baseline"),
+    [
+        ({"mixer": "sbm,attention", "baseline": ""}, ("attention", {})),
+        ({"mixer": "sbm,pooling", "baseline": ""}, ("sbm", {})),
+        ({"mixer": "sbm", "baseline": "attention num_heads=1"}, ("attention", {"num_heads": 1})),
+    ],
+)
+def test_baseline_of_token_mixers(typed, baseline):
+    first, *others = token_mixers.mixer_list(typed)
+    assert first == baseline
+    assert [name for name, _ in others] == typed["mixer"].split(",")
+
+
+def test_cost_per_token_is_taken_round_by_round():
+    grids = [(2, 2), (4, 4)]
+    baseline = [[1.0, 1.0, 1.0], [16.0, 16.0, 16.0]]
+    linear = [[2.0, 4.0, 8.0], [8.0, 16.0, 32.0]]
+    table = [[base, own] for base, own in zip(baseline, linear, strict=True)]
+    mixers = [("attention", {}), ("sbm", {})]
+    small, large = token_mixers.table_records(mixers, grids, table, "forward", batch=2)
+    assert (small["ratio"], large["ratio"]) == (4, 1)
+    assert (small["growth"], large["growth"]) == (1, 1)
+    assert small["us_per_token"] == large["us_per_token"] == pytest.approx(4 / 4 / 2 * 1e6)
+    quadratic = [[base, base] for base in baseline]
+    *_, large = token_mixers.table_records(mixers, grids, quadratic, "forward", batch=1)
+    assert large["growth"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mixer"], "say first what to time: mixers, backbones, tokens"),
+        (["host=deit_t"], "say first what to time"),
+        (["mixers", "hosts=deit_t"], "did you mean host=?"),
+        (["mixers", "backbone=deit_t"], "arguments are key=value, with the keys host, mixer, "),
+        (["backbones", "backbone=deit_t", "host=deit_t"], "with the keys backbone, baseline, "),
+        (["mixers", "host=deit_x"], "no host called 'deit_x'; did you mean deit_"),
+        (["mixers", "host=deit_t_afbo"], "no host called 'deit_t_afbo'"),
+        (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo"),
+        (["mixers", "host=deit_t", "mixer=scheme_12"], "scheme_12 does not serve deit_t, because"),
+        (["backbones"], "say which: backbone=NAME,NAME, or one of compare=ffnet, posmlp, sbm"),
+        (["backbones", "compare=gmlp"], "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
+        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare has its own baseline"),
+        (["backbones", "compare=ffnet", "backbone=swin_t"], "no option of swin_t called 'fused"),
+        (["backbones", "backbone=deit_t", "image_size=224,"], "image_size must be 224 or 800x1280"),
+        (["tokens", "host=deit_t"], "with the keys mixer, baseline, dim, grid, "),
+        (["tokens", "mixer=sbmm"], "did you mean sbm"),
+        (["tokens", "mixer=afbo"], "afbo"),
+        (["tokens", "mixer=sbm rnk=3"], "no option of sbm called 'rnk=3'; did you mean rank"),
+        (["tokens", "mixer=sbm rank=0"], "rank"),
+        (["tokens", "mixer=sbm", "baseline=x"], "'x'"),
+        (["tokens", "grid=14,x"], "grid must be 14 or 14x28, or several with commas; got 'x'"),
+        (["tokens", "dim=0"], "dim must be a whole number from 1 up; got '0'"),
+        (["tokens", "image_size=224"], "cannot use 'image_size=224'"),
+        (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
+        (["backbones", "backbone=deit_t", "baseline=swin"], "no backbone called 'swin'"),
+        (["backbones", "backbone=deit_t mixer"], "no option of deit_t called 'mixer'"),
+        (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo=1'"),
+        (["backbones", "backbone=deit_t_afbo mixer.g3=1"], "called 'g3'; did you mean g"),
+        (["backbones", "backbone=deit_t_afbo mixer.g2=x"], "mixer.g2=x is not a whole number"),
+        (["backbones", "backbone=deit_t_afbo mixer.g2=["], "mixer.g2=[ cannot be read; a value"),
+        (
+            ["backbones", "backbone=deit_t token_mixer=sbm token_mixer.rank=32"],
+            "token_mixer.rank=32 and another setting of token_mixer exclude each other; write all",
+        ),
+        (
+            ["backbones", "backbone=deit_t token_mixer.rank=32 token_mixer=sbm"],
+            "token_mixer=sbm and another setting of token_mixer exclude each other; write all of",
+        ),
+        (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
+        (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
+        (["mixers", "rounds=1"], "rounds must be a whole number from 2 up; got '1'"),
+        (["mixers", "threads=none"], "threads must be a whole number from 1 up; got 'none'"),
+        (["mixers", "image_size=32"], "image_size must be 224 or 800x1280"),
+        (["mixers", "device=tpu"], "device must be one of cpu, cuda; got 'tpu'"),
+        (["mixers", "dtype=float8"], "dtype must be one of float32, bfloat16; got 'float8'"),
+        (["mixers", "train=yes"], "train must be one of false, true; got 'yes'"),
+        (["mixers", "compile=1"], "compile must be one of false, true; got '1'"),
+        (["mixers", "format=yaml"], "format must be one of table, json, csv; got 'yaml'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_end_with_one_line(capsys, arguments, message):
+    assert message in refused(capsys, *arguments, "keep_memory=false")
+
+
+def test_device_without_driver_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "device=cuda needs a GPU" in refused(capsys, "mixers", "device=cuda")
+
+
+def test_kept_memory_is_asked_for_and_told(capsys, monkeypatch, stub_networks):
+    asked = []
+    monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True) or True)
+    for value, said in (("true", "freed memory kept"), ("false", "freed memory returned")):
+        assert (
+            benchmark.main(["backbones", "backbone=deit_t", *TINY[:3], f"keep_memory={value}"]) == 0
+        )
+        assert said in capsys.readouterr().err
+    assert asked == [True]
+
+
+def test_help_is_quick_and_complete():
+    code = (
+        "import sys; from tools import benchmark\n"
+        "assert benchmark.main(['--help']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    keys = {key for options in benchmark.DEFAULTS.values() for key in options}
+    for key in keys:
+        assert re.search(rf"^  {key}=", run.stdout, re.MULTILINE), key
+    assert benchmark.main([]) == 2

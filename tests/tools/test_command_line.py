@@ -1,0 +1,105 @@
+"""Help, sweeps, and which errors are one line."""
+
+import re
+
+import pytest
+
+from backbones import list_backbones, list_mixers
+from tasks.saved import checkpoint_file
+from tests.runs import arguments, command, summary
+from tools.command_line import overrides as command_line
+from tools.command_line.errors import one_line_errors
+from tools.running import help as run_help
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(capsys):
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        1 / 0  # noqa: B018
+    with pytest.raises(ValueError, match="not ours"), one_line_errors():
+        raise ValueError("not ours")
+
+
+def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
+    def library():
+        try:
+            checkpoint_file("/nowhere")
+        except ValueError as error:
+            raise RuntimeError("the library gave up") from error
+
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        library()
+    assert ended.value.code == 2
+    assert "no checkpoint or run folder at /nowhere" in capsys.readouterr().err
+
+
+def test_full_disk_is_one_line(capsys):
+    with pytest.raises(SystemExit), one_line_errors():
+        raise OSError(28, "No space left on device", "/data/x")
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device: '/data/x'\n"
+
+
+def test_help_fits_a_screen(tmp_path):
+    ended = command(["--help"], cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert "python tools/run.py task=detection backbone=swin_t_afbo" in ended.out
+    words = set(re.findall(r"[\w{},]+", ended.out.replace(", ", " ")))
+    for word in ("swin_{t,s,b}", "poolformer_{s12,s24,s36,m36,m48}", "convnext_t", "glu", "sbm",
+                 "retinanet", "sample_long", "ddp_cpu", "linear_probe", "afbo_deit_t"):  # fmt: skip
+        assert word in words
+    assert f"all {len(list_backbones())} names" in ended.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_on_a_subject_says_all_of_it():
+    assert run_help.text(["backbone"]).split() == list_backbones()
+    recipes = {path.stem for path in (run_help.CONFIGS / "recipe").glob("*.yaml")}
+    said = run_help.text(["recipe"])
+    assert {line.split()[0] for line in said.splitlines() if line[0] != " "} == recipes
+    assert "300 epochs, 1e-3 for 1024 images" in said
+    assert "74.6 % top-1" in run_help.text(["experiment"])
+    for name in list_mixers():
+        assert f"\n  {name} " in run_help.text(["mixer"])
+    config = run_help.text(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
+    assert "seed: 7" in config
+    assert "task_name: detection" in config
+    with pytest.raises(
+        ValueError, match="no help on 'optimizr'; there is on backbone, mixer, task"
+    ):
+        run_help.text(["optimizr"])
+    assert run_help.subject_of(["task=detection", "seed=1"]) is None
+    assert run_help.subject_of(["task=detection", "-h"]) == ["task=detection"]
+
+
+def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.limit_train_batches=1")
+    typed = [a for a in typed if not a.startswith(("backbone=", "data.batch_size="))]
+    typed += ["backbone=deit_t,poolformer_s12", "data.batch_size=0,8"]
+    ended = command(["-m", *typed], cwd=tmp_path)
+    assert ended.status == 2
+    *errors, last = ended.err.splitlines()
+    assert len(errors) == 2
+    assert all(error.startswith("error: data.batch_size=0 is too low") for error in errors)
+    assert last.startswith("error: of the sweep 2 failed: task=classification ")
+    for name in ("deit_t", "poolformer_s12"):
+        assert f"backbone={name} data.batch_size=0" in last
+        assert summary(tmp_path / "classification" / name / "latest")["backbone"] == name
+    assert {path.name for path in tmp_path.iterdir()} == {"classification", "multirun.yaml"}
+
+
+def test_names_in_a_sweep_are_checked_before_its_first_run(tmp_path):
+    typed = arguments("classification", tmp_path, backbone="deit_t,poolformer_s21")
+    with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
+        command_line.prepare(["-m", *typed])
+
+
+def test_sweep_of_several_values_names_each_run():
+    jobs = command_line._jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
+    assert [sorted(job) for job in jobs] == [
+        ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],
+        ["backbone=b", "seed=0", "x=1"], ["backbone=b", "seed=1", "x=1"],
+    ]  # fmt: skip

@@ -1,0 +1,337 @@
+"""Counting rules on operations with known counts and on known networks, and the command."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from backbones import create_backbone, list_backbones
+from backbones.analysis.counting import RULES, count_macs, count_parameters
+from heads.linear import LinearClassifier
+from tools import complexity
+
+SCRIPT = Path(complexity.__file__)
+
+
+def classifier(name, device="meta"):
+    with torch.device(device):
+        return LinearClassifier(create_backbone(name), 1000)
+
+
+# Rules on single operations: 3 channels of 8x8 pixels in
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Attention(nn.Module):
+    """Two heads of 4 channels over 16 tokens."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.bias = torch.zeros(16, 16) if bias else None
+
+    def forward(self, images):
+        x = images.new_zeros(1, 2, 16, 4)
+        bias = None if self.bias is None else self.bias.to(images.device)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+
+OPERATIONS = {
+    "conv": (nn.Conv2d(3, 5, 3, padding=1), 64 * 5 * 27, 64 * 5 * 27, 64 * 5 * 27),
+    "depthwise": (nn.Conv2d(3, 3, 3, padding=1, groups=3), 64 * 27, 64 * 27, 64 * 27),
+    "strided": (nn.Conv2d(3, 2, 4, stride=4), 4 * 2 * 48, 4 * 2 * 48, 4 * 2 * 48),
+    "linear": (nn.Linear(8, 7), 24 * 56, 24 * 56, 24 * 56),
+    "layer_norm": (nn.LayerNorm(8), 0, 5 * 192, 192),
+    "layer_norm_without_weights": (nn.LayerNorm(8, elementwise_affine=False), 0, 4 * 192, 0),
+    "group_norm": (nn.GroupNorm(1, 3), 0, 5 * 192, 192),
+    "batch_norm": (nn.BatchNorm2d(3), 0, 2 * 192, 192),
+    "product": (Scaled(), 0, 0, 192),
+    "global_mean": (nn.AdaptiveAvgPool2d(1), 0, 192, 3),
+    "average_pool": (nn.AvgPool2d(2), 0, 0, 48),
+    "gelu": (nn.GELU(), 0, 0, 0),
+    "max_pool": (nn.MaxPool2d(2), 0, 0, 0),
+    "attention": (Attention(bias=False), *[2 * 2 * 256 * 4] * 2, 2 * 2 * 256 * 4 + 2 * 256),
+    "attention_bias": (Attention(bias=True), *[2 * 2 * 256 * 4] * 2, 2 * 2 * 256 * 4 + 128),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_rules_on_operations(name):
+    operation, macs, fvcore, torchprofile = OPERATIONS[name]
+    assert count_macs(operation, 8) == macs
+    assert count_macs(operation, (8, 8), "torchprofile") == torchprofile
+    pytest.importorskip("fvcore")
+    assert count_macs(operation, 8, "fvcore") == fvcore
+
+
+def test_size_is_height_and_width():
+    conv = nn.Conv2d(3, 1, (2, 1), stride=(2, 1))
+    assert count_macs(conv, (4, 6)) == 2 * 6 * 6
+
+
+def test_counting_leaves_the_model_alone():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    model[2].eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for rule in RULES:
+        if rule != "fvcore":
+            count_macs(model, 8, rule)
+    assert [module.training for module in model.modules()] == [True, True, True, False]
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+        assert value.device.type == "cpu"
+
+
+def test_function_of_meta_tensors_is_counted():
+    conv = nn.Conv2d(3, 4, 1, device="meta")
+    assert count_macs(lambda images: conv(images).relu(), 8) == 64 * 12
+    with pytest.raises(ValueError, match="give it a module with weights"):
+        count_macs(lambda images: conv(images), 8, "fvcore")
+
+
+def test_parameters_are_counted_once():
+    layer = nn.Linear(4, 4)
+    assert count_parameters(nn.Sequential(layer, layer, nn.BatchNorm1d(4))) == 20 + 8
+
+
+def test_unknown_rule():
+    with pytest.raises(ValueError, match="one of macs, fvcore, torchprofile; got 'flops'"):
+        count_macs(nn.Conv2d(3, 1, 1), 8, "flops")
+
+
+def test_fvcore_absent(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs the package fvcore: pip install fvcore"):
+        count_macs(nn.Conv2d(3, 1, 1), 8, "fvcore")
+
+
+# Rules on networks
+
+
+@pytest.mark.parametrize(
+    ("name", "macs", "torchprofile"),
+    [
+        ("deit_t", 1.2537, 1.2560),
+        ("deit_s", 4.5989, 4.6036),
+        ("swin_t", 4.4906, 4.4957),
+        pytest.param("swin_b", 15.4309, 15.4414, marks=pytest.mark.slow),
+        ("poolformer_s12", 1.8123, 1.8174),
+        pytest.param("poolformer_m48", 11.5333, 11.5619, marks=pytest.mark.slow),
+    ],
+)
+def test_rules_on_hosts(name, macs, torchprofile):
+    model = classifier(name)
+    assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
+    # 1e-5: the class token alone passes DeiT's last norm, PoolFormer's norm sees the whole map.
+    assert count_macs(model, rule="torchprofile") / 1e9 == pytest.approx(torchprofile, rel=3e-5)
+
+
+@pytest.mark.parametrize(("name", "fvcore"), [("deit_t", 1.2582), ("swin_t", 4.5092)])
+def test_fvcore_on_hosts(name, fvcore):
+    pytest.importorskip("fvcore")
+    assert count_macs(classifier(name, "cpu"), rule="fvcore") / 1e9 == pytest.approx(
+        fvcore, abs=5e-5
+    )
+    with pytest.raises(ValueError, match="not on meta"):
+        count_macs(classifier(name), rule="fvcore")
+
+
+def test_fvcore_agrees_with_ours_but_for_norms():
+    pytest.importorskip("fvcore")
+    model = classifier("poolformer_s12_afbo", "cpu")
+    macs = count_macs(model, 64)
+    norms = sum(
+        5 * 2 * depth * dim * (16 // 2**stage) ** 2
+        for stage, (dim, depth) in enumerate([(64, 2), (128, 2), (320, 6), (512, 2)])
+    )
+    assert count_macs(model, 64, "fvcore") == macs + norms + 5 * 512 * 4
+
+
+def test_counting_on_cpu_and_meta_agree():
+    assert count_macs(classifier("swin_t_afbo", "cpu"), (96, 64)) == count_macs(
+        classifier("swin_t_afbo"), (96, 64)
+    )
+
+
+# The command
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, **options
+    )
+
+
+def printed(capsys, *arguments):
+    assert complexity.main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_complete_and_loads_no_torch():
+    code = (
+        "import sys, runpy; sys.argv = ['complexity.py', '--help']\n"
+        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    words = [*complexity.DEFAULTS, *RULES, "json", "csv", "afbo"]
+    assert all(word in run.stdout for word in words)
+
+
+@pytest.mark.slow
+def test_command_runs_from_any_directory(tmp_path):
+    run = command("backbone=deit_t", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    assert [line.split() for line in run.stdout.splitlines()] == [
+        ["backbone", "params", "M", "MACs", "G"],
+        ["deit_t", "5,717,416", "5.72", "1.2537"],
+    ]
+
+
+def test_table_is_aligned(capsys):
+    lines = printed(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
+    names = [line.split()[0] for line in lines[1:]]
+    assert names == [*list_backbones("deit_t_c*"), "poolformer_s12", "deit_t"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_json(capsys):
+    records = json.loads(printed(capsys, "backbone=swin_t_ffn,deit_t_afbo", "format=json"))
+    assert records == [
+        {
+            "backbone": "swin_t_ffn",
+            "params": 28288354,
+            "params_m": 28.288354,
+            "macs_g": 4.490566656,
+        },
+        {"backbone": "deit_t_afbo", "params": 5910952, "params_m": 5.910952, "macs_g": 1.373343744},
+    ]
+
+
+def test_image_size_and_rule(capsys):
+    arguments = ("backbone=poolformer_s12", "format=json", "rule=torchprofile")
+    (small,) = json.loads(printed(capsys, *arguments, "image_size=128"))
+    (wide,) = json.loads(printed(capsys, *arguments, "image_size=128x512"))
+    assert wide["macs_g"] == pytest.approx(4 * small["macs_g"], rel=1e-3)
+    assert wide["params"] == small["params"] == 11915176
+
+
+@pytest.mark.slow
+def test_paper_as_csv(capsys):
+    text = printed(
+        capsys, "paper=afbo", "backbone=deit_t,deit_t_afbo,poolformer_s36*", "format=csv"
+    )
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["backbone"] for row in rows[:4]] == [
+        "deit_t",
+        "deit_t_afbo",
+        "poolformer_s36",
+        "poolformer_s36_afbo",
+    ]
+    first, afbo = rows[0], rows[1]
+    assert (first["reported_params_m"], first["verdict"]) == ("5.7", "agrees")
+    # The paper prints a change of +0.3 M; 5,910,952 - 5,717,416 = 193,536.
+    assert float(afbo["residual_params_m"]) == pytest.approx(0.193536 - 0.3)
+    assert (afbo["params"], afbo["reported_params_m"], afbo["verdict"]) == (
+        "5910952",
+        "6.0",
+        "known: counting",
+    )
+    change = ("reported_params_change_m", "params_change_m", "residual_params_m")
+    assert [float(afbo[key]) for key in change] == pytest.approx([0.3, 0.193536, -0.106464])
+    assert (first["reported_params_change_m"], first["params_change_m"]) == ("", "")
+    assert "can only be meant as +0.5" in rows[3]["note"]
+    assert "deit_t_afbo mixer.g1=2 mixer.g2=6" in {row["backbone"] for row in rows}
+    assert all(row["verdict"].startswith(("agrees", "known: ")) for row in rows if row["verdict"])
+    assert all(row["verdict"] or not row["reported_params_m"] for row in rows)
+
+
+def test_paper_as_table(capsys):
+    header, *lines = printed(capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu").splitlines()
+    assert header.split("  ")[0] == "backbone"
+    assert len(lines) == 2
+    assert all("agrees" in line and "5,720,488" in line for line in lines)
+
+
+def test_rows_judged_by_their_change_show_it(capsys):
+    header, line = printed(capsys, "paper=afbo", "backbone=poolformer_s24_afbo").splitlines()[:2]
+    assert header.split("  ")[0] == "backbone"
+    assert header.count("paper change") == 2
+    # Reported, its change, ours, and their difference: of parameters, then of FLOPs.
+    for figures in (("22.0", "+0.6", "+0.56", "-0.04"), ("3.7", "+0.3", "+0.54", "+0.24")):
+        assert "  ".join(figures) in " ".join(line.split()).replace(" ", "  ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("backbone=deit_t",), ("paper=afbo", "backbone=deit_t,deit_t_glu")]
+)
+def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    text = re.sub(r"\x1b\[[\d;]*m", "", printed(capsys, *arguments))
+    assert "5,717,416" in text
+    assert "1.2537" in text
+    assert ("5.72" in text) != ("+0.02" in text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("bakbone=deit_t", "did you mean backbone=?"),
+        (
+            "deit_t",
+            "arguments are key=value, with the keys backbone, paper, image_size, rule, format",
+        ),
+        ("backbone=", "arguments are key=value"),
+        ("--rule=macs", "arguments are key=value"),
+        ("rule=flops", "rule must be one of macs, fvcore, torchprofile; got 'flops'"),
+        ("format=yaml", "format must be one of table, json, csv; got 'yaml'"),
+        ("image_size=big", "image_size must be 224 or 800x1280, from 64 up; got 'big'"),
+        ("image_size=63", "from 64 up; got '63'"),
+        ("image_size=224x", "got '224x'"),
+        ("paper=afob", "paper must be one of afbo"),
+        ("backbone=swin_x", "no backbone called 'swin_x'; did you mean swin_t"),
+        ("backbone=vgg*", "no backbone matches 'vgg*'"),
+        ("backbone=deit_t,,swin_t", "no backbone called ''"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(capsys, argument, message):
+    assert complexity.main([argument]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_wrong_argument_of_the_script_has_no_traceback():
+    run = command("rule=flops")
+    assert run.returncode == 2
+    assert run.stderr.startswith("complexity.py: rule must be one of")
+
+
+def test_backbone_without_rows(capsys):
+    assert complexity.main(["paper=afbo", "backbone=swin_s_glu"]) == 2
+    assert "paper=afbo has no row for backbone=swin_s_glu" in capsys.readouterr().err
+
+
+def test_choices_are_those_of_the_package():
+    assert complexity.CHOICES["rule"] == tuple(RULES)

@@ -1,0 +1,260 @@
+"""Every config file composes, names parts of ours that take its options, and says what for."""
+
+import inspect
+import re
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+from backbones import create_backbone, list_backbones, list_hosts
+from backbones.options import check_arguments
+from tasks.ema import WeightAverage
+from tasks.instantiate import build
+from tasks.optim import build_optimizer, learning_rate_factor
+from tests.runs import CONFIGS, composed, options
+from tools.command_line import overrides as command_line
+from tools.command_line.errors import one_line_errors
+from tools.comparing.published import load_rows
+
+TASKS = ("classification", "detection", "segmentation", "transfer")
+
+
+def fitting(group, task):
+    """Options of a group that say they are for a task."""
+    found = []
+    for name in options(group):
+        content = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())
+        if task in content.get(group, content)["_tasks_"]:
+            found.append(name)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backbones_are_options():
+    command_line.prepare(["--help"])
+
+
+def check(config):
+    """Every part takes the options that the config has for it."""
+    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
+             "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
+    for group, names in given.items():
+        target = config[group]["_target_"]
+        factory = locate(target)
+        plain = {
+            k: v
+            for k, v in config[group].items()
+            if not isinstance(v, dict) or k in ("mixup", "ema")
+        }
+        plain.pop("_target_")
+        check_arguments(factory, plain, group)
+        assert not set(plain) & set(names)
+        parameters = inspect.signature(factory).parameters.values()
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_KEYWORD}
+        needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
+        assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
+    check_arguments(Trainer, config["trainer"], "trainer")
+    check_arguments(build_optimizer, config["optimizer"], "optimizer")
+    check_arguments(learning_rate_factor, config["schedule"], "schedule")
+    check_arguments(create_backbone, config["backbone"], "backbone")
+    learning_rate_factor(10, 10, **config["schedule"])
+    build_optimizer(torch.nn.Linear(2, 2), (), **config["optimizer"])
+
+
+def locate(target):
+    module, _, name = target.rpartition(".")
+    return getattr(__import__(module, fromlist=[name]), name)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_head_and_dataset_of_a_task(task):
+    heads, data = fitting("head", task), fitting("data", task)
+    assert heads
+    assert len(data) > 1
+    for head in heads:
+        for name in data:
+            # The sample sets give options to their tasks' default head; others are as they are.
+            check(composed(f"task={task}", f"head={head}", f"data={name}"))
+
+
+def test_every_head_and_dataset_is_for_some_task():
+    for group in ("head", "data"):
+        assert {name for task in TASKS for name in fitting(group, task)} == set(options(group))
+    assert set(options("task")) == set(TASKS)
+
+
+@pytest.mark.parametrize("protocol", options("protocol"))
+def test_every_protocol(protocol):
+    config = composed("task=transfer", f"protocol={protocol}")
+    check(config)
+    assert config["protocol"] == protocol
+
+
+@pytest.mark.parametrize("data", ["sample_transfer", "imagenet"])
+def test_linear_probing_scales_its_rate_by_the_batch(data):
+    config = composed("task=transfer", "protocol=linear_probe", f"data={data}")
+    assert config["head"]["_target_"] == "heads.linear.LinearProbe"
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), (), 64, **config["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 64 / 256)
+
+
+def test_the_long_recipe_of_the_sample_data():
+    for task in ("detection", "segmentation"):
+        longer, plain = composed(f"task={task}", "recipe=sample_long"), composed(f"task={task}")
+        check(longer)
+        assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
+
+
+PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
+# Where neither recipe nor paper has a drop path for some size, one is passed.
+DROP_PATH = "backbone.drop_path_rate=0.1"
+
+
+def with_recipe(recipe, backbone, *overrides):
+    """The config of a recipe with its own data and task."""
+    content = yaml.safe_load((CONFIGS / "recipe" / f"{recipe}.yaml").read_text())
+    parents = [name for name in content["defaults"] if name != "_self_"]
+    while parents and not parents[0].startswith("base/"):
+        content = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())
+        parents = [name for name in content["defaults"] if name != "_self_"]
+    base = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())["recipe"]
+    choices = [f"task={base['_tasks_'][0]}", f"data={base['_data_']}", f"recipe={recipe}"]
+    return composed(*choices, f"backbone={backbone}", *overrides)
+
+
+@pytest.mark.parametrize("recipe", PAPER_RECIPES)
+def test_every_recipe(recipe):
+    """With a backbone of its host, or any other while that host is not there."""
+    family = recipe.partition("_coco")[0].partition("_ade20k")[0]
+    hosts = [name for name in list_hosts() if name.startswith(f"{family}_")]
+    name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
+    own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []
+    config = with_recipe(recipe, name, *own)
+    check(config)
+    assert "recipe" not in config
+    if config["task_name"] == "classification":
+        build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)
+        check_arguments(WeightAverage, config["task"]["ema"] or {}, "task.ema")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "backbone", "expected"),
+    [
+        ("deit", "deit_t_afbo", {
+            "data.repeated_augmentation": 3, "task.ema.decay": 0.99996, "optimizer.lr": 1e-3,
+            "optimizer.reference_batch": 1024, "backbone.drop_path_rate": 0.1,
+            "schedule.min_lr": 1e-5, "trainer.max_epochs": 300, "trainer.gradient_clip_val": None,
+        }),
+        ("swin", "swin_s_iffn", {
+            "backbone.drop_path_rate": 0.3, "trainer.gradient_clip_val": 5.0, "task.ema": None,
+            "schedule.warmup": 20, "schedule.min_lr": None, "schedule.min_lr_ratio": 0.01,
+        }),
+        ("poolformer", "poolformer_m36", {
+            "backbone.drop_path_rate": 0.3, "data.augmentation.crop_pct": 0.95,
+            "data.augmentation.train_interpolation": "random", "trainer.max_epochs": 310,
+            "schedule.cooldown": 10,
+        }),
+        ("ffnet", "ffnet_1", {
+            "task.mixup.mixup_alpha": 0.2, "task.mixup.cutmix_alpha": 1.0, "data.image_size": 256,
+            "backbone.img_size": 256, "data.augmentation.crop_pct": 0.9, "task.ema.decay": 0.9995,
+        }),
+        ("ffnet", "ffnet_3", {
+            "task.mixup.mixup_alpha": 0.8, "backbone.drop_path_rate": 0.35,
+            "data.augmentation.crop_pct": 0.95,
+        }),
+        ("posmlp", "posmlp_t", {
+            "backbone.drop": 0.02333, "head.drop": 0.02333, "backbone.drop_path_rate": 0.1,
+            "optimizer.eps": 1e-5, "optimizer.weight_decay": 0.067,
+            "optimizer.reference_batch": None, "data.augmentation.random_erasing": 0.0,
+            "trainer.gradient_clip_val": 1.0,
+        }),
+        ("lvt", "deit_t", {"task.mixup": None, "head.label_smoothing": 0.1}),
+        ("sbm", "sbm_b", {"backbone.drop_path_rate": 0.5, "schedule.warmup": 30}),
+        ("swin_coco", "swin_t", {"data.train_sizes.10": [1333, 800], "optimizer.lr": 1e-4}),
+        ("hiremlp_ade20k", "swin_t", {"optimizer.lr": 1.2e-4, "schedule.name": "poly"}),
+    ],
+)  # fmt: skip
+def test_recipes_say_what_the_papers_do(recipe, backbone, expected):
+    config = with_recipe(recipe, backbone)
+    for option, value in expected.items():
+        node = config
+        for key in option.split("."):
+            node = node[int(key) if key.isdecimal() else key]
+        assert node == value, option
+
+
+@pytest.mark.parametrize(("head", "rate"), [("retinanet", 1e-4), ("mask_rcnn", 2e-4)])
+def test_a_rate_may_depend_on_the_head(head, rate):
+    config = with_recipe("poolformer_coco", "poolformer_s12", f"head={head}")
+    assert config["optimizer"]["lr"] == rate
+
+
+def test_what_is_typed_wins_over_a_recipe():
+    config = with_recipe("swin", "deit_t", "backbone.drop_path_rate=0.4", "task.ema={decay: 0.9}")
+    assert config["backbone"]["drop_path_rate"] == 0.4
+    assert config["task"]["ema"] == {"decay": 0.9}
+
+
+def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
+    with pytest.raises(SystemExit), one_line_errors():
+        with_recipe("swin", "deit_t")
+    assert capsys.readouterr().err == (
+        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
+        "deit_t; pass backbone.drop_path_rate=<value>\n"
+    )
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment(experiment):
+    config = composed(f"experiment={experiment}")
+    check(config)
+    head = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
+    for line in ("# Command: ", "# Hardware: ", "# Expected: "):
+        assert line in head
+    if experiment == "example":
+        return
+    assert f"experiment={experiment} data.root=" in head
+    assert config["trainer"]["strategy"] == "ddp"
+    expected = re.search(r"(?:([\d.]+) % top-1|box AP ([\d.]+)) \((\w+),.* Table (\d+)", head)
+    top1, ap, paper, table = expected.groups()
+    rows = [
+        row
+        for row in load_rows(paper.lower(), config["task_name"])
+        if (row.backbone, row.table) == (config["backbone"]["name"], int(table))
+    ]
+    figures = [row.metrics.get("top1" if top1 else "ap") for row in rows]
+    assert float(top1 or ap) in figures, figures
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", list_backbones()[::100])
+def test_backbones_are_options_of_every_task(name, task):
+    config = composed(f"task={task}", f"backbone={name}", "backbone.drop_path_rate=0.1")
+    assert config["backbone"]["name"] == name
+    assert config["backbone"]["dense"] == (task in ("detection", "segmentation"))
+    assert config["backbone"].keys() >= {"pretrained", "img_size", "mixer", "token_mixer"}
+
+
+def test_every_backbone_has_an_entry():
+    for name in list_backbones():
+        entry = command_line.ConfigStore.instance().load(f"backbone/{name}.yaml")
+        assert entry.node["name"] == name
+
+
+def test_options_of_a_mixer_reach_the_backbone():
+    config = composed("backbone=deit_t_afbo", "backbone.mixer.g2=6", "backbone.img_size=64")
+    backbone = create_backbone(**config["backbone"])
+    plain = create_backbone("deit_t_afbo", img_size=64)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (backbone, plain)]
+    assert sizes[0] != sizes[1]
+
+
+def test_no_config_file_has_lines_nobody_reads():
+    """Every yaml begins with a comment that says what it is, but for the heads' option lists."""
+    for path in CONFIGS.rglob("*.yaml"):
+        if path.parent.name == "head":
+            continue
+        first = next(line for line in path.read_text().splitlines() if "@package" not in line)
+        assert first.startswith("# "), path

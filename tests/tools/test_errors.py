@@ -1,0 +1,55 @@
+"""What is said of errors that the machine or another process causes."""
+
+import os
+
+import pytest
+
+from datamodules.files import load_rgb
+from datamodules.headers import check_header
+from tasks.checkpoint_io import AtomicCheckpointIO
+from tools.command_line.errors import one_line_errors
+from tools.comparing.records import read_run
+from tools.running.folder import differences
+
+SAID = {
+    "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
+    "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "lower data.num_workers",
+    "The server socket has failed to bind. EADDRINUSE": "the port by which",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory": "the memory of this machine",
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_what_a_library_says_is_put_into_a_sentence(text, capsys):
+    with pytest.raises(SystemExit), one_line_errors():
+        raise RuntimeError(text)
+    assert SAID[text] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", [check_header, lambda path: load_rgb(path, upright=True)])
+def test_a_pipe_is_no_image(read, tmp_path):
+    """To open one would wait for ever."""
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(ValueError, match="it is a pipe, device or folder"):
+        read(tmp_path / "a.jpg")
+
+
+def test_the_first_checkpoint_that_fails_has_none_before_it(tmp_path):
+    with pytest.raises(OSError, match=r"could not be written .*; there is none before it"):
+        AtomicCheckpointIO().save_checkpoint({"a": FullDisk()}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+class FullDisk:
+    def __reduce__(self):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a: [", b"\xff\xfe", b"x: !!python/name:os.system", b"[1]", b"[" * 5000]
+)
+def test_a_broken_config_is_said_where_a_run_is_resumed_or_listed(content, tmp_path):
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"is no config of a run"):
+        differences(tmp_path, {})
+    assert read_run(tmp_path).status == "unreadable"

@@ -1,0 +1,658 @@
+"""Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.utils.data import DataLoader
+
+from backbones import create_backbone, list_backbones, list_hosts
+from heads.linear import LinearClassifier
+from tests.families import SMALLEST, rest_slow
+from tests.runs import arguments, run_here
+from tools import export
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytest.importorskip("mmpretrain")
+
+from mmengine import Config
+from mmengine.logging import MMLogger
+from mmengine.model import PretrainedInit
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
+
+import backbones.mm
+from tools.exporters import MARK, new_folder
+from tools.exporters.standalone import standalone_source
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
+# One of each family, the smallest; each with another mixer.
+SMALL = rest_slow(
+    (
+        "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
+        "gmlp_ti_ggqpe",
+    ),
+    quick=("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu"),
+)  # fmt: skip
+SIZE = "image_size=64"
+TRAINED = "poolformer_s12_afbo"
+
+
+@pytest.fixture(autouse=True)
+def no_logger_stays():
+    """A toolkit's Runner leaves its logger, whose file the next model would write to."""
+    yield
+    MMLogger._instance_dict.clear()
+
+
+def build(name, scope="mmengine", **options):
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build({"type": name, **options})
+
+
+def images():
+    return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+
+
+def exported(tmp_path, *typed):
+    """The folder that the command writes."""
+    assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
+    return tmp_path / "out"
+
+
+# ---- the registries
+
+
+@pytest.mark.slow
+def test_names_resolve_in_every_scope_whatever_is_imported_first():
+    script = (
+        "import sys; import backbones.mm\n"
+        "assert not {'mmdet', 'mmseg', 'mmpretrain'} & sys.modules.keys()\n"
+        "import importlib\n"
+        "for toolkit in ('mmseg', 'mmpretrain', 'mmdet'):\n"
+        "    models = importlib.import_module(f'{toolkit}.registry').MODELS\n"
+        "    assert models.build({'type': 'deit_t'}).name == 'deit_t'\n"
+    )
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "HOME": "/tmp"}, check=True)
+
+
+@pytest.mark.parametrize("scope", TOOLKITS)
+def test_names_resolve_in_a_toolkit_imported_before(scope):
+    assert build("deit_t", scope, frozen_stages=1).name == "deit_t"
+
+
+def test_taken_names_are_refused():
+    MODELS.register_module("taken_by_others", module=nn.Identity)
+    with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
+        backbones.mm.register(["taken_by_others"])
+
+
+# ---- what a toolkit's backbone can do
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_maps_are_those_of_the_backbone(name):
+    ours = create_backbone(name, dense=True).eval()
+    theirs = build(name, out_indices=[3, 1]).eval()
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        before, after = ours(images()), theirs(images())
+    assert len(after) == 2
+    torch.testing.assert_close(after[0], before[3], rtol=0, atol=0)
+    torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+
+
+def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
+    backbone = build("swin_t_afbo", out_indices=(1, 2), frozen_stages=1).eval()
+    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert type(again) is type(backbone)
+        with torch.no_grad():
+            torch.testing.assert_close(again(images()), backbone(images()), rtol=0, atol=0)
+        assert not again.train().patch_embed.training
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_learns_has_a_gradient_whatever_is_returned(name):
+    backbone = build(name, out_indices=(1, 2), frozen_stages=1)
+    sum(x.square().mean() for x in backbone(images())).backward()
+    stuck = [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None]
+    assert not stuck
+    frozen = {n for n, p in backbone.named_parameters() if not p.requires_grad}
+    assert any(n.startswith(("stem.", "patch_embed.")) for n in frozen)
+    assert not any("stages.1.blocks" in n or "blocks.1." in n[:9] for n in frozen)
+
+
+@pytest.mark.parametrize("stages", range(-1, 5))
+def test_as_many_parameters_are_frozen_as_in_the_toolkits_swin(stages):
+    from mmdet.models.backbones import SwinTransformer
+
+    theirs = SwinTransformer(frozen_stages=stages)
+    theirs.train()
+    ours = build("swin_t", frozen_stages=stages)
+
+    def frozen(model):
+        return sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+    assert frozen(ours) == frozen(theirs)
+    dropped = [m.training for m in ours.modules() if type(m).__name__ == "DropPath"]
+    assert not any(dropped[: len(dropped) * max(stages, 0) // 4])
+
+
+def test_frozen_stages_and_norms_stay_in_evaluation():
+    backbone = build("sbm_t", frozen_stages=1, norm_eval=True, drop_path_rate=0.5).train()
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert not any(m.training for m in norms)
+    assert not any(m.training for m in backbone.stages[0].modules() if m is not backbone.stages[0])
+    assert all(m.training for m in backbone.stages[1][1].modules())
+    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
+        build("sbm_t", frozen_stages=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"out_indices": (0, 4)}, "swin_t has maps 0 to 3"),
+        ({"pretrained": "x.pth"}, "use init_cfg"),
+        ({"dense": False}, "use out_type"),
+        ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
+    ],
+)
+def test_options_out_of_place_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        build("swin_t", **options)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("prefix", [None, "backbone."])
+def test_init_cfg_loads_and_reports(tmp_path, capfd, suffix, prefix):
+    import safetensors.torch
+
+    source = create_backbone("poolformer_s12", dense=True)
+    tensors = {f"backbone.{k}": v for k, v in source.state_dict().items()}
+    path = tmp_path / f"weights.{suffix}"
+    (safetensors.torch.save_file if suffix == "safetensors" else torch.save)(tensors, path)
+    init = {"type": "Pretrained", "checkpoint": str(path)}
+    backbone = build(
+        "poolformer_s12", init_cfg=init if prefix is None else init | {"prefix": prefix}
+    )
+    backbone.init_weights()
+    said = "".join(capfd.readouterr())  # what mmengine's logger shows, and its file has
+    assert f"{len(tensors)} tensors loaded, of these 0 resized" in said
+    assert all(value.equal(tensors[f"backbone.{k}"]) for k, value in backbone.state_dict().items())
+
+
+def test_init_cfg_of_another_model_is_refused(tmp_path):
+    torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
+    init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
+    for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit):
+        with pytest.raises(ValueError, match=r"does not fit sbm_t: \d+ keys differ \(missing "):
+            build("sbm_t", init_cfg=init | {"type": kind}).init_weights()
+    with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
+        build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
+    zoo = "torchvision://resnet18"
+    with pytest.raises(ValueError, match=f"checkpoint={zoo} is no address of a file; download it"):
+        build("resnet18", init_cfg=init | {"checkpoint": zoo}).init_weights()
+
+
+def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
+    from mmengine.hooks import EMAHook
+    from mmengine.model import ExponentialMovingAverage
+
+    model = nn.Module()
+    model.backbone = build("sbm_t")
+    hook = EMAHook()
+    hook.ema_model = ExponentialMovingAverage(model, update_buffers=True)
+    average = {k: v.clone() for k, v in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.data.add_(1)  # the average stays behind
+    content = {"state_dict": model.state_dict()}
+    hook.before_save_checkpoint(None, content)
+    torch.save(content, tmp_path / "epoch_1.pth")
+    back = create_backbone("sbm_t", dense=True, pretrained=tmp_path / "epoch_1.pth").state_dict()
+    assert all(value.equal(average[f"backbone.{key}"]) for key, value in back.items())
+
+
+def test_other_initialisations_are_mmengines():
+    init = {"type": "Constant", "layer": "Linear", "val": 0.25, "bias": 0.5}
+    backbone = build("swin_t", init_cfg=init)
+    backbone.init_weights()
+    linear = backbone.layers[0].blocks[0].mlp.fc1
+    assert (linear.weight == 0.25).all()
+    assert (linear.bias == 0.5).all()
+
+
+# ---- depth and layer decay
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
+def test_every_parameter_has_a_layer(host, dense):
+    check_layers(host, dense)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_parameter_of_every_backbone_has_a_layer(name):
+    check_layers(name, dense=True)
+
+
+def check_layers(name, dense):
+    with torch.device("meta"):
+        backbone = create_backbone(name, dense=dense)
+    names = [n for n, _ in backbone.named_parameters()]
+    layers = {n: backbone.layer_id(n) for n in names}
+    inner = range(backbone.num_layers - 1)  # dense FFNet_seg has nothing behind its blocks
+    assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
+    last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
+    ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
+    assert all(n.startswith(ends) for n in last)
+    stages = {backbone.depth.stage(n) for n in names}
+    assert set(range(len(backbone.depth.depths) + 1)) <= stages
+
+
+@pytest.mark.parametrize(
+    ("scope", "constructor", "paramwise"),
+    [
+        ("mmdet", "LearningRateDecayOptimizerConstructor", {"decay_rate": 0.5, "num_layers": 12}),
+        ("mmseg", "LearningRateDecayOptimizerConstructor", {"decay_rate": 0.5}),
+        ("mmseg", "LayerDecayOptimizerConstructor", {"layer_decay_rate": 0.5, "num_layers": 12}),
+        ("mmpretrain", "LearningRateDecayOptimWrapperConstructor", {"layer_decay_rate": 0.5}),
+    ],
+)
+def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwise):
+    model = nn.Module()
+    model.backbone, model.neck = build("swin_t", scope), nn.Linear(2, 2)
+    model.get_layer_depth = lambda name: model.backbone.get_layer_depth(name, "backbone.")
+    wrapper = {
+        "type": "OptimWrapper", "constructor": constructor, "paramwise_cfg": dict(paramwise),
+        "optimizer": {"type": "AdamW", "lr": 1.0, "weight_decay": 0.1},
+    }  # fmt: skip
+    with DefaultScope.overwrite_default_scope(scope):
+        groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert len(rates) == len(list(model.parameters()))
+    by_class = OPTIM_WRAPPER_CONSTRUCTORS.get(f"{scope}.{constructor}")
+    wrapper |= {"constructor": by_class, "paramwise_cfg": paramwise}
+    again = build_optim_wrapper(model, wrapper)
+    assert [group["lr"] for group in again.optimizer.param_groups] == [g["lr"] for g in groups]
+    for name, parameter in model.named_parameters():
+        own = name.removeprefix("backbone.")
+        layer = model.backbone.layer_id(own) if own != name else 13
+        assert rates[id(parameter)] == pytest.approx(0.5 ** (13 - layer)), name
+
+
+def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_toolkit():
+    from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMDETS
+
+    class ConvNeXt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
+
+    def groups(backbone, **paramwise):
+        model = nn.Module()
+        model.backbone = backbone
+        constructor = MMDETS.get("LearningRateDecayOptimizerConstructor")
+        config = {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 1.0}}
+        with DefaultScope.overwrite_default_scope("mmdet"):
+            return constructor(config, paramwise)(model).optimizer.param_groups
+
+    ours = build("swin_t", "mmdet")
+    with pytest.raises(ValueError, match="swin_t has 12 blocks; set num_layers=12"):
+        groups(ours, decay_rate=0.9, num_layers=6)
+    by_stage = groups(ours, decay_rate=0.5, decay_type="stage_wise")
+    assert {group["lr"] for group in by_stage} == {0.5**k for k in range(1, 6)}
+    assert {g["lr"] for g in groups(ConvNeXt(), decay_rate=0.5, num_layers=6)} == {0.5**6}
+
+
+# ---- exports
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("poolformer_s12_glu", "mmseg"),
+        pytest.param("swin_t_afbo", "mmdet", marks=pytest.mark.slow),
+        pytest.param("deit_t_iffn", "mmpretrain", marks=pytest.mark.slow),
+    ],
+)
+def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
+    check_export(tmp_path, name, to)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", TOOLKITS)
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_backbone_goes_to_every_toolkit_and_back(tmp_path, name, to):
+    check_export(tmp_path, name, to)
+
+
+def check_export(tmp_path, name, to):
+    """The command itself compares the outputs; here its files come back."""
+    folder = exported(tmp_path, f"backbone={name}", f"to={to}", SIZE)
+    dense = to != "mmpretrain"
+    back = [
+        create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
+        for suffix in ("pth", "safetensors")
+    ]
+    config = Config.fromfile(folder / "config.py")
+    theirs = build(**config.model.backbone, name=config.model.backbone.pop("type"), scope=to).eval()
+    theirs.init_weights()
+    with torch.no_grad():
+        outputs = [b(images()) if dense else (b.embed(images()),) for b in (*back,)]
+        outputs.append(theirs(images()))
+    for one in outputs[1:]:
+        torch.testing.assert_close(one, outputs[0], rtol=1e-5, atol=1e-5)
+    assert f"{to}" in (folder / "README.md").read_text()
+
+
+def test_the_folder_is_whole_or_absent(tmp_path, capsys):
+    out = tmp_path / "out"
+    typed = ["backbone=deit_t", "to=mmdet", f"ckpt={tmp_path / 'x.pth'}", f"out={out}"]
+    torch.save({"a": torch.zeros(1)}, tmp_path / "x.pth")
+    assert export.main(typed) == 2
+    assert "does not fit deit_t" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]
+    out.mkdir()
+    (out / "mine").touch()
+    for overwrite in ("false", "true"):
+        assert export.main([*typed, f"overwrite={overwrite}"]) == 2
+        assert "no export has made it; pass another out=" in capsys.readouterr().err
+        assert (out / "mine").exists()
+
+
+def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
+    out, link = tmp_path / "out", tmp_path / "link"
+    with new_folder(out, overwrite=False) as folder:
+        (folder / "first").touch()
+    with pytest.raises(ValueError, match="exists already; pass overwrite=true"):
+        new_folder(out, overwrite=False).__enter__()
+    with new_folder(out, overwrite=True) as folder:
+        (folder / "second").touch()
+    assert sorted(path.name for path in out.iterdir()) == [MARK, "second"]
+    link.symlink_to(out)
+    (tmp_path / "file").touch()
+    for other in (link, tmp_path / "file"):
+        with pytest.raises(ValueError, match="no export has made it"):
+            new_folder(other, overwrite=True).__enter__()
+    monkeypatch.chdir(out)
+    for here in (Path(), out, tmp_path):
+        with pytest.raises(ValueError, match="is the folder that this runs in"):
+            new_folder(here, overwrite=True).__enter__()
+    assert (out / "second").exists()
+
+
+def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
+    """What its config names is refused before any of it is called."""
+    config = {
+        "task_name": "detection", "seed": 0, "backbone": {"name": "deit_t"},
+        "head": {"_target_": "heads.mmdet_adapter.build_detector", "name": "retinanet"},
+        "data": {"_target_": "datamodules.dense.require_package", "name": "antigravity"},
+        "task": {"_target_": "tasks.detection.DetectionTask"},
+    }  # fmt: skip
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
+    typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
+    for text, said in (
+        (yaml.safe_dump(config), "data._target_=datamodules.dense.require_package is refused"),
+        ("x: !!python/object/apply:os.system [echo]", "is no config of a run"),
+        ("a: [", "is no config of a run"),
+        (
+            yaml.safe_dump(
+                {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
+            ),
+            "head has an option named",
+        ),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert export.main(typed) == 2
+        assert said in capsys.readouterr().err
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
+        (["to=timm"], "say what to export: backbone=NAME"),
+        (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
+        (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
+        (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
+        (["backbone=deit_t pretrained=x.pth", "to=onnx"], "pretrained=; pass the file as ckpt="),
+        (["backbone=deit_t dense=true", "to=timm"], "cannot say dense=; targets take the form"),
+        (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
+    ],
+)
+def test_wrong_arguments_are_answered(capsys, typed, said):
+    assert export.main(typed) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_table_is_made_by_trying(capsys):
+    typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
+    assert export.main(typed) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["backbone"] for record in records] == ["deit_t", "posmlp_t"]
+    assert all(record["mmdet"] == record["mmpretrain"] == "yes" for record in records)
+
+
+def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
+    import mmdet
+
+    folder = exported(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
+    text = (folder / "config.py").read_text()
+    assert text.count("data/coco/") == 1
+    assert len(text.splitlines()) < 60
+    text = text.replace("data/coco/", "/mine/")
+    (folder / "config.py").write_text(text)
+    config = Config.fromfile(folder / "config.py")
+    shipped = Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_"
+    copies = [path for path in (folder / "_base_").rglob("*.py")]
+    assert len(copies) == 4
+    for path in copies:
+        assert path.read_text() == (shipped / path.relative_to(folder / "_base_")).read_text()
+    for split in ("train", "val", "test"):
+        assert config[f"{split}_dataloader"].dataset.data_root == "/mine/"
+    assert config.val_evaluator.ann_file == "/mine/annotations/instances_val2017.json"
+    # What is not said is the toolkit's, and nothing of its ResNet and its SGD is left.
+    assert config.model.roi_head.bbox_head.num_classes == 80
+    assert "depth" not in config.model.backbone
+    assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
+
+
+def test_what_a_config_says_makes_of_its_base_what_is_wanted():
+    from tools.exporters.mm_inherit import changes
+
+    base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
+    wanted = {"kept": 1, "list": [1], "part": {"a": 1, "b": {"c": 3}}, "other": {"y": 2}, "new": {}}
+    said = changes(base, wanted)
+    assert said == {
+        "list": [1], "part": {"b": {"c": 3}}, "other": {"_delete_": True, "y": 2}, "new": {},
+    }  # fmt: skip
+    assert Config._merge_a_into_b(said, base) == wanted
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 6])
+def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
+    from mmengine.registry import DefaultScope
+    from mmpretrain.registry import METRICS
+    from mmpretrain.structures import DataSample
+
+    from tools.exporters.mm_configs import dataset_config
+
+    config = dataset_config("mmpretrain", num_classes=num_classes)
+    assert config["val_evaluator"]["topk"] == ((1, 5) if num_classes > 5 else (1,))
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        metric = METRICS.build(config["val_evaluator"])
+    sample = DataSample().set_gt_label(1).set_pred_score(torch.eye(num_classes)[1])
+    metric.process(None, [sample.to_dict()])
+    assert metric.evaluate(1)["accuracy/top1"] == 100
+
+
+# ---- the module that stands alone
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_module_of_its_own_is_whole_and_imports_nothing_else(name):
+    import ast
+
+    tree = ast.parse(standalone_source(name, {}))
+    tops = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            tops.add(node.module.partition(".")[0])
+    assert tops - sys.stdlib_module_names == {"torch", "timm", "mmengine"}
+
+
+def test_two_meanings_of_a_name_stay_apart(tmp_path, monkeypatch):
+    from tools.exporters.merge_modules import Merger
+
+    (tmp_path / "pairpackage").mkdir()
+    (tmp_path / "pairpackage/__init__.py").touch()
+    (tmp_path / "pairpackage/one.py").write_text(
+        "SCALE = 2  # of one\n\n\ndef scale(x):\n    return SCALE * x\n"
+    )
+    (tmp_path / "pairpackage/two.py").write_text(
+        "from pairpackage.one import scale as other\n\nSCALE = 3\n\n\n"
+        "def unused():\n    return 0\n\n\n"
+        "def scale(x, *, SCALE_=SCALE):\n    local = [SCALE for SCALE in (5,)]\n"
+        "    return other(x) + SCALE * x + local[0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    merger = Merger("pairpackage", frozenset())
+    merger.add_name("pairpackage.two", "scale")
+    source = merger.source("Both.")
+    space = {}
+    exec(compile(source, "merged", "exec"), space)
+    assert "unused" not in source
+    assert "# of one" in source
+    assert space["two_scale"](10) == 20 + 30 + 5
+
+
+@pytest.mark.parametrize("name", ["swin_t_afbo"])
+def test_a_standalone_export_runs_without_us(tmp_path, capsys, name):
+    folder = exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
+    assert (folder / "backbones" / "mm.py").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_backbones())
+def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
+    exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
+
+
+# ---- whole models, there and back
+
+
+def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
+    from mmengine.dataset import default_collate
+    from mmengine.runner import Runner
+    from mmpretrain.apis import get_model
+    from mmpretrain.structures import DataSample
+
+    ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
+    torch.save(ours.state_dict(), tmp_path / "ours.pth")
+    folder = exported(
+        tmp_path, "backbone=deit_t_glu img_size=64", f"ckpt={tmp_path / 'ours.pth'}", SIZE,
+        "to=mmpretrain",
+    )  # fmt: skip
+    config = Config.fromfile(folder / "config.py")
+    theirs = get_model(config, pretrained=str(folder / "deit_t_glu.pth"), device="cpu").eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x, mode="tensor"), ours(x), rtol=1e-5, atol=1e-5)
+
+    sample = {"inputs": torch.zeros(3, 64, 64, dtype=torch.uint8), "data_samples": DataSample()}
+    sample["data_samples"].set_gt_label(1)
+    config.model.train_cfg = None
+    runner = Runner(
+        model=config.model,
+        work_dir=str(tmp_path / "work"),
+        train_dataloader=DataLoader([sample] * 2, batch_size=2, collate_fn=default_collate),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper=config.optim_wrapper,
+        load_from=str(folder / "deit_t_glu.pth"),
+        default_scope="mmpretrain",
+    )
+    runner.train()
+    trained = LinearClassifier.from_pretrained(
+        "deit_t_glu", tmp_path / "work" / "epoch_1.pth", img_size=64
+    ).eval()
+    with torch.no_grad():
+        after = runner.model.eval()(x, mode="tensor")
+        assert (after - ours(x)).abs().max() > 1e-4  # it has learned
+        torch.testing.assert_close(trained(x), after, rtol=1e-5, atol=1e-5)
+
+
+def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
+    from mmdet.apis import inference_detector, init_detector
+
+    folder, ours, batch, picture = trained(
+        "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
+    )
+    theirs = init_detector(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
+    assert theirs.dataset_meta["classes"] == tuple("0123456789")
+    for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
+        model.test_cfg.rcnn.score_thr = model.roi_head.test_cfg.score_thr = 0.0
+    with torch.no_grad():
+        before = ours.predict(batch)[0].pred_instances
+    after = inference_detector(theirs, picture).pred_instances
+    assert len(before) > 10
+    for key in ("bboxes", "scores", "labels", "masks"):
+        torch.testing.assert_close(after[key], before[key], rtol=1e-5, atol=1e-4)
+    back = create_backbone(TRAINED, dense=True, pretrained=folder / f"{TRAINED}.pth")
+    assert all(v.equal(ours.backbone.state_dict()[k]) for k, v in back.state_dict().items())
+
+
+@pytest.mark.slow
+def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample_cache):
+    from mmseg.apis import inference_model, init_model
+
+    folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
+    theirs = init_model(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
+    with torch.no_grad():
+        before = ours.predict(batch)[0].seg_logits.data
+    after = inference_model(theirs, picture).seg_logits.data
+    assert np.ptp(after.numpy()) > 0
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def trained(task, to, tmp_path, capsys, *more):
+    """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
+    import yaml
+
+    from tasks.base import load_exactly
+    from tasks.instantiate import build as build_part
+
+    typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    run = ended.folder()
+    folder = exported(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    data = build_part(config, "data", seed=0, predict_path=None)
+    data.prepare_data()
+    picture = next(path for path in sorted(Path(data.root).rglob("*.jpg")) if "val" in str(path))
+    data = build_part(config, "data", seed=0, predict_path=str(picture))
+    data.prepare_data()
+    data.setup()
+    backbone = create_backbone(**config["backbone"])
+    model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    # With an average it is what was validated.
+    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
+    return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

@@ -1,0 +1,186 @@
+"""Callbacks, loggers and profilers that a config asks for."""
+
+import logging
+import re
+
+import pytest
+import torch
+
+from tasks.loggers import read_rows
+from tests.runs import arguments, composed, run_here, summary
+from tools.command_line import overrides as command_line
+from tools.running import loggers
+from tools.running.callbacks import make_callbacks, make_profiler
+from tools.running.folder import check_same_config
+
+METRICS = ("top1", "top5")
+NO_STOP = {"early_stopping": {"patience": None}}
+
+
+def test_a_plain_run_has_none(tmp_path):
+    assert make_callbacks(tmp_path, "val/top1", METRICS, **NO_STOP) == []
+    assert make_profiler(None, tmp_path) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": -1}, r"callbacks\.top_k=-1 is too low"),
+        ({"early_stopping": {"metric": "top5"}}, r"stops nothing without .*patience"),
+        ({"early_stopping": {"patience": 0}}, "from 1 up"),
+        ({"early_stopping": {"patience": 2, "metric": "top3"}}, "did you mean val/top"),
+        ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),
+        ({"early_stopping": {"patients": 2}}, "did you mean patience"),
+        ({"early_stopping": {"patience": 2, "mode": "up"}}, "one of max, min"),
+    ],
+)
+def test_wrong_callbacks_are_one_sentence(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        make_callbacks(tmp_path, "val/top1", METRICS, **{**NO_STOP, **options})
+
+
+def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="did you mean simple"):
+        make_profiler("simpel", tmp_path)
+    with pytest.raises(ValueError, match="did you mean wandb"):
+        loggers.make_loggers({"wandbb": {}}, tmp_path, {})
+    with pytest.raises(ValueError, match=r"logger\.wandb\.modus; did you mean mode"):
+        loggers.make_loggers({"wandb": {"modus": "x"}}, tmp_path, {})
+
+
+def test_a_logger_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("wandb", "mlflow"):
+        with pytest.raises(ValueError, match=rf"pip install .*'\.\[{name}\]'"):
+            loggers.make_loggers({name: {}}, tmp_path, {})
+
+
+@pytest.mark.usefixtures("sample_cache")
+def test_a_run_with_everything(tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    typed = arguments("classification", tmp_path, "callbacks.top_k=2", "logger=csv",
+                      "callbacks.gradient_norm=2", "callbacks.learning_rate=true",
+                      "callbacks.early_stopping.patience=1", "trainer.profiler=simple",
+                      "callbacks.early_stopping.min_delta=100", "callbacks.device=true",
+                      "trainer.log_every_n_steps=1", epochs=5)  # fmt: skip
+    ended = run_here(typed, capsys)
+    assert (ended.status, ended.err) == (0, "")
+    folder = ended.folder()
+    assert "Stopped early after epoch 2: val/top1 was best at" in caplog.text
+    assert "run_training_batch" in (folder / "profile.txt").read_text()
+    assert "run_training_batch" in caplog.text
+    assert "run_test_evaluation" not in caplog.text
+    assert not (folder / "tensorboard").exists()
+    names = sorted(path.name for path in (folder / "checkpoints").glob("top_*"))
+    assert [re.sub(r"[\d.]+ckpt", "", name) for name in names] == [
+        "top_epoch_000_top1_", "top_epoch_001_top1_",
+    ]  # fmt: skip
+    rows = read_rows(folder / "metrics.csv")
+    norms = {row["step"]: row["train/gradient_norm"] for row in rows
+             if "train/gradient_norm" in row}  # fmt: skip
+    assert list(norms) == [0, 2, 4, 6, 8]
+    assert all(norm > 0 for norm in norms.values())
+    columns = {key for row in rows for key in row}
+    assert any(key.startswith("lr-AdamW") for key in columns)
+    assert any("cpu_percent" in key for key in columns)
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    (state,) = (value for key, value in saved.items() if key.startswith("StopEarly"))
+    assert state["wait_count"] == 1, "the last checkpoint does not know of the last validation"
+    assert summary(folder)["metrics"]["top1"] >= 0
+
+
+def test_the_norm_is_that_of_all_gradients():
+    from tasks.monitors import GradientNorm
+
+    model = torch.nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+    logged = []
+
+    class Log:
+        def log_metrics(self, metrics, step):
+            logged.append((metrics, step))
+
+    class Trainer:
+        global_step, strategy, loggers = 4, None, (Log(),)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    GradientNorm(1).on_before_optimizer_step(Trainer(), model, optimizer)
+    # 6 weights and 2 biases, each with a gradient of 1
+    assert logged == [({"train/gradient_norm": pytest.approx(8**0.5)}, 4)]
+
+
+@pytest.mark.usefixtures("sample_cache")
+def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    typed = arguments("classification", tmp_path, "trainer.profiler=pytorch", "logger=csv")
+    folder = run_here(typed, capsys).folder()
+    table = (folder / "profile.txt").read_text()
+    assert "aten::addmm" in table
+    assert "backward" in table
+    assert "aten::addmm" in caplog.text
+    assert (folder / "trace.json").stat().st_size > 1000
+
+
+def test_a_log_that_fails_is_given_up_and_training_goes_on(caplog):
+    caplog.set_level(logging.INFO)
+
+    def no_server():
+        raise ConnectionError("nobody answers")
+
+    log = loggers.RemoteLog("wandb", no_server, {})
+    for step in range(3):
+        log.log_metrics({"x": 1.0}, step)
+    log.close("success")
+    assert caplog.text.count("gave up and training goes on: nobody answers") == 1
+
+
+def log_twice(folder, name, **options):
+    """A run, and the same resumed, as a run does it."""
+    config = composed("backbone=deit_t")
+    for steps in ((0, 1), (1, 2)):
+        (log,) = loggers.make_loggers({name: options}, folder, config)
+        with loggers.closing([log]):
+            log.resume_at(steps[0])
+            for step in steps:
+                log.log_metrics({"train/loss": 1.0 + step, "epoch": 0}, step)
+            assert not log._failed
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    command_line.prepare(["--help"])
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # asked to go online, with nobody there
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    log_twice(tmp_path, "wandb", project="p", tags=["x"])
+    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+    assert {name.rpartition("-")[2] for name in runs} == {
+        (tmp_path / "wandb_run.txt").read_text().strip()
+    }
+
+
+def test_mlflow_offline(tmp_path):
+    pytest.importorskip("mlflow")
+    command_line.prepare(["--help"])
+    log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
+    from mlflow import MlflowClient
+
+    store, run = (tmp_path / "mlflow_run.txt").read_text().split()
+    client = MlflowClient(store)
+    assert {point.step for point in client.get_metric_history(run, "train/loss")} == {0, 1, 2}
+    assert client.get_run(run).data.params["backbone.name"] == "deit_t"
+    assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
+    import yaml
+
+    command_line.prepare(["--help"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
+    other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
+                     "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip
+    check_same_config(tmp_path, other)
+    with pytest.raises(ValueError, match=r"callbacks\.early_stopping\.patience"):
+        check_same_config(
+            tmp_path, composed("backbone=deit_t", "callbacks.early_stopping.patience=3")
+        )

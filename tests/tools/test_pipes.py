@@ -1,0 +1,38 @@
+"""Commands that print tables, with a reader that has gone, as behind ``| head``."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+SOURCES = {path.stem: path.read_text() for path in TOOLS.glob("*.py")}
+COMMANDS = sorted(
+    name
+    for name, source in SOURCES.items()
+    if "usage: python" in source[:600] and "__main__" in source
+)
+
+
+@pytest.mark.parametrize("command", ["doctor", *COMMANDS])
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        run = subprocess.run(
+            [sys.executable, TOOLS / f"{command}.py", "--help"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writing)
+    assert run.stderr == ""
+    assert run.returncode == -signal.SIGPIPE
+
+
+def test_all_commands_with_tables_are_found():
+    assert {"benchmark", "complexity", "lipschitz"} <= set(COMMANDS)

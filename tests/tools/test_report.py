@@ -1,0 +1,90 @@
+"""What a run says of itself: the closing table and the size that its backbone is counted at."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tools.running import curves, report
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"image_size": 224}, (224, 224)),
+        ({"image_size": [1333, 800]}, (800, 1333)),  # longest and shortest edge
+        ({"image_size": [2048, 512], "crop_size": 512}, (512, 512)),
+        ({"image_size": [2048, 512], "crop_size": [512, 1024]}, (512, 1024)),  # height and width
+        ({"scene_size": 128}, (128, 128)),
+        ({"scene_size": 128, "image_size": [256, 192]}, (192, 256)),
+    ],
+)
+def test_the_backbone_is_counted_at_the_training_size(data, expected):
+    assert report.training_size(data) == expected
+
+
+def test_table_is_readable_in_a_pipe(tmp_path, capsys):
+    report.print_table("title", {"AP50": "0.1", "backbone MACs": "1.2 G"}, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"Run folder: {tmp_path}"
+    assert "\x1b" not in "".join(lines)
+    assert max(map(len, lines[:-1])) < 60
+
+
+class Axes:
+    """Notes what is drawn."""
+
+    def __init__(self):
+        self.lines, self.bars, self.said = {}, [], []
+
+    def plot(self, steps, values, label, **style):
+        self.lines[label] = (list(values), (style["linestyle"], style["marker"], style["lw"]))
+
+    def bar(self, places, values, **style):
+        self.bars = values
+
+    def __getattr__(self, name):
+        return lambda *given, **options: self.said.append((name, given, options))
+
+
+def drawn(monkeypatch, rows, why=""):
+    import matplotlib.pyplot as plt
+
+    axes, figure = (Axes(), Axes()), Axes()
+    monkeypatch.setattr(plt, "subplots", lambda *given, **options: (figure, axes))
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    curves.plot_curves(Path("somewhere"), rows, why)
+    return axes
+
+
+TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in range(3)]
+
+
+def test_losses_of_training_and_validation_stand_together(monkeypatch):
+    rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
+    left, right = drawn(monkeypatch, rows)
+    assert list(left.lines) == ["train/loss", "val/loss"]
+    assert list(right.lines) == ["top1"]
+    assert left.lines["val/loss"][0] == [2.0, 2.0]
+
+
+def test_equal_curves_are_drawn_differently(monkeypatch):
+    names = ("a", "b", "c", "d", "e")
+    rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
+    _, right = drawn(monkeypatch, rows)
+    assert len({style for _, style in right.lines.values()}) == len(names)
+
+
+def test_what_was_measured_once_is_a_bar(monkeypatch):
+    left, right = drawn(monkeypatch, [*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why")
+    assert right.bars == [0.2, 0.5]
+    assert not right.lines
+    said = [given[2] for name, given, _ in left.said if name == "text"]
+    assert said == ["no loss of validation: why"]
+
+
+def test_curves_are_a_picture(tmp_path):
+    curves.plot_curves(tmp_path, [*TRAINED, {"step": 2, "val/top1": 9.0}])
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.width > 1000
+    curves.plot_curves(tmp_path, [])

@@ -1,0 +1,310 @@
+"""An evaluation takes its config from the run folder; what is typed beside it wins and is named."""
+
+import functools
+import json
+import shutil
+
+import pytest
+import yaml
+from hydra.core.hydra_config import HydraConfig
+
+from tests.runs import composed, run_here
+from tools.command_line import overrides as command_line
+from tools.command_line.errors import one_line_errors
+from tools.running import config as run_config
+
+
+@functools.cache
+def config_text(*overrides):
+    return yaml.safe_dump(composed(*overrides), sort_keys=False)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run folder of a command, with a checkpoint that nothing here opens."""
+    command_line.prepare(["--help"])
+
+    def make(*overrides, name="run"):
+        folder = tmp_path / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
+        (folder / "config.yaml").write_text(config_text(*overrides))
+        return folder
+
+    return make
+
+
+def evaluated(folder, *typed, mode="test"):
+    """The config of an evaluation."""
+    overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
+    return command_line.resolved(run_config.job_config(overrides))
+
+
+def changed(folder, *typed):
+    """What an evaluation does otherwise than the run, by name."""
+    before = yaml.safe_load((folder / "config.yaml").read_text())
+    now = evaluated(folder, *typed)
+    flat = [run_config.flatten({g: c[g] for g in run_config.IDENTITY}) for c in (before, now)]
+    return {key: flat[1].get(key) for key in {**flat[0], **flat[1]}
+            if flat[0].get(key) != flat[1].get(key) and key != "backbone.pretrained"}  # fmt: skip
+
+
+RUNS = {
+    "plain": (),
+    "detection": ("task=detection", "backbone=swin_t_afbo", "head=retinanet", "head.anchor_scale=4",
+                  "data=coco", "data.root=/data/coco", "backbone.mixer.g2=6"),
+    "segmentation": ("task=segmentation", "backbone=deit_t", "head.channels=64",
+                     "head.options.decode_head.dropout_ratio=0.3"),
+    "transfer": ("task=transfer", "protocol=linear_probe", "++data.sample_seed=3"),
+    "recipe": ("recipe=ffnet", "backbone=ffnet_3", "data=imagenet", "data.root=/data/imagenet",
+               "data.image_size=288"),
+    "experiment": ("experiment=iffn_swin_t", "data.root=/data/imagenet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
+    folder = run_folder(*RUNS[name])
+    assert changed(folder) == {}
+    assert changed(folder, *RUNS[name]) == {}  # the whole command again
+
+
+def test_a_checkpoint_finds_its_folder(run_folder):
+    file = run_folder(*RUNS["detection"]) / "checkpoints" / "best.ckpt"
+    assert evaluated(file)["head"]["anchor_scale"] == 4
+
+
+def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
+    folder = run_folder("backbone=swin_t")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["data"]["augmentation"]["mean"] = [0.5, 0.5, 0.5]
+    config["data"]["image_size"] = 96
+    del config["data"]["train_copies"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert changed(folder) == {}
+    assert changed(folder, "data.train_copies=2") == {"data.train_copies": 2}
+
+
+def test_the_devices_are_those_of_the_command(run_folder):
+    folder = run_folder("trainer=cpu", "trainer.precision=bf16-mixed", "trainer.max_epochs=7")
+    assert evaluated(folder)["trainer"]["precision"] == "32-true"
+    assert evaluated(folder, "trainer=ddp")["trainer"]["strategy"] == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("run", "typed", "expected"),
+    [
+        # What follows another value in training follows it here.
+        (("data.image_size=96",), ["data.image_size=64"],
+         {"data.image_size": 64, "backbone.img_size": 64}),
+        # The default, which another value would hide if only differences to it counted.
+        (("data.image_size=96",), ["++data.image_size=64"],
+         {"data.image_size": 64, "backbone.img_size": 64}),
+        # A value that the run had of its own stays.
+        (("data.image_size=96", "backbone.img_size=128"), ["data.image_size=64"],
+         {"data.image_size": 64}),
+        (("recipe=posmlp", "backbone=posmlp_t", "data=imagenet"), ["backbone.drop=0.5"],
+         {"backbone.drop": 0.5}),
+        (RUNS["detection"], ["head.anchor_scale=8", "data.root=/x"],
+         {"head.anchor_scale": 8, "data.root": "/x"}),
+        (RUNS["detection"], ["head=mask_rcnn"],
+         {"head.name": "mask_rcnn", "head.anchor_scale": None}),
+        (("task=segmentation",), ["+head.options.decode_head.dropout_ratio=0.1"],
+         {"head.options.decode_head.dropout_ratio": 0.1}),
+        (("data=imagenet", "data.root=/a", "recipe=deit"), ["data=cifar100", "data.root=/b"],
+         {"data._target_": "datamodules.cifar100.CIFAR100DataModule", "data.root": "/b"}),
+        (("data=imagenet", "data.root=/a"), ["recipe=ffnet", "backbone.drop_path_rate=0.1"],
+         {"data.image_size": 256, "backbone.img_size": 256, "task.mixup.mixup_alpha": 0.2,
+          "task.ema.decay": 0.9995}),
+        (("backbone=swin_t_afbo", "backbone.mixer.g2=6"), ["backbone=swin_t_afbo"], {}),
+        (("backbone=swin_t_afbo",), ["backbone=swin_t_iffn"], {"backbone.name": "swin_t_iffn"}),
+        (("task=transfer",), ["protocol=linear_probe"],
+         {"head._target_": "heads.linear.LinearProbe"}),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wins(run, typed, expected, run_folder):
+    if "recipe=ffnet" in typed:
+        run = (*run, "backbone=ffnet_1", "backbone.drop_path_rate=0.1")
+    found = changed(run_folder(*run), *typed)
+    assert expected.items() <= found.items(), found
+    if typed[0].partition("=")[0].lstrip("+") not in ("data", "backbone", "protocol", "recipe",
+                                                      "head"):  # fmt: skip
+        assert found == expected
+
+
+def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
+    folder = run_folder("task=transfer")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["backbone"]["pretrained"] = "/gone"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert evaluated(folder)["backbone"]["pretrained"] is None
+    assert evaluated(folder, "backbone.pretrained=/gone")["backbone"]["pretrained"] is None
+
+
+def said(config, caplog):
+    caplog.clear()
+    caplog.set_level("INFO")
+    run_config.say_origin(config)
+    return caplog.text
+
+
+def test_differences_are_named_in_one_line(run_folder, caplog):
+    folder = run_folder("backbone=swin_t", "data.image_size=224")
+    text = said(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
+    assert text.count("\n") == 1
+    assert "differs from the run: " in text
+    for part in ("backbone.img_size 64 (run: 224)", "data.image_size 64 (run: 224)",
+                 "data.flips 1 (run: not set)"):  # fmt: skip
+        assert part in text
+    assert said(evaluated(folder), caplog) == ""
+
+
+def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, caplog):
+    command_line.prepare(["--help"])
+    (tmp_path / "config.yaml").write_text("of: something else")
+    (tmp_path / "weights").mkdir()
+    lone = tmp_path / "weights" / "best.ckpt"
+    lone.write_bytes(b"")
+    config = evaluated(lone, "backbone=swin_t")
+    assert config["backbone"]["name"] == "swin_t"
+    assert config["data"]["_target_"] == "datamodules.sample.SampleClassification"
+    assert f"{lone} lies in no run folder" in said(config, caplog)
+
+
+def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
+    folder = run_folder("backbone=swin_t")
+    (tmp_path / "latest").symlink_to(folder.name)
+    config = evaluated(tmp_path / "latest")
+    assert config["backbone"]["name"] == "swin_t"
+    assert config["ckpt"] == str(folder / "checkpoints" / "best.ckpt")
+
+
+def refused(capsys, folder, *typed, mode="test"):
+    given = [f"mode={mode}", f"ckpt={folder}", *typed]
+    with pytest.raises(SystemExit), one_line_errors():
+        command_line.resolved(run_config.job_config(command_line.prepare(given)))
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert len(text.splitlines()) == 1
+    return text
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("head.anchor_scal=4", "head has no option 'anchor_scal'; did you mean anchor_scale"),
+        ("data.imagesize=4", "did you mean image_size"),
+        ("heads.anchor_scale=4", "did you mean head"),
+        ("head=mask_rcn", "did you mean mask_rcnn"),
+        ("head=linear", "task=detection takes head="),
+        ("data=imagenet", "task=detection takes data=coco"),
+        ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
+        ("task=segmentation", "is a run of task=detection, and its weights serve no other"),
+        ("trainer.device=1", "did you mean devices"),
+        ("resume=true", "with mode=test pass ckpt=<run folder> alone"),
+        ("input=x", "pass mode=predict"),
+        ("~head.options", "~head.options cannot be typed beside a run folder"),
+    ],
+)
+def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, capsys):
+    assert message in refused(capsys, run_folder(*RUNS["detection"]), typed)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "it holds a NoneType"),
+        ("[1, 2]", "it holds a list"),
+        ("a: [1", "expected ',' or ']'"),
+        ("task: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("_target_: os.system", "it has no task_name"),
+        ("{task_name: detection, backbone: {name: deit_t}}", "it has no head._target_"),
+        ("{task_name: detection, backbone: deit_t}", "it has no backbone.name"),
+        (
+            "{task_name: classification, backbone: {name: deit_t, img_size: '${oc.env:HOME}'}, "
+            "head: {_target_: heads.linear.LinearClassifier}, data: {_target_: x}, "
+            "task: {_target_: y}}",
+            "backbone refers to other values",
+        ),
+        (b"\xff\xfe\x00", "decode"),
+    ],
+)
+def test_a_foreign_config_is_refused(content, message, run_folder, capsys):
+    folder = run_folder()
+    content = content if isinstance(content, bytes) else content.encode()
+    (folder / "config.yaml").write_bytes(content)
+    text = refused(capsys, folder)
+    assert f"{folder / 'config.yaml'} is no config of a run (" in text
+    assert message in text
+
+
+def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
+    folder = run_folder()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "task_name": "depth"}))
+    assert "is of the task 'depth'; known: classification" in refused(capsys, folder)
+    backbone = {**config["backbone"], "name": "deit_tt"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "backbone": backbone}))
+    assert "did you mean deit_t" in refused(capsys, folder)
+
+
+def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys):
+    folder = run_folder()
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    config = evaluated(folder)
+    (evaluation / "config.yaml").write_text(yaml.safe_dump(config))
+    text = refused(capsys, evaluation)
+    assert "is the folder of an evaluation (mode=test), which has no weights" in text
+    assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
+    shutil.rmtree(folder / "checkpoints")
+    assert "no run folder with a checkpoint" in refused(capsys, folder)
+
+
+def test_hydra_gets_a_command_that_it_can_compose_from_the_files(run_folder):
+    """Its own composition begins with the default task, whose head has no anchors."""
+    folder = run_folder(*RUNS["detection"])
+    typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
+    given = command_line.prepare(typed)
+    assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
+                     "trainer=cpu", "task=detection"]  # fmt: skip
+    assert command_line.prepare(given) == given  # processes of a run start by it again
+    assert run_config.compose_config(given).head.name == "retinanet"
+    assert run_config.job_config(given)["overrides"][:3] == typed[:3]
+    for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
+        assert command_line.prepare(plain) == plain
+
+
+def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
+    first, second = run_folder("backbone=swin_t"), run_folder(*RUNS["detection"], name="other")
+    typed = ["-m", "mode=test", f"ckpt={first},{second}", "data.num_workers=0,1"]
+    given = command_line.prepare(typed)
+    assert given == ["-m", "++mode=test", f"++ckpt={first},{second}", "++data.num_workers=0,1"]
+    jobs = [run_config.job_config(job) for job in command_line._jobs(given[1:])]
+    names = [(job["backbone"]["name"], job["data"]["num_workers"]) for job in jobs]
+    assert names == [("swin_t", 0), ("swin_t", 1), ("swin_t_afbo", 0), ("swin_t_afbo", 1)]
+
+
+@pytest.mark.slow  # test_run compares the metrics of all tasks
+@pytest.mark.usefixtures("sample_cache")
+def test_a_swin_is_tested_at_the_size_that_it_was_trained_at(tmp_path, capsys, caplog, one_thread):
+    """Its weights fit other sizes as well, where it sees less."""
+    train = ["backbone=swin_t", "trainer=cpu", "data.image_size=96", "++data.digits_per_class=4",
+             "data.train_copies=1", "trainer.max_epochs=1", "schedule.warmup=0",
+             "trainer.limit_train_batches=2", f"output_dir={tmp_path}"]  # fmt: skip
+    folder = run_here(train, capsys).folder()
+    summary = json.loads((folder / "summary.json").read_text())
+    base = ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}", "trainer=cpu"]
+    ended = run_here(base, capsys)
+    tested = json.loads((ended.folder() / "summary.json").read_text())
+    assert (tested["metrics"], tested["macs_at"]) == (summary["metrics"], [96, 96])
+    caplog.set_level("INFO")
+    ended = run_here([*base, "data.image_size=64"], capsys)
+    assert ended.status == 0, ended.err
+    assert "differs from the run: " in caplog.text
+    assert "backbone.img_size 64 (run: 96)" in caplog.text
+
+
+def test_no_config_of_hydra_is_left_behind(run_folder):
+    evaluated(run_folder())
+    assert not HydraConfig.initialized()

@@ -1,0 +1,192 @@
+"""Run folders: new ones, the latest, and who writes."""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tools.running import folder as run_folder
+from tools.running import lock as run_lock
+
+
+def test_two_runs_within_a_second_have_their_own_folders(tmp_path):
+    folders = {run_folder.new_run_folder(tmp_path, "fit") for _ in range(5)}
+    assert len(folders) == 5
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_latest_leads_to_the_newest_run(tmp_path):
+    for _ in range(2):
+        folder = run_folder.new_run_folder(tmp_path, "fit")
+        run_folder.mark_latest(folder)
+        assert (tmp_path / "latest").resolve() == folder
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def folder_config(output_dir):
+    return {"output_dir": str(output_dir), "task_name": "t", "backbone": {"name": "b"},
+            "resume": False, "mode": "fit", "ckpt": None}  # fmt: skip
+
+
+def refuse_a_run(config):
+    with pytest.raises(ValueError, match="refused"), run_folder.opened(config):
+        raise ValueError("refused")
+
+
+def test_a_refused_run_leaves_no_folder_that_was_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv(run_folder.ENVIRONMENT, "")  # opened sets it; this puts it back
+    refuse_a_run(folder_config(tmp_path / "made" / "outputs"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "t").mkdir()
+    refuse_a_run(folder_config(tmp_path))
+    assert [path.name for path in tmp_path.rglob("*")] == ["t"]
+    with run_folder.opened(folder_config(tmp_path)) as folder:
+        refuse_a_run(folder_config(tmp_path))
+    assert folder.is_dir()
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    config = folder_config(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv(run_folder.ENVIRONMENT, str(tmp_path / "of_the_first"))
+    with run_folder.opened(config) as folder:
+        assert folder == tmp_path / "of_the_first"
+    assert not list(tmp_path.iterdir())
+
+
+class TestToResume:
+    """Which run resume=true goes on with; a run is its folder, a config and a checkpoint."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        return {**folder_config(tmp_path), "seed": 0, "trainer": {"max_epochs": 2},
+                "head": {"_target_": "h"}, "task": {"_target_": "t"},
+                "data": {"_target_": "d", "batch_size": 8, "num_workers": 2},
+                "checkpoint_every": 15}  # fmt: skip
+
+    @pytest.fixture
+    def run(self, config):
+        def run(name, begun=True, **different):
+            folder = run_folder._parent(config) / name
+            (folder / "checkpoints").mkdir(parents=True)
+            (folder / "config.yaml").write_text(yaml.safe_dump({**config, **different}))
+            if begun:
+                (folder / "checkpoints" / "last.ckpt").touch()
+            return folder
+
+        return run
+
+    def test_the_newest_run_of_the_same_settings(self, config, run):
+        run("2026-01-01_00-00-00")
+        own = run("2026-01-02_00-00-00_seed-0")
+        other = run("2026-01-03_00-00-00_seed-1", seed=1)
+        run("2026-01-04_00-00-00_test", mode="test")
+        run_folder.mark_latest(other)
+        assert run_folder.to_resume({**config, "resume": True}) == own
+        assert run_folder.to_resume({**config, "seed": 1}, sweep=True) == other
+
+    def test_loading_logging_and_length_are_free(self, config, run):
+        own = run("2026-01-01_00-00-00")
+        free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},
+                "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
+        assert run_folder.to_resume({**config, **free}) == own
+        said = run_folder.other_length(own, {**config, **free})
+        assert said == "trainer.max_epochs=20, before 2"
+        run_folder.keep_config(own, {**config, **free, "resume": True})
+        assert run_folder.other_length(own, {**config, **free}) is None
+        kept = yaml.safe_load((own / "config.yaml").read_text())
+        assert (kept["trainer"], kept["resume"]) == ({"max_epochs": 20}, False)
+
+    def test_other_settings_are_named(self, config, run):
+        own = run("2026-01-01_00-00-00")
+        for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
+            with pytest.raises(ValueError, match=r"other settings .seed: 0 then, 5 now"):
+                run_folder.to_resume({**config, "seed": 5, "ckpt": ckpt})
+
+    def test_a_job_of_a_sweep_that_has_not_begun_begins(self, config, run, caplog):
+        with pytest.raises(ValueError, match="there is no run to resume in"):
+            run_folder.to_resume(config)
+        run("2026-01-01_00-00-00", seed=1)
+        run("2026-01-02_00-00-00", begun=False)
+        with caplog.at_level("INFO"):
+            assert run_folder.to_resume(config, sweep=True) is None
+        assert "a new one begins" in caplog.text
+        with pytest.raises(ValueError, match="ended before its first checkpoint"):
+            run_folder.to_resume(config)
+
+    def test_a_run_that_trains_is_refused(self, config, run):
+        own = run("2026-01-01_00-00-00")
+        with run_lock.held(own):
+            for ckpt in (None, str(own)):
+                with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on .*since"):
+                    run_folder.to_resume({**config, "ckpt": ckpt})
+        assert run_folder.to_resume(config) == own
+
+
+def test_the_folders_of_a_sweep_say_what_was_swept(tmp_path):
+    swept = ["seed=1", "optimizer.lr=1e-4", "+data.classes=[a,b c]"]
+    folder = run_folder.new_run_folder(tmp_path, "fit", swept)
+    assert folder.name.endswith("_seed-1_optimizer.lr-1e-4_data.classes-a-b-c")
+    parsed = OverridesParser.create().parse_overrides([f"ckpt={folder}"])
+    assert parsed[0].value() == str(folder)
+
+
+class TestLock:
+    def write(self, folder, **content):
+        own = run_lock._own({"since": "2026-01-01T00:00:00"})
+        (folder / run_lock.LOCK).write_text(json.dumps({**own, **content}))
+
+    def test_it_is_held_and_given_back(self, tmp_path):
+        with run_lock.held(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} on"):
+            run_lock.refuse_if_held(tmp_path)
+        run_lock.refuse_if_held(tmp_path)
+        with pytest.raises(SystemExit), run_lock.held(tmp_path):
+            raise SystemExit(143)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("kind", ["ended", "another of the same number"])
+    def test_a_lock_of_a_process_that_is_gone_is_taken_over(self, tmp_path, caplog, kind):
+        process = subprocess.Popen(["true"])
+        process.wait()
+        ended = {"pid": process.pid} if kind == "ended" else {"born": 1}
+        self.write(tmp_path, **ended)
+        with caplog.at_level("INFO"), run_lock.held(tmp_path):
+            assert f"Taking over {tmp_path.name} from process" in caplog.text
+        assert not list(tmp_path.iterdir())
+
+    def test_another_machine_shows_life_by_the_age_of_the_lock(self, tmp_path):
+        self.write(tmp_path, host="elsewhere", pid=1)
+        with pytest.raises(ValueError, match="process 1 on elsewhere, training since 2026"):
+            run_lock.refuse_if_held(tmp_path)
+        old = time.time() - 2 * run_lock.SILENCE
+        os.utime(tmp_path / run_lock.LOCK, (old, old))
+        run_lock.refuse_if_held(tmp_path)
+
+    def test_a_holder_beats(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(run_lock, "HEARTBEAT", 0.01)
+        with run_lock.held(tmp_path):
+            path = tmp_path / run_lock.LOCK
+            os.utime(path, (1, 1))
+            until = time.monotonic() + 60
+            while path.stat().st_mtime < 2:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+    def test_half_a_lock_holds(self, tmp_path):
+        (tmp_path / run_lock.LOCK).write_text('{"host": "x')
+        with pytest.raises(ValueError, match="a process that left no name"):
+            run_lock.refuse_if_held(tmp_path)
+
+    def test_the_other_processes_of_a_run_and_evaluations_take_none(self, tmp_path, monkeypatch):
+        with run_lock.held(tmp_path, "test"):
+            assert not list(tmp_path.iterdir())
+        with run_lock.held(tmp_path):
+            monkeypatch.setenv("LOCAL_RANK", "1")
+            with run_lock.held(tmp_path):
+                pass
+            assert (tmp_path / run_lock.LOCK).exists()
+            monkeypatch.delenv("LOCAL_RANK")

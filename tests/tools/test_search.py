@@ -1,0 +1,137 @@
+"""tools/search.py: spaces in Hydra's words, and a search that goes on."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import ROOT
+from tests.test_sweeps import TINY
+from tools import search
+from tools.searching.space import Space, read_spaces
+
+
+def test_spaces_are_told_from_settings():
+    spaces, fixed = read_spaces(
+        ["backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "a.b=tag(log,interval(1,10))",
+         "x=interval(0,0.5)", "y=range(0,5,2)", "z=choice(a,b)", "w=1,2.5"]
+    )  # fmt: skip
+    assert fixed == ["backbone=deit_t"]
+    assert spaces == [
+        Space("optimizer.lr", low=1e-4, high=1e-2, log=True),
+        Space("a.b", low=1, high=10, log=True),
+        Space("x", low=0, high=0.5),
+        Space("y", low=0, high=4, step=2),
+        Space("z", ("a", "b")),
+        Space("w", ("1", "2.5")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["backbone=deit_t"], "nothing to search"),
+        (["x=interval(1,0)"], "has nothing in it"),
+        (["x=interval(0,1,log)"], "has nothing in it"),
+        (["x=range(0,1,0.5)"], "no range of whole numbers"),
+        (["x=glob(a*)"], "cannot be searched"),
+        (["-m", "x=1,2"], "leave out -m"),
+    ],
+)
+def test_wrong_spaces_are_one_sentence(typed, message):
+    with pytest.raises(ValueError, match=message):
+        read_spaces(typed)
+
+
+@pytest.fixture
+def searched(tmp_path, monkeypatch, capsys):
+    """A search whose runs are answered here: the metric is highest at a rate of 0.01."""
+    pytest.importorskip("optuna")
+    ran = []
+
+    def run(overrides, log):
+        ran.append(dict(one.split("=", 1) for one in overrides))
+        rate = float(ran[-1]["optimizer.lr"])
+        if rate > 0.5:
+            return None
+        folder = tmp_path / f"run_{len(ran)}"
+        folder.mkdir()
+        content = {"metrics": {"top1": 100 - abs(rate - 0.01)}}
+        (folder / "summary.json").write_text(json.dumps(content))
+        return folder
+
+    monkeypatch.setattr(search, "_run", run)
+
+    def go(*typed):
+        own = ["backbone=deit_t", f"output_dir={tmp_path}"]
+        try:
+            status = search.main([*own, *typed])
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capsys.readouterr()
+
+    return go, ran
+
+
+def test_a_search_goes_on_where_it_was(searched):
+    go, ran = searched
+    space = "optimizer.lr=interval(1e-4,1,log)"
+    status, out, _ = go(space, "trials=4")
+    assert status == 0
+    done = [one for one in ran if float(one["optimizer.lr"]) <= 0.5]
+    best = min(done, key=lambda one: abs(float(one["optimizer.lr"]) - 0.01))
+    assert f"best: optimizer.lr={best['optimizer.lr']}" in out
+    assert len(done) == 4
+    assert go(space, "trials=4")[0] == 0
+    assert go(space, "trials=6")[0] == 0
+    rates = [one["optimizer.lr"] for one in ran]
+    assert len(set(rates)) == len(rates), "trials were drawn twice"
+    assert len([rate for rate in rates if float(rate) <= 0.5]) == 6
+    status, _, err = go("optimizer.lr=interval(1e-4,2,log)", "trials=4")
+    assert status == 2
+    assert "holds a search of other settings" in err
+
+
+def test_an_interrupted_trial_is_run_again(searched, monkeypatch):
+    go, ran = searched
+    answered = search._run
+
+    def interrupted(overrides, log):
+        answered(overrides, log)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "_run", interrupted)
+        assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 130
+    assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 0
+    assert [one["optimizer.lr"] for one in ran] == [ran[0]["optimizer.lr"]] * 2
+
+
+def test_wrong_names_are_refused_before_anything_runs(searched):
+    go, ran = searched
+    assert "did you mean lr?" in go("optimizer.lrr=interval(0.1,1)")[2]
+    assert "there is no head called" in go("head=linear,linea", "trials=1")[2]
+    assert "did you mean trials=?" in go("optimizer.lr=0.1,0.2", "trials=")[2] or not ran
+    assert not ran
+
+
+def test_a_metric_that_there_is_not_is_answered_with_those_that_there_are(searched):
+    go, _ = searched
+    status, _, err = go("optimizer.lr=0.1,0.2", "metric=top7", "trials=1")
+    assert status == 2
+    assert "no metric 'top7'; known: top1" in err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_the_real_command(tmp_path):
+    pytest.importorskip("optuna")
+    typed = [*TINY, "backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "trials=2",
+             f"output_dir={tmp_path}"]  # fmt: skip
+    command = [sys.executable, str(ROOT / "tools" / "search.py"), *typed]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    runs = {path.resolve() for path in tmp_path.rglob("summary.json")}
+    assert len(runs) == 2
+    assert "best: optimizer.lr=0.00" in ended.stdout

@@ -1,0 +1,85 @@
+"""Sweeps: patterns as values, other processes, and the table at the end."""
+
+import pytest
+
+from backbones import list_backbones
+from tests.runs import command, summary
+from tools.command_line import overrides as command_line
+from tools.running import sweeps
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+TINY = ("task=classification", "trainer=cpu", "data.digits_per_class=4", "data.train_copies=1",
+        "data.batch_size=8", "trainer.max_epochs=1", "trainer.limit_train_batches=1",
+        "schedule.warmup=0", "logger=csv")  # fmt: skip
+
+
+def test_a_pattern_stands_for_the_names_that_it_matches():
+    prepared = command_line.prepare(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
+    assert prepared[0] == "-m"
+    names = prepared[1].removeprefix("backbone=").split(",")
+    assert names == [*list_backbones("swin_t*"), "deit_t"]
+    assert command_line.swept(prepared) == ["backbone", "seed"]
+    assert len(command_line._jobs(prepared[1:])) == 5 * len(names)
+
+
+def test_a_pattern_of_a_group_takes_what_fits_the_task():
+    heads = command_line.prepare(["-m", "task=detection", "head=*"])[2]
+    assert heads == "head=cascade_mask_rcnn,mask_rcnn,retinanet"
+    data = command_line.prepare(["-m", "task=detection", "data=sample_*"])[2]
+    assert data == "data=sample_detection"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["backbone=swin_t*"], r"names several; pass -m backbone=swin_t\*"),
+        (["-m", "backbone=swix*"], "no backbone matches 'swix"),
+        (["-m", "task=detection", "head=u*"], "no head for this task matches 'u.*known: cascade"),
+        (["-m", "hydra/launcher=threads"], "known: basic, joblib, submitit_local, submitit_slurm"),
+        (["logger=wandbb"], "no logger called 'wandbb'; .*wandb"),
+        (["logger=[tensorboard,x]"], "known: csv, mlflow, tensorboard, wandb"),
+        (["logger=null"], "logger=csv leaves metrics.csv alone"),
+    ],
+)
+def test_mistakes_are_one_sentence(typed, message):
+    with pytest.raises(ValueError, match=message):
+        command_line.prepare(typed)
+
+
+def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
+        sweeps.check_launcher(["hydra/launcher=joblib"])
+
+
+def test_a_sweep_ends_with_its_table(tmp_path):
+    typed = [*TINY, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
+    ended = command(["-m", *typed], cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    heading, row = ended.out.strip().splitlines()[-2:]
+    assert heading.split()[:4] == ["backbone", "runs", "top1", "+-"]
+    assert row.split()[:2] == ["deit_t", "2"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [
+        ("joblib", "hydra_plugins.hydra_joblib_launcher"),
+        ("submitit_local", "hydra_plugins.hydra_submitit_launcher"),
+    ],
+)
+@pytest.mark.slow
+def test_runs_in_other_processes(launcher, module, tmp_path):
+    """From another folder, with a recipe that computes values, and one run that fails."""
+    pytest.importorskip(module)
+    typed = [*TINY, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
+             f"output_dir={tmp_path}/o", f"hydra/launcher={launcher}"]  # fmt: skip
+    typed = [one for one in typed if one != "data.batch_size=8"]
+    ended = command(["-m", *typed], cwd=tmp_path, timeout=500)
+    assert ended.status == 2
+    assert ended.err.splitlines()[-1].startswith("error: of the sweep 2 failed: ")
+    table = [line.split()[:3] for line in ended.out.splitlines() if line.startswith("deit_t ")]
+    assert table == [["deit_t", "0.001", "1"], ["deit_t", "0.1", "1"]] or len(table) == 2
+    folders = [path.parent for path in (tmp_path / "o").rglob("summary.json")]
+    assert len({path.resolve() for path in folders}) == 2
+    assert all(summary(path)["backbone"] == "deit_t" for path in folders)

@@ -1,0 +1,64 @@
+"""Every trainer is made as its file says."""
+
+import os
+from unittest import mock
+
+import pytest
+
+from tests.runs import composed, options
+from tools.command_line import overrides as command_line
+from tools.running.trainer import make_trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backbones_are_options():
+    command_line.prepare(["--help"])
+
+
+CUDA = {
+    "torch.cuda.is_available": True,
+    "torch.cuda.device_count": 2,
+    "torch.cuda.get_device_capability": (9, 0),
+    "torch.cuda.get_device_name": "GPU",
+    "torch.cuda.current_device": 0,
+    "lightning.fabric.accelerators.cuda.num_cuda_devices": 2,
+}
+SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
+         "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+         "SLURM_NODEID": "0"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        ("auto", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
+        ("cpu", [], ("SingleDeviceStrategy", 1, 1, "32-true")),
+        ("ddp_cpu", [], ("DDPStrategy", 2, 1, "32-true")),
+        ("gpu", [], ("SingleDeviceStrategy", 1, 1, "bf16-mixed")),
+        ("ddp", [], ("DDPStrategy", 2, 1, "bf16-mixed")),
+        ("ddp", ["trainer.num_nodes=4"], ("DDPStrategy", 2, 4, "bf16-mixed")),
+        ("fsdp", ["trainer.gradient_clip_val=null"], ("FSDPStrategy", 2, 1, "bf16-mixed")),
+        ("slurm", ["trainer.num_nodes=2"], ("DDPStrategy", 2, 2, "bf16-mixed")),
+    ],
+)
+def test_every_trainer_is_made(name, overrides, expected, tmp_path):
+    """On a machine that is said to have two GPUs, for those that want them."""
+    config = composed("task=detection", f"trainer={name}", *overrides)
+    patches = [mock.patch(place, lambda *_, value=value: value) for place, value in CUDA.items()]
+    wants_gpu = config["trainer"]["accelerator"] == "gpu"
+    with mock.patch.dict(os.environ, SLURM if name == "slurm" else {}):
+        for patch in patches if wants_gpu else []:
+            patch.start()
+        try:
+            made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+        finally:
+            mock.patch.stopall()
+    got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
+    assert got == expected
+    assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
+
+
+def test_sharded_gradients_cannot_be_clipped(tmp_path):
+    config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
+    with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
+        make_trainer(config["trainer"], tmp_path, "val/x", training=True)

@@ -1,0 +1,1 @@
+"""What benchmark.py times, and how."""

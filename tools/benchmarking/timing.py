@@ -1,0 +1,124 @@
+"""Times steps against each other in one process, round by round."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tools.command_line.arguments import number
+
+WARM_UP = 3
+# Parameters of glibc's mallopt.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+Step = Callable[[], None]
+
+
+def prepare(options: Mapping[str, str]) -> torch.dtype:
+    """Set up the process as the options say, tell what was set, and give the dtype.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+    if options["device"] == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device=cuda needs a GPU that torch can use, and there is none here; pass device=cpu"
+        )
+    if options["threads"]:
+        torch.set_num_threads(number("threads", options["threads"]))
+    kept = options["keep_memory"] == "true" and keep_freed_memory()
+    device = torch.cuda.get_device_name() if options["device"] == "cuda" else "cpu"
+    tell(
+        f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
+        f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}"
+    )
+    dtype: torch.dtype = getattr(torch, options["dtype"])
+    return dtype
+
+
+def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -> Step:
+    """What is timed: a forward pass in inference mode, or a forward and backward pass.
+
+    Args:
+        model: Made ready for its kind here, not in the step.
+        images: (B, 3, H, W), on the model's device.
+        kind: "forward" or "training".
+        dtype: Of the model itself; in training of autocast.
+    """
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model(images)
+
+    def training() -> None:
+        model.zero_grad()
+        with torch.autocast(images.device.type, dtype, enabled=dtype is not torch.float32):
+            loss = model(images).float().square().mean()
+        loss.backward()
+
+    if kind == "training":
+        model.train().float()
+        return training
+    images = images.to(dtype)
+    model.eval().to(dtype)
+    return forward
+
+
+def interleave(steps: Sequence[Step], rounds: int, device: str) -> list[list[float]]:
+    """Seconds of every step in every round; each round has its own order."""
+    timed = _cuda_seconds if device == "cuda" else _cpu_seconds
+    for step in steps:
+        for _ in range(WARM_UP):
+            step()
+    seconds: list[list[float]] = [[] for _ in steps]
+    for turn in range(rounds):
+        for index in random.Random(turn).sample(range(len(steps)), len(steps)):
+            seconds[index].append(timed(steps[index]))
+    return seconds
+
+
+def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+    """Time over the baseline's in the same round: the median, a tenth and nine tenths of it."""
+    ratios = [one / base for one, base in zip(seconds, baseline, strict=True)]
+    tenths = statistics.quantiles(ratios, n=10, method="inclusive")
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_p10": tenths[0],
+        "ratio_p90": tenths[-1],
+    }
+
+
+def _cpu_seconds(step: Step) -> float:
+    """Wall time of one step."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(step: Step) -> float:
+    """Time of one step on the GPU, between two events."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory for the next allocation; whether there is a glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def tell(text: str) -> None:
+    """A line beside the results, which go to standard output."""
+    print(f"benchmark.py: {text}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""What all commands share: their words, their tables and their errors."""

@@ -1,0 +1,92 @@
+"""Which errors of a run are the user's or the machine's, and their one message."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = tuple(
+    f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
+)
+# What the machine does not give; the message of the error is all that there is to say.
+REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program with one message for what a user or the machine caused.
+
+    Anything else is a fault and keeps its traceback.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        text = _message(error)
+        if text is None:
+            raise
+        logging.shutdown()
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _message(error: BaseException | None) -> str | None:
+    """The text for the user, or None if the error is a fault.
+
+    An error is the user's if our packages raise it as such, also where libraries raise another one
+    on top of it.
+    """
+    while error is not None:
+        text = str(error)
+        if isinstance(error, OmegaConfBaseException):
+            # Lines of its own stand around what a resolver of ours says.
+            _, resolved, said = text.partition(" raised while resolving interpolation: ")
+            said = (said or text).partition("\n")[0]
+            return said if resolved or not error.full_key else f"{error.full_key}: {said}"
+        if isinstance(error, HydraException):
+            return " ".join(text.split())
+        said = _of_machine(error, text)
+        if said is not None:
+            return said
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and frames[-1].filename.startswith(OURS):
+            return text if isinstance(error, ValueError | OSError | ImportError) else None
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _of_machine(error: BaseException, text: str) -> str | None:
+    """What to say of an error that the machine or another process has caused."""
+    if "in DataLoader worker process" in text:
+        # torch puts the worker's traceback into the text; its last line is the message.
+        last = text.strip().splitlines()[-1]
+        return last.partition(": ")[2] or last
+    if "DataLoader worker" in text and ("killed by signal" in text or "exited" in text):
+        return (
+            f"{text.partition('. ')[0]}; a worker that is killed is often a lack of memory (or of "
+            "/dev/shm): lower data.num_workers or data.batch_size"
+        )
+    if "address already in use" in text.lower() or "EADDRINUSE" in text:
+        port = os.environ.get("MASTER_PORT", "none is set")
+        return (
+            "the port by which the processes of a run find each other is in use (MASTER_PORT: "
+            f"{port}); set the variable to a free one, or unset it"
+        )
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return "the memory of this machine does not suffice; lower data.batch_size or a size"
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
+        return text
+    return None

@@ -1,0 +1,246 @@
+"""Draws a metric over a cost: our runs, what papers report of them, and the line of the best."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.comparing.paper_figures import points
+from tools.comparing.table import Row, pareto
+
+AXES = {
+    "params": "parameters in M",
+    "macs": "multiply-adds of the backbone in G",
+    "latency": "milliseconds for one image on this CPU",
+}
+REPORTED = {"params": "params", "macs": "flops"}
+METRIC_NAMES = {
+    "top1": "top-1 accuracy in %", "top5": "top-5 accuracy in %", "AP": "box AP",
+    "mask_AP": "mask AP", "mIoU": "mIoU in %",
+}  # fmt: skip
+LOGARITHMIC_FROM = 3.0  # the largest cost over the smallest
+ROUNDS = 15
+COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
+# Where a label may stand beside its point, in points, the nearest first.
+PLACES = [
+    (x * reach, y * reach)
+    for reach in (1.0, 1.8, 2.8, 4.0, 5.5)
+    for x, y in ((8, 5), (8, -5), (-8, 5), (-8, -5), (0, 9), (0, -9))
+]
+
+
+def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
+    """Write the picture.
+
+    Args:
+        rows: Of one task.
+        metric: On the vertical axis, higher is better.
+        cost: A key of ``AXES``.
+        path: Of the PNG.
+
+    Returns:
+        What is to be said about it.
+
+    Raises:
+        ValueError: The file cannot be written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in rows if metric in row.mean]
+    costs = costs_of(rows, cost)
+    ours = list(zip(costs, (row.mean[metric] for row in rows), strict=True))
+    reported = _reported(rows, metric, cost)
+    figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    _draw_rows(axis, rows, ours, metric)
+    if reported:
+        theirs = [(x, y) for _, x, y in reported]
+        axis.scatter(*zip(*theirs, strict=True), s=34, marker="D", facecolor="white",
+                     edgecolor="#555555", linewidth=1.1, zorder=3, label="papers")  # fmt: skip
+    task = rows[0].first.task
+    axis.set_xlabel(AXES[cost])
+    axis.set_ylabel(METRIC_NAMES.get(metric, metric))
+    axis.set_title(f"{task}: {metric} over {cost}", loc="left", fontsize=11)
+    _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
+    axis.margins(x=0.14, y=0.12)
+    _draw_front(axis, ours)
+    axis.grid(alpha=0.25, which="both", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    labels = [(row.name, x, y) for row, (x, y) in zip(rows, ours, strict=True)]
+    _place_labels(figure, axis, labels, reported)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the plot cannot be written to {path} ({error})") from error
+    finally:
+        plt.close(figure)
+    if cost == "latency":
+        busy = f"{os.getloadavg()[0]:.1f} processes" if hasattr(os, "getloadavg") else "others"
+        return [f"timed with {torch_threads()} threads while {busy} wanted the processor"]
+    if not reported:
+        return ["no paper reports these runs' data and costs, so the plot has no points of papers"]
+    return []
+
+
+def costs_of(rows: Sequence[Row], cost: str) -> list[float]:
+    """The cost of each row; latencies are measured."""
+    if cost == "latency":
+        return _latencies(rows)
+    figure, unit = {"params": ("parameters", 1e6), "macs": ("backbone_macs", 1e9)}[cost]
+    return [row.average(figure) / unit for row in rows]
+
+
+def torch_threads() -> int:
+    """Threads that torch computes with here."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _latencies(rows: Sequence[Row]) -> list[float]:
+    """Milliseconds of each row's backbone with a classifier, timed in turns in this process."""
+    import torch
+
+    from tools.benchmarking import networks
+    from tools.benchmarking.timing import interleave, make_step
+
+    steps: dict[str, Any] = {}
+    keys = []
+    for row in rows:
+        network = (row.first.config["backbone.name"], _options(row))
+        size = tuple(int(side) for side in row.first.summary["macs_at"])
+        key = f"{networks.label(network)} {size}"
+        if key not in steps:
+            model = networks.build(network, {"device": "cpu", "compile": "false"})
+            steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
+        keys.append(key)
+    seconds = interleave(list(steps.values()), ROUNDS, "cpu")
+    found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
+    return [found[key] for key in keys]
+
+
+def _options(row: Row) -> dict[str, Any]:
+    """The options of a row's backbone that its cost may depend on."""
+    nested: dict[str, Any] = {}
+    for key, value in row.first.config.items():
+        group, _, option = key.partition(".")
+        if group != "backbone" or option in ("name", "pretrained", "dense", "drop_path_rate"):
+            continue
+        *parents, last = option.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return nested
+
+
+def _reported(rows: Sequence[Row], metric: str, cost: str) -> list[tuple[str, float, float]]:
+    """What papers print for these rows; a detector's whole cost is no backbone's."""
+    task = rows[0].first.task
+    if cost == "latency" or (cost == "macs" and task in ("detection", "segmentation")):
+        return []
+    return points([run for row in rows for run in row.runs], metric, REPORTED[cost])
+
+
+def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
+    """What is reached at most for a cost: from each of the best to the next, and to the edge."""
+    front = [ours[index] for index in pareto(ours)]
+    axis.autoscale_view()
+    left, right = axis.get_xlim()
+    axis.set_xlim(left, right)
+    x, y = zip(*front, (right, front[-1][1]), strict=True)
+    axis.plot(x, y, drawstyle="steps-post", color="#a0a0a0", lw=1.2, ls=(0, (4, 3)), zorder=1,
+              label="best for its cost (Pareto)")  # fmt: skip
+
+
+def _draw_rows(
+    axis: Any, rows: Sequence[Row], ours: Sequence[tuple[float, float]], metric: str
+) -> None:
+    """A point a row, with its deviation, in the colour of its host."""
+    from backbones.registry import look_up
+
+    hosts = [look_up(row.first.config["backbone.name"])[0].name for row in rows]
+    colours: Mapping[str, str] = {
+        host: COLOURS[number % len(COLOURS)] for number, host in enumerate(dict.fromkeys(hosts))
+    }
+    shown: set[str] = set()
+    for row, host, (x, y) in zip(rows, hosts, ours, strict=True):
+        axis.errorbar(x, y, yerr=row.deviation[metric], fmt="o", ms=7, color=colours[host],
+                      mec="white", mew=0.8, ecolor=colours[host], elinewidth=1.2, capsize=3,
+                      zorder=4, label=None if host in shown else host)  # fmt: skip
+        shown.add(host)
+
+
+def _set_scale(axis: Any, costs: Sequence[float]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    if min(costs) <= 0 or max(costs) / min(costs) < LOGARITHMIC_FROM:
+        return
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _place_labels(
+    figure: Any,
+    axis: Any,
+    ours: Sequence[tuple[str, float, float]],
+    reported: Sequence[tuple[str, float, float]],
+) -> None:
+    """Write each name where it covers no point and no other name, with a line if that is far."""
+    from matplotlib.transforms import Bbox
+
+    figure.canvas.draw()  # decides where the axes are, where they then stay
+    figure.set_layout_engine("none")
+    renderer = figure.canvas.get_renderer()
+    to_pixels, frame = axis.transData.transform, axis.get_window_extent(renderer)
+    dots = [to_pixels((x, y)) for _, x, y in (*ours, *reported)]
+    points_taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in dots]
+    legend = axis.get_legend()
+    taken = [legend.get_window_extent(renderer)] if legend else []
+    marks = [("#222222", 8.5, *item) for item in ours]
+    marks += [("#666666", 6.5, *item) for item in reported]
+    for colour, size, name, x, y in marks:
+        best = None
+        for place in PLACES:
+            text = _label(axis, name, (x, y), place, colour, size)
+            box = text.get_window_extent(renderer).padded(2.5)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1
+            inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            clashes = sum(box.overlaps(other) for other in (*taken, *points_taken)) + 2 * (
+                not inside
+            )
+            text.remove()
+            if best is None or clashes < best[0]:
+                best = (clashes, place, box)
+            if clashes == 0:
+                break
+        assert best is not None
+        taken.append(best[2])
+        _label(axis, name, (x, y), best[1], colour, size)
+
+
+def _label(
+    axis: Any,
+    name: str,
+    point: tuple[float, float],
+    place: tuple[float, float],
+    colour: str,
+    size: float,
+) -> Any:
+    x, y = place
+    far = abs(x) + abs(y) > 14
+    return axis.annotate(
+        name, point, xytext=place, textcoords="offset points", fontsize=size, color=colour,
+        ha="left" if x > 0 else "right" if x < 0 else "center", va="bottom" if y > 0 else "top",
+        arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "#aaaaaa"} if far else None,
+        zorder=5,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Reads what papers report from configs/published; README.md there explains the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
+ROUNDING = 0.005  # residuals and tolerances are written with two decimals
+# Why a figure is further off than its file's tolerance.
+CAUSES = ("misprint", "rounding", "quoted", "counting", "unexplained")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table of a paper, with what ours counts for it.
+
+    ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
+    ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
+    has one of ``CAUSES`` for each figure that is further off than usual.
+    """
+
+    paper: str
+    backbone: str
+    table: int
+    task: str
+    reported: Mapping[str, float]
+    params: int
+    residual: Mapping[str, float]
+    usual_tolerance: Mapping[str, float]
+    tolerance: Mapping[str, float]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    base: str | None = None
+    head: str | None = None
+    macs: float | None = None
+    image_size: int = 224
+    note: str = ""
+    rule: str = "macs"
+    cause: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
+        size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
+        return " ".join([self.backbone, *dotted(self.options), *size])
+
+    def changes(self, params: float, macs: float, base: tuple[float, float]) -> dict[str, float]:
+        """Our change against the base, in M and G, of the figures that a paper prints a change of.
+
+        Args:
+            params: Our parameters in M.
+            macs: Our multiply-adds in G.
+            base: The same two of ``self.base``.
+        """
+        ours = {"params": params - base[0], "flops": macs - base[1]}
+        return {name: value for name, value in ours.items() if f"{name}_delta" in self.reported}
+
+    def residuals(
+        self, params: float, macs: float, base: tuple[float, float] | None = None
+    ) -> dict[str, float]:
+        """Ours minus reported, in M and G; of the change against the base where one is printed.
+
+        Args:
+            params: Our parameters in M.
+            macs: Our multiply-adds in G.
+            base: The same two of ``self.base``.
+        """
+        ours = {"params": params, "flops": macs}
+        changes = self.changes(params, macs, base) if base else {}
+        found = {}
+        for name in ("params", "flops"):
+            if f"{name}_delta" in self.reported:
+                found[name] = changes[name] - self.reported[f"{name}_delta"]
+            elif name in self.reported:
+                found[name] = ours[name] - self.reported[name]
+        return found
+
+    def far(self, found: Mapping[str, float]) -> list[str]:
+        """Which of these residuals are beyond the file's tolerance."""
+        return [name for name, value in found.items() if not self._within(name, value)]
+
+    def verdict(self, found: Mapping[str, float]) -> str:
+        """Judge residuals: "agrees" by the file's tolerance, "known: why" by the row's, "DIFFERS".
+
+        Why is what ``cause`` says of the figures that are beyond the file's tolerance.
+        """
+        far = self.far(found)
+        if not far:
+            return "agrees"
+        limits = self.tolerance
+        if any(abs(found[name]) >= limits[name] + ROUNDING for name in far):
+            return "DIFFERS"
+        return f"known: {', '.join(dict.fromkeys(self.cause[name] for name in far))}"
+
+    def _within(self, name: str, value: float) -> bool:
+        return abs(value) < self.usual_tolerance[name] + ROUNDING
+
+
+def list_papers() -> list[str]:
+    """Names that ``load_rows`` takes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_rows(paper: str, task: str | None = None) -> list[Row]:
+    """Rows of one paper, in the order of its file; of one task, if given.
+
+    Raises:
+        ValueError: There is no such paper, or a row lacks a field or has one that is not known.
+    """
+    if paper not in list_papers():
+        raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
+    path = FOLDER / f"{paper}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    usual = content["tolerance"]
+    rows = []
+    for number, entry in enumerate(content["rows"], start=1):
+        tolerance = usual | entry.pop("tolerance", {})
+        try:
+            entry |= {"usual_tolerance": usual, "tolerance": tolerance}
+            rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
+        except TypeError as error:
+            problem = str(error).removeprefix("Row.__init__() ")
+            raise ValueError(f"{path}, row {number}: {problem}") from None
+        for cause in rows[-1].cause.values():
+            if cause not in CAUSES:
+                raise ValueError(
+                    f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
+                )
+    return [row for row in rows if task in (None, row.task)]
+
+
+def dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Options as they are typed, for example ``mixer.g2=6``."""
+    flat = []
+    for key, value in options.items():
+        nested = isinstance(value, Mapping)
+        flat += dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
+    return flat

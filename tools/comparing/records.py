@@ -1,0 +1,146 @@
+"""Finds run folders and reads what they hold, whatever state they were left in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tools.running.folder import CONFIG, flatten
+from tools.running.outcome import read_failure
+
+SUMMARY, METRICS = "summary.json", "metrics.csv"
+Status = Literal["finished", "evaluation", "unfinished", "failed", "unreadable"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says.
+
+    Attributes:
+        folder: Its true path, no link.
+        status: Only a finished run has figures that can be compared.
+        reason: For people: how far it came, or what is wrong with it.
+        config: Settings by dotted name.
+        summary: Of a finished run, the content of summary.json.
+        metrics: Of a finished run, its closing metrics.
+    """
+
+    folder: Path
+    status: Status
+    reason: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.config["task_name"])
+
+
+def find_runs(places: Sequence[str]) -> list[Path]:
+    """Run folders in and below folders and patterns; each once, in the order of their names.
+
+    Links to folders, such as ``latest``, are followed where they are named, not where they are met.
+
+    Raises:
+        ValueError: A place that does not exist, or none that has a run.
+    """
+    found: dict[Path, None] = {}
+    for place in places:
+        path = Path(place).expanduser()
+        here = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
+        if not here:
+            raise ValueError(
+                f"there is no folder {place}; pass run folders, folders above them, or patterns "
+                "such as 'outputs/detection/swin_*'"
+            )
+        for path in here:
+            found |= dict.fromkeys(_below(path))
+    if not found:
+        raise ValueError(f"no run folder in {', '.join(places)}: none has a {CONFIG}")
+    return sorted(found)
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(path.anchor)) if path.anchor else str(path)
+
+
+def _below(path: Path) -> list[Path]:
+    if path.is_dir() and _is_run([inside.name for inside in path.iterdir()]):
+        return [path.resolve()]
+    found = []
+    for folder, names, files in os.walk(path):
+        if _is_run(files):
+            found.append(Path(folder).resolve())
+            names.clear()
+    return found
+
+
+def _is_run(files: Sequence[str]) -> bool:
+    return CONFIG in files or SUMMARY in files
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder; what is broken in it is said, never raised."""
+    try:
+        config = flatten(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")))
+        missing = {"task_name", "backbone.name", "seed", "mode"} - config.keys()
+        if missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except FileNotFoundError:
+        return RunRecord(folder, "unreadable", f"it has no {CONFIG}")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return RunRecord(folder, "unreadable", f"{CONFIG} cannot be read ({_line(error)})")
+    if not (folder / SUMMARY).is_file():
+        failure = read_failure(folder)
+        if failure is not None:
+            return RunRecord(folder, "failed", failure, config)
+        return RunRecord(folder, "unfinished", _progress(folder, config), config)
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        metrics = {name: float(value) for name, value in summary["metrics"].items()}
+        wanted = ("parameters", "backbone_macs", "seconds")
+        figures = {name: float(summary[name]) for name in wanted}
+    except KeyError as error:
+        return RunRecord(folder, "unreadable", f"{SUMMARY} lacks {error.args[0]}", config)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return RunRecord(folder, "unreadable", f"{SUMMARY} cannot be read ({_line(error)})", config)
+    if config["mode"] != "fit":
+        return RunRecord(folder, "evaluation", f"mode={config['mode']}", config, summary, metrics)
+    wrong = [name for name, value in (metrics | figures).items() if not math.isfinite(value)]
+    if wrong or not metrics:
+        what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
+        return RunRecord(folder, "failed", what, config, summary, metrics)
+    return RunRecord(folder, "finished", "", config, summary, metrics)
+
+
+def _progress(folder: Path, config: Mapping[str, Any]) -> str:
+    """How far a run without a summary has come, by the last whole line of its metrics.csv."""
+    try:
+        text = (folder / METRICS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return "nothing was logged"
+    except (OSError, ValueError) as error:
+        return f"{METRICS} cannot be read ({_line(error)})"
+    lines = list(csv.reader(text.rpartition("\n")[0].splitlines()))
+    columns = lines[0] if lines else []
+    for cells in reversed(lines[1:]):
+        row = dict(zip(columns, cells, strict=False))
+        if len(cells) == len(columns) and row.get("step", "").isdecimal():
+            epoch = row.get("epoch", "").partition(".")[0]
+            of = f", epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
+            return f"logged last at step {row['step']}{of if epoch.isdecimal() else ''}"
+    return f"{METRICS} has no whole line"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

@@ -1,0 +1,246 @@
+"""Runs of one task as the rows of a table: those that differ in their seed alone share one."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backbones.options import unknown
+from tools.comparing.paper_figures import Figures, published_figures
+from tools.comparing.records import RunRecord
+from tools.running.folder import may_differ
+
+DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
+SAMPLE = "datamodules.sample."
+# The metric that a table is about if none is asked for.
+HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
+ALIASES = {"backbone": "backbone.name", "head": "head.name", "task": "task_name"}
+
+
+@dataclass
+class Row:
+    """Runs that were made alike, each with a seed of its own.
+
+    Attributes:
+        label: Values of the settings that the table is sorted by.
+        runs: One for each seed.
+        settings: What tells the row from others of the same label.
+        mean: Mean of each metric over the runs.
+        deviation: Sample deviation of each metric; None of a single run.
+        paper: What the paper reports of this run, or None.
+    """
+
+    label: tuple[str, ...]
+    runs: list[RunRecord]
+    settings: str = ""
+    mean: dict[str, float] = field(default_factory=dict)
+    deviation: dict[str, float | None] = field(default_factory=dict)
+    paper: Figures | None = None
+
+    @property
+    def first(self) -> RunRecord:
+        """Any of the runs: what is not in ``mean`` is the same in all."""
+        return self.runs[0]
+
+    @property
+    def name(self) -> str:
+        """What the row is called in a plot or a sentence."""
+        return " ".join([*self.label, self.settings]).strip()
+
+    def average(self, figure: str) -> float:
+        """The mean of a number of the summaries."""
+        return statistics.fmean(float(run.summary[figure]) for run in self.runs)
+
+
+def make_rows(
+    runs: Sequence[RunRecord], by: Sequence[str], free: Sequence[str], notes: list[str]
+) -> list[Row]:
+    """Group finished runs of one task and average each group over its seeds.
+
+    Args:
+        runs: Of one task.
+        by: Settings that name the rows, dotted or one of ``ALIASES``.
+        free: Settings that may differ within a row, besides those that change no result.
+        notes: Gets a sentence for all that was not put together or left out.
+
+    Raises:
+        ValueError: No run has a setting of that name.
+    """
+    known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
+    for key in [*by, *free]:
+        if key not in known:
+            raise ValueError(
+                unknown("setting of these runs", key, known, "see a run's config.yaml")
+            )
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
+    rows = []
+    for group in groups.values():
+        label = tuple(_value(group[0], key) for key in by)
+        rows.append(Row(label, _one_per_seed(group, notes)))
+    rows.sort(key=lambda row: row.label)
+    _tell_apart(rows, free, notes)
+    for row in rows:
+        _average(row, notes)
+        row.paper = published_figures(row.first, notes)
+    return rows
+
+
+def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
+    """All of a run that makes it another experiment: its settings, and the size of its model."""
+    sample = str(run.config.get("data._target_", "")).startswith(SAMPLE)
+    paths = [setting(run, key)[0] for key in free]
+    same = {
+        key: value
+        for key, value in run.config.items()
+        if value is not None and key != "seed" and key not in paths and not may_differ(key)
+    }
+    # Sample data is the same wherever it lies; of a real set another folder may be another set.
+    root = None if sample or "data.root" in paths else run.config.get("data.root")
+    return same | {"data.root": root, "parameters": run.summary["parameters"]}
+
+
+def setting(run: RunRecord, key: str) -> tuple[str, Any]:
+    """The dotted name and the value that a short name stands for."""
+    if key == "data":
+        return "data._target_", data_name(run)
+    path = ALIASES.get(key, key)
+    if key == "head" and path not in run.config:
+        return path, str(run.config.get("head._target_", "")).rpartition(".")[2]
+    return path, run.config.get(path)
+
+
+def data_name(run: RunRecord) -> str:
+    """The name that the run's data has on the command line."""
+    target = run.config.get("data._target_")
+    for path in sorted(DATA.glob("*.yaml")):
+        if yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["_target_"] == target:
+            return path.stem
+    return str(target)
+
+
+def on_sample_data(run: RunRecord) -> bool:
+    """Whether a run's data was made here."""
+    return str(run.config.get("data._target_", "")).startswith(SAMPLE)
+
+
+def _value(run: RunRecord, key: str) -> str:
+    value = setting(run, key)[1]
+    return "-" if value is None else _short(value)
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    return text if len(text) <= 40 else f"...{text[-37:]}"
+
+
+def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord]:
+    """The latest run of each seed: the same run twice would pass for a small deviation."""
+    latest: dict[Any, RunRecord] = {}
+    for run in runs:  # in the order of their folders' names, which are times
+        older = latest.get(run.config["seed"])
+        if older is not None:
+            notes.append(
+                f"{older.folder} is left out: {run.folder.name} is a later run of the same "
+                f"settings and seed {run.config['seed']}"
+            )
+        latest[run.config["seed"]] = run
+    return list(latest.values())
+
+
+def _tell_apart(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
+    """Name what differs between rows of one label, which were not averaged together."""
+    labels: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        labels.setdefault(row.label, []).append(row)
+    for label, alike in labels.items():
+        if len(alike) == 1:
+            continue
+        settings = [identity(row.first, free) for row in alike]
+        keys = sorted({key for one in settings for key in one})
+        differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
+        if len(differ) > 1:  # a consequence of the others
+            differ = [key for key in differ if key != "parameters"]
+        for row, own in zip(alike, settings, strict=True):
+            shown = [f"{key}={_short(own.get(key))}" for key in differ[:3]]
+            more = [f"and {len(differ) - 3} more"] if len(differ) > 3 else []
+            row.settings = " ".join([*shown, *more])
+        notes.append(
+            f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
+            f"together, they differ in {', '.join(differ[:8])}{' and more' * (len(differ) > 8)}"
+        )
+
+
+def _average(row: Row, notes: list[str]) -> None:
+    names = dict.fromkeys(name for run in row.runs for name in run.metrics)
+    for name in names:
+        values = [run.metrics[name] for run in row.runs if name in run.metrics]
+        if len(values) < len(row.runs):
+            notes.append(
+                f"{row.name} has no {name}: {len(row.runs) - len(values)} of its "
+                f"{len(row.runs)} runs lack it"
+            )
+            continue
+        row.mean[name] = statistics.fmean(values)
+        row.deviation[name] = statistics.stdev(values) if len(values) > 1 else None
+
+
+def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
+    """The metrics of a table: those asked for, or the task's own.
+
+    Raises:
+        ValueError: No run has a metric of that name.
+    """
+    known = list(dict.fromkeys(name for row in rows for name in row.mean))
+    usual = HEADLINE.get(task, known[0] if known else "")
+    names = asked.split(",") if asked else [usual if usual in known else known[0]]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"no run of task={task} has a metric {name!r}; known: {', '.join(known)}"
+            )
+    return names
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other beats in both, by rising cost.
+
+    Args:
+        points: (cost, metric); a low cost and a high metric are better.
+    """
+    best, front = -math.inf, []
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if points[index][1] > best:
+            best = points[index][1]
+            front.append(index)
+    return front
+
+
+def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, Any]:
+    """A row as ``tools.command_line.tables`` writes it."""
+    first = row.first
+    height, width = first.summary.get("macs_at", (None, None))
+    shown: dict[str, Any] = {"task": first.task}
+    shown |= dict(zip(by, row.label, strict=True))
+    shown |= {"settings": row.settings, "runs": len(row.runs)}
+    for name in metrics:
+        shown |= {name: row.mean.get(name), f"{name}_std": row.deviation.get(name)}
+        paper = row.paper.metrics.get(name) if row.paper else None
+        difference = row.mean[name] - paper if paper is not None and name in row.mean else None
+        shown |= {f"{name}_paper": paper, f"{name}_difference": difference}
+    return shown | {
+        "paper": str(row.paper) if row.paper else None,
+        "parameters_m": row.average("parameters") / 1e6,
+        "backbone_macs_g": row.average("backbone_macs") / 1e9,
+        "image_size": f"{height}x{width}",
+        "seconds": row.average("seconds"),
+    }

@@ -1,0 +1,1 @@
+"""What run.py does around a training, an evaluation or a prediction."""

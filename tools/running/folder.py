@@ -1,0 +1,261 @@
+"""The folder of a run: created once, and found again for resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.saved import CONFIG, read_config
+from tools.running import lock as run_lock
+from tools.running.processes import is_first_process
+
+say = logging.getLogger(__name__).info
+
+ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
+LATEST = "latest"
+# Options that a run and its continuation may differ in: they do not change what is computed.
+FREE_ON_RESUME = {
+    "callbacks.device",
+    "callbacks.gradient_norm",
+    "callbacks.learning_rate",
+    "callbacks.top_k",
+    "checkpoint_every",
+    "ckpt",
+    "data.eval_batch_size",
+    "data.num_workers",
+    "data.root",
+    "input",
+    "output_dir",
+    "overrides",
+    "resume",
+    "trainer.accelerator",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+}
+# Of these groups every option.
+FREE_GROUPS = ("logger", "paper")
+# How long to train, which a continuation decides anew.
+LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
+# Of this one command, not of the run.
+OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
+
+
+@contextlib.contextmanager
+def opened(
+    config: Mapping[str, Any], resumed: Path | None = None, swept: Sequence[str] = ()
+) -> Iterator[Path]:
+    """The run folder of a config: a new one with its config.yaml, or the one to go on with.
+
+    A new folder is removed again if the block, which is to prepare the run, fails, and with it the
+    folders around it that were made for it and hold nothing else.
+
+    Args:
+        config: Of the run.
+        resumed: The folder to go on with, from ``to_resume``.
+        swept: The options that a sweep varies and their values, for the folder's name.
+
+    Raises:
+        ValueError: It cannot be made.
+    """
+    parent = _parent(config)
+    new = is_first_process() and resumed is None
+    absent = [path.absolute() for path in (parent, *parent.parents) if not path.exists()]
+    if resumed is not None:
+        folder = resumed
+    elif new:
+        folder = new_run_folder(parent, config["mode"], swept)
+        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    else:
+        folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
+    folder = folder.resolve()
+    os.environ[ENVIRONMENT] = str(folder)
+    try:
+        yield folder
+    except BaseException:
+        if new:
+            (folder / CONFIG).unlink()
+            folder.rmdir()
+            with contextlib.suppress(OSError):  # by now another run may have its folder there
+                for path in absent:
+                    path.rmdir()
+        raise
+
+
+def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
+    """Create ``parent/<stamp>``, or ``<stamp>_<mode>`` for an evaluation, ``_seed-1`` of a sweep.
+
+    Two runs in one second stay apart, also those of two machines.
+
+    Raises:
+        ValueError: The folder cannot be created.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    stamp += "" if mode == "fit" else f"_{mode}"
+    if swept:
+        # No character that Hydra would want quoted where the folder is typed as ckpt=...
+        stamp += "_" + "_".join(re.sub(r"[^\w.]+", "-", item).strip("-") for item in swept)[:80]
+    for attempt in itertools.count():
+        folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except OSError as error:
+            if isinstance(error, FileExistsError) and folder.is_dir():
+                continue
+            raise ValueError(
+                f"no run folder can be made in {parent} ({error}); "
+                "pass output_dir=<a writable folder>"
+            ) from error
+    return folder
+
+
+def mark_latest(folder: Path) -> None:
+    """Let ``latest`` beside the run folder lead to it."""
+    if not is_first_process():
+        return
+    temporary = folder.parent / f".{LATEST}-{os.getpid()}"
+    temporary.symlink_to(folder.name)
+    temporary.replace(folder.parent / LATEST)
+
+
+def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
+    """The run folder to go on with: the one ``ckpt`` lies in, or the newest with these settings.
+
+    None for a job of a sweep that has not begun: it begins.
+
+    Raises:
+        ValueError: There is none, it had other settings, or it trains at this moment.
+    """
+    parent = _parent(config)
+    if config["ckpt"] is not None:
+        folder = _folder_of(Path(config["ckpt"]).expanduser())
+        check_same_config(folder, config)
+        return _free(folder)
+    if not is_first_process() and os.environ.get(ENVIRONMENT):
+        folder = Path(os.environ[ENVIRONMENT])  # the first process has chosen
+        return folder if _has_begun(folder) else None
+    runs = [path.parent for path in parent.glob(f"*/{CONFIG}") if path.parent.name != LATEST]
+    runs = sorted((run for run in runs if _mode(run) == "fit"), reverse=True)
+    equal = [run for run in runs if not differences(run, config)]
+    if equal and _has_begun(equal[0]):
+        return _free(equal[0])
+    if sweep:
+        say("No run of these settings to resume; a new one begins")
+        return None
+    if equal:
+        raise ValueError(
+            f"{equal[0]} ended before its first checkpoint, there is nothing to resume; start the "
+            "run anew without resume=true"
+        )
+    if not runs:
+        raise ValueError(
+            f"there is no run to resume in {parent}; start one without resume=true, "
+            "or pass ckpt=<run folder>"
+        )
+    check_same_config(runs[0], config)
+    return None
+
+
+def _parent(config: Mapping[str, Any]) -> Path:
+    return Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
+
+
+def _folder_of(path: Path) -> Path:
+    """The run folder that a path is, or that a checkpoint lies in."""
+    if not path.exists():
+        raise ValueError(f"there is no checkpoint or run folder at {path}")
+    folder = (path if path.is_dir() else path.parent.parent).resolve()
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder (it has no {CONFIG}), so it cannot be resumed")
+    if path.is_dir() and not _has_begun(folder):
+        raise ValueError(f"{folder} has no checkpoint, so it cannot be resumed; start a new run")
+    return folder
+
+
+def _free(folder: Path) -> Path:
+    if is_first_process():
+        run_lock.refuse_if_held(folder)
+    return folder
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*.ckpt"))
+
+
+def _mode(folder: Path) -> str | None:
+    try:
+        mode = read_config(folder / CONFIG).get("mode")
+    except ValueError:
+        return None
+    return mode if isinstance(mode, str) else None
+
+
+def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """The settings that a run and its continuation must share and do not, with both values."""
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    return [
+        f"{key}: {before.get(key)} then, {now.get(key)} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not _is_free(key)
+    ]
+
+
+def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with other settings than it began with.
+
+    Raises:
+        ValueError: Names the settings that differ, with both values.
+    """
+    differ = differences(folder, config)
+    if differ:
+        raise ValueError(
+            f"{folder} was trained with other settings ({'; '.join(differ[:6])}); "
+            "pass the same ones to resume it, or start a new run"
+        )
+
+
+def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """In words, how long a run was to be and how long it now is, if these differ."""
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
+    return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
+
+
+def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Let config.yaml say what a resumed run goes on with."""
+    if not is_first_process():
+        return
+    before = read_config(folder / CONFIG)
+    kept = {key: before[key] for key in OF_A_COMMAND if key in before}
+    temporary = folder / f".{CONFIG}.partial"
+    temporary.write_text(yaml.safe_dump({**config, **kept}, sort_keys=False))
+    temporary.replace(folder / CONFIG)
+
+
+def _is_free(key: str) -> bool:
+    return key in LENGTH or may_differ(key)
+
+
+def may_differ(key: str) -> bool:
+    """Whether an option, by its dotted name, changes nothing of what a run computes."""
+    return key in FREE_ON_RESUME or key.partition(".")[0] in FREE_GROUPS
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested config by their names with dots; a list is one value."""
+    if not isinstance(config, Mapping):
+        return {prefix: list(config) if isinstance(config, tuple) else config}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

@@ -1,0 +1,181 @@
+"""What ``python tools/run.py --help`` says: one screen, and more of what is named behind it.
+
+usage: python tools/run.py --help [SUBJECT] [option=value ...]
+
+SUBJECT is a group of options (``backbone``, ``data``, ``recipe``, ...), ``mixer`` or ``config``,
+every value of the run that the options behind it compose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+FLAGS = {"-h", "--help"}
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+NO_CHOICE = ("published",)  # the papers' tables
+WIDTH = 100
+SCREEN = """\
+python tools/run.py [option=value ...]      train, evaluate or apply a backbone on a task
+
+  python tools/run.py task=classification backbone=deit_t_afbo trainer.max_epochs=50
+  python tools/run.py task=detection backbone=swin_t_afbo data=coco data.root=/data/coco
+  python tools/run.py mode=test ckpt=<run folder>
+  python tools/run.py mode=predict ckpt=<run folder> input=<image or folder>
+  python tools/run.py -m task=classification backbone=deit_t,swin_t,poolformer_s12
+
+{groups}
+  mode        fit, validate, test, predict; the last three with ckpt=<run folder or file>
+  resume      resume=true goes on with a run that was broken off
+  ...         every value of the config by its name, such as backbone.mixer.g2=6 or seed=1
+
+backbone is a host, alone (swin_t) or with a channel mixer (swin_t_afbo); not all pairs fit.
+{hosts}
+{mixers}
+backbone.token_mixer=NAME replaces attention or pooling.
+{tokens}
+
+python tools/run.py --help backbone         all {count} names; so with any option above, or mixer
+python tools/run.py --help config task=...  every value of the run that the options compose
+"""
+
+
+def subject_of(arguments: Sequence[str]) -> list[str] | None:
+    """What stands beside a call for help; None where help is not called for."""
+    if not FLAGS & set(arguments):
+        return None
+    return [argument for argument in arguments if not argument.startswith("-")]
+
+
+def text(words: Sequence[str]) -> str:
+    """The help on a subject, or the screen without one.
+
+    Args:
+        words: The subject and options of a run.
+
+    Raises:
+        ValueError: There is no such subject.
+    """
+    subjects = [word for word in words if "=" not in word]
+    if not subjects:
+        return screen()
+    subject = subjects[0]
+    if subject == "config":
+        return _config([word for word in words if "=" in word])
+    if subject == "backbone":
+        from backbones import list_backbones
+
+        return _families(list_backbones())
+    if subject == "mixer":
+        return _mixers()
+    if subject in groups():
+        return "\n".join(_wrapped(f"{name:24} ", [first]) for name, first in _choices(subject))
+    known = ["backbone", "mixer", *groups(), "config"]
+    raise ValueError(f"there is no help on {subject!r}; there is on {', '.join(known)}")
+
+
+def screen() -> str:
+    """Everything at a glance."""
+    from backbones import list_backbones, list_hosts, list_mixers
+
+    rows = []
+    for group in groups():
+        names = [name for name, _ in _choices(group)]
+        rows.append(_wrapped(f"  {group:11} ", _compact(names)))
+    return SCREEN.format(
+        groups="\n".join(rows),
+        hosts=_wrapped("  hosts       ", _compact(list_hosts())),
+        mixers=_wrapped("  mixers      ", list_mixers("channel")),
+        tokens=_wrapped("  mixers      ", list_mixers("token")),
+        count=len(list_backbones()),
+    ).rstrip()
+
+
+def groups() -> list[str]:
+    """The groups of options that have files, the task first."""
+    found = [path.name for path in CONFIGS.iterdir() if path.is_dir()]
+    return sorted((name for name in found if name not in NO_CHOICE), key=lambda n: (n != "task", n))
+
+
+def _choices(group: str) -> list[tuple[str, str]]:
+    """Names of a group's files and what each says first of itself."""
+    return [
+        (path.stem, _first_words(path.read_text()))
+        for path in sorted((CONFIGS / group).glob("*.yaml"))
+    ]
+
+
+def _first_words(content: str) -> str:
+    """The first sentence of a file's opening comment; of an experiment what it should reach."""
+    lines = content.splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    said = [line.lstrip("# ") for line in comment if not line.startswith("# @")]
+    expected = [line.removeprefix("Expected: ") for line in said if line.startswith("Expected: ")]
+    return expected[0] if expected else re.split(r"(?<=\.) ", " ".join(said))[0].rstrip(".")
+
+
+def _compact(names: Iterable[str]) -> list[str]:
+    """Neighbours that differ behind their last underscore as one: ``swin_{t,s,b}``."""
+
+    def family(name: str) -> str:
+        return re.sub(r"(?<=_)[a-z]{0,3}\d*$|\d+$", "", name)
+
+    words = []
+    for stem, members in itertools.groupby(names, family):
+        ends = [name.removeprefix(stem) for name in members]
+        words.append(f"{stem}{{{','.join(ends)}}}" if len(ends) > 1 else stem + ends[0])
+    return words
+
+
+def _families(names: Sequence[str]) -> str:
+    """All names, a paragraph for each host."""
+    from backbones import list_hosts
+
+    hosts = set(list_hosts())
+    paragraphs: list[list[str]] = []
+    for name in names:
+        if name in hosts:
+            paragraphs.append([])
+        paragraphs[-1].append(name)
+    return "\n".join(
+        textwrap.fill(" ".join(paragraph), WIDTH, subsequent_indent="    ")
+        for paragraph in paragraphs
+    )
+
+
+def _mixers() -> str:
+    from backbones import list_mixers, mixer_options
+    from backbones.registry import find_mixer
+
+    lines = []
+    for kind in ("channel", "token"):
+        lines.append(f"{kind} mixers")
+        for name in list_mixers(kind):
+            options = ", ".join(f"{key}={value}" for key, value in mixer_options(name).items())
+            lines += [f"  {name:14} {find_mixer(name).source}"]
+            lines.append(_wrapped(" " * 17, [options]))
+    return "\n".join(lines)
+
+
+def _config(overrides: Sequence[str]) -> str:
+    from omegaconf import OmegaConf
+
+    from tools.command_line import overrides as command_line
+    from tools.running import config as run_config
+
+    command_line.prepare(overrides)
+    return OmegaConf.to_yaml(run_config.compose_config(overrides)).rstrip()
+
+
+def _wrapped(label: str, words: Iterable[str]) -> str:
+    text = textwrap.fill(
+        ", ".join(words),
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_on_hyphens=False,
+    )
+    return text or label.rstrip()

@@ -1,0 +1,179 @@
+"""What a run leaves beside its checkpoints: summary, curves, pictures, and the closing table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
+
+from backbones.analysis.counting import count_macs, count_parameters
+from datamodules import BaseDataModule
+from tasks.base import BaseTask
+from tasks.loggers import read_rows
+from tools.running.curves import plot_curves
+from tools.running.processes import is_first_process
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+SUMMARY = "summary.json"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "onedl-mmdetection",
+    "onedl-mmsegmentation",
+)
+
+
+def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """What can be said about a run before it begins.
+
+    That is its settings, the parameters of model and backbone, and the backbone's multiply-adds at
+    the training size.
+    """
+    height, width = training_size(config["data"])
+    return {
+        "task": config["task_name"],
+        "backbone": config["backbone"]["name"],
+        "mode": config["mode"],
+        "checkpoint": config["ckpt"],
+        "seed": config["seed"],
+        "parameters": count_parameters(model),
+        "backbone_parameters": count_parameters(model.backbone),
+        "backbone_macs": count_macs(model.backbone, (height, width)),
+        "macs_at": [height, width],
+        "strategy": config["trainer"]["strategy"],
+    }
+
+
+def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width that a config's ``data`` trains at, for images wider than high."""
+    edges = data.get("image_size") or data.get("scene_size")
+    # crop_size is (height, width), image_size (longest, shortest edge).
+    size = data.get("crop_size") or (edges if isinstance(edges, int) else edges[::-1])
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def announce(
+    known: Mapping[str, Any],
+    config: Mapping[str, Any],
+    datamodule: BaseDataModule,
+    processes: int = 1,
+) -> None:
+    """Say in one line what is about to be trained, and by how many processes if by several."""
+    epochs, batch = config["trainer"]["max_epochs"], config["data"]["batch_size"]
+    accumulated = config["trainer"]["accumulate_grad_batches"]
+    batches = f"{batch}"
+    if processes > 1:
+        parts = f"{processes} processes x {batch}"
+        parts += f" x {accumulated} accumulated" if accumulated > 1 else ""
+        batches = f"{processes * batch * accumulated} ({parts})"
+    say(
+        f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
+        f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
+        f"{epochs} epoch{'s' * (epochs != 1)}"
+    )
+
+
+def say_finished(folder: Path) -> bool:
+    """Whether a training run has come to its end; if so, say it."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        return False
+    metrics = json.loads(path.read_text())["metrics"]
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
+    return True
+
+
+def reopen(folder: Path) -> None:
+    """Let a finished run be one that trains again; its summary is written anew at the end."""
+    if is_first_process():
+        (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def write(
+    folder: Path, known: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
+) -> None:
+    """Write curves.png, preview/*.png and summary.json, and print the closing table."""
+    if known["mode"] == "fit":
+        best = folder / "checkpoints" / "best.ckpt"
+        known = {**known, "checkpoint": "checkpoints/best.ckpt" if best.is_file() else None}
+        plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
+    if known["strategy"] != "fsdp":  # with it no process holds all weights
+        save_pictures(folder, _pictures(task, datamodule))
+    # Written last: a run with a summary is finished.
+    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
+    (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
+    seconds, size = known["seconds"], " x ".join(map(str, known["macs_at"]))
+    backbone = _millions(known["backbone_parameters"])
+    table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
+    table["parameters"] = f"{_millions(known['parameters'])} (backbone {backbone})"
+    table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
+    if known.get("images_per_second"):
+        table["training"] = f"{known['images_per_second']:.3g} images/s"
+    table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
+    """Pictures of images spread over what prediction would see."""
+    return task.eval().preview(datamodule.preview_batch(task.preview_images), datamodule)
+
+
+def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
+    """Write preview/00.png, 01.png, ..."""
+    target = folder / "preview"
+    target.mkdir(exist_ok=True)
+    for index, picture in enumerate(pictures):
+        picture.save(target / f"{index:02d}.png")
+
+
+def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
+    """Print the closing table and, last of all, the run folder's path."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console = Console(width=None if Console().is_terminal else 100)
+    console.print(table)
+    print(f"Run folder: {_short(folder)}")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f} M"
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _short(folder: Path) -> Path:
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -1,0 +1,95 @@
+"""What a resumed run goes on from: the newest good checkpoint of its folder, or the one named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.checkpoints.seal import DamagedCheckpoint
+from tasks.base import BaseTask, refuse_other_model
+from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.classes import check_classes
+from tasks.exact_resume import ExactResume
+from tasks.loops import Position
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checked checkpoint to go on from."""
+
+    path: Path
+    position: Position
+
+
+def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:
+    """The checkpoint to go on from.
+
+    Args:
+        folder: Of the run.
+        ckpt: A file, which is then the one; else the newest good one of the folder is.
+        task: It must hold the weights of this task's model.
+        trainer: The options of the trainer; the run must not be meant to have ended before it.
+
+    Raises:
+        ValueError: There is none, or it is no checkpoint of such a run.
+    """
+    named = None if ckpt is None else Path(ckpt).expanduser()
+    files = [named] if named is not None and named.is_file() else _newest_first(folder)
+    path, content = _first_good(files, folder)
+    position = ExactResume.position(content)
+    check_classes(content, task.class_names, path)
+    refuse_other_model(task.model, content["state_dict"], path)
+    _refuse_shorter(position, trainer)
+    return Start(path, position)
+
+
+def announce(start: Start, other_length: str | None) -> None:
+    """Say where a run goes on, and what becomes of the schedule if it is to be of another length.
+
+    Args:
+        start: The checkpoint.
+        other_length: From ``run_folder.other_length``.
+    """
+    say(f"Going on after step {start.position.step}, from {start.path.name}")
+    if other_length:
+        say(f"{other_length}: from here on the learning rate is that of a run of the new length")
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """last.ckpt, then the others by their age."""
+    files = (folder / "checkpoints").glob("*.ckpt")
+    return sorted(files, key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
+
+
+def _first_good(files: list[Path], folder: Path) -> tuple[Path, dict[str, Any]]:
+    damage: DamagedCheckpoint | None = None
+    for path in files:
+        try:
+            content = AtomicCheckpointIO().load_checkpoint(path)
+        except DamagedCheckpoint as error:
+            damage = damage or error
+            continue
+        if damage is not None:
+            say(f"{damage}; the run goes on from {path.name}, step {content.get('global_step')}")
+        return path, content
+    raise damage or ValueError(f"{folder} has no checkpoint to go on from; start a new run")
+
+
+def _refuse_shorter(position: Position, trainer: Mapping[str, Any]) -> None:
+    begun = position.epoch + (position.batch > 0)
+    for name, done, unit in (
+        ("max_epochs", begun, "epoch"),
+        ("max_steps", position.step, "step"),
+    ):
+        if 0 <= trainer[name] < done:
+            raise ValueError(
+                f"trainer.{name}={trainer[name]}, but the run to resume is in or past {unit} "
+                f"{done} already; pass at least {done}, or test it as it is with mode=test"
+            )

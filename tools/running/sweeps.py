@@ -1,0 +1,128 @@
+"""Sweeps: patterns of names as values, runs in other processes, and the table at the end."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tools.command_line.arguments import select
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
+SIGNS = "*?"
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+
+Fits = Callable[[str, str], bool]
+
+
+def expanded(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
+    """A command in which patterns, such as ``backbone=swin_t*``, are the names they stand for.
+
+    Args:
+        arguments: As they were typed.
+        sweep: Whether several values are allowed.
+        fits: Whether an option of a group fits the command's task.
+
+    Raises:
+        ValueError: A pattern of nothing, or one where a single name has to be.
+    """
+    found = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        plain = not set(value) & set("()[]{}'\"")
+        if key not in ("backbone", *GROUPS) or not plain or not set(value) & set(SIGNS):
+            found.append(argument)
+            continue
+        if not sweep:
+            raise ValueError(f"{argument} names several; pass -m {argument}")
+        names = select(value) if key == "backbone" else _options(key, value, fits)
+        found.append(f"{key}={','.join(names)}")
+    return found
+
+
+def _options(group: str, value: str, fits: Fits) -> list[str]:
+    known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+    names = []
+    for item in value.split(","):
+        pattern = any(sign in item for sign in SIGNS)
+        matching = [name for name in fnmatch.filter(known, item) if fits(group, name)]
+        if pattern and not matching:
+            raise ValueError(
+                f"no {group} for this task matches {item!r}; known: {', '.join(known)}"
+            )
+        names += matching if pattern else [item]
+    return list(dict.fromkeys(names))
+
+
+def check_launcher(arguments: Sequence[str]) -> None:
+    """Refuse a launcher of Hydra's that there is not, or whose package is not installed.
+
+    Raises:
+        ValueError: Names those that there are, or the package.
+    """
+    for argument in arguments:
+        key, _, name = argument.partition("=")
+        if key != "hydra/launcher" or name == "basic":
+            continue
+        if name not in LAUNCHERS:
+            known = ", ".join(["basic", *LAUNCHERS])
+            raise ValueError(f"there is no hydra/launcher called {name!r}; known: {known}")
+        package = LAUNCHERS[name]
+        if importlib.util.find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
+            raise ValueError(
+                f"hydra/launcher={name} needs the package {package}: "
+                "pip install -c constraints.txt -e '.[sweep]'"
+            )
+        # Where the runs are other programs, they have to find ours.
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:
+    """Run a function of ``hydra.main``; what the runs of its sweep returned, wherever they ran.
+
+    Hydra itself returns nothing of a sweep.
+    """
+    from hydra._internal.hydra import Hydra
+
+    original, kept = Hydra.multirun, []
+
+    def multirun(hydra: Hydra, *args: Any, **options: Any) -> Any:
+        kept.extend(original(hydra, *args, **options))
+
+    with mock.patch.object(Hydra, "multirun", multirun):
+        main()
+    return [job.return_value for batch in kept for job in batch]
+
+
+def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> None:
+    """Print the table of a sweep's training runs, if any of them is finished.
+
+    Args:
+        outcomes: What the runs returned.
+        swept: The settings that differ between the runs, which name the rows.
+    """
+    from tools import results
+    from tools.comparing.records import read_run
+
+    folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
+    runs = [read_run(folder) for folder in folders]
+    finished = [run for run in runs if run.status == "finished"]
+    if not finished:
+        return
+    known = {key for run in finished for key in run.config}
+    by = [key for key in swept if key in known or key in ("backbone", "head", "data")]
+    by = [key for key in by if key not in ("seed", "backbone")]
+    options = {**results.DEFAULTS, "by": ",".join(["backbone", *by])}
+    print()
+    results.show(folders, options)

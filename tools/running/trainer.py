@@ -1,0 +1,256 @@
+"""Lightning's Trainer as every run uses it, and what trains and evaluates with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.options import check_arguments
+from datamodules import BaseDataModule
+from tasks.base import BaseTask
+from tasks.callbacks import ProgressLines
+from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.exact_resume import ExactResume
+from tasks.keeping import KeepLast
+from tasks.loggers import CsvLog, RunLog
+from tasks.loops import exact_loops
+from tasks.pace import Pace, PaceBar
+from tools.running.callbacks import make_callbacks, make_profiler
+from tools.running.loggers import make_loggers
+from tools.running.resume import Start
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+BEST = "best.ckpt"
+# Arguments of Lightning's Trainer that a run sets by itself.
+OURS = {
+    "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
+    "limit_test_batches", "logger", "num_sanity_val_steps", "plugins", "use_distributed_sampler",
+}  # fmt: skip
+
+
+def make_trainer(
+    options: Mapping[str, Any],
+    folder: Path,
+    monitor: str,
+    *,
+    training: bool,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    checkpoint_every: float | None = None,
+) -> Trainer:
+    """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
+
+    Args:
+        options: Arguments of Lightning's Trainer.
+        folder: Run folder.
+        monitor: Metric, higher is better, that chooses the best checkpoint.
+        training: Whether to keep logs, which an evaluation does not need.
+        callbacks: Besides those that every run has.
+        loggers: Besides metrics.csv.
+        checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
+            them at validations and ends of epochs only.
+
+    Raises:
+        ValueError: An option that Lightning does not have or refuses, or a device that is absent.
+    """
+    # A user need not read Lightning's remarks on devices, workers and its own products.
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    _check(options)
+    interactive = sys.stdout.isatty()
+    pace = Pace()
+    progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
+    checkpoints = folder / "checkpoints"
+    best = ModelCheckpoint(
+        dirpath=checkpoints,
+        filename=Path(BEST).stem,
+        monitor=monitor,
+        mode="max",
+        enable_version_counter=False,
+    )
+    last = KeepLast(checkpoints / LAST, checkpoint_every)
+    logs = [CsvLog(folder / "metrics.csv"), *loggers]
+    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
+    try:
+        trainer = Trainer(
+            **{**options, "strategy": _strategy(options["strategy"]), "profiler": profiler},
+            default_root_dir=folder,
+            logger=logs if training else False,
+            callbacks=[ExactResume(), pace, progress, *callbacks, *shown, best, last],
+            plugins=[AtomicCheckpointIO()],
+            limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
+            enable_progress_bar=interactive,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # the datamodules' samplers know the processes
+        )
+    except (
+        MisconfigurationException,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        ImportError,
+    ) as error:
+        raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
+    exact_loops(trainer)
+    _say_crowded(trainer)
+    return trainer
+
+
+def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
+    """The callbacks and loggers that a config asks for, as ``make_trainer`` takes them.
+
+    Raises:
+        ValueError: One that there is not, or an option that it does not have.
+    """
+    options = config["callbacks"]
+    check_arguments(make_callbacks, options, "callbacks")
+    checkpoints = folder / "checkpoints"
+    return {
+        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_names, **options),
+        "loggers": make_loggers(config["logger"], folder, config),
+    }
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    check_arguments(Trainer, options, "trainer")
+    for name in OURS & options.keys():
+        raise ValueError(f"trainer.{name} is no option: the run itself sets it; leave it out")
+    for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
+        if options[name] is not None and options[name] < least:
+            raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")
+    interval = options.get("val_check_interval")
+    if isinstance(interval, int | float) and interval <= 0:
+        raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
+    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
+            "python tools/doctor.py for what is installed"
+        )
+    for name in ("accumulate_grad_batches", "limit_train_batches"):
+        if options[name] is not None and options[name] <= 0:
+            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
+    clip = options["gradient_clip_val"]
+    if clip is not None and clip <= 0:
+        raise ValueError(
+            f"trainer.gradient_clip_val must be above 0, got {clip}; null clips nothing"
+        )
+    if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
+        raise ValueError(
+            "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
+            "or trainer=ddp"
+        )
+
+
+def _say_crowded(trainer: Trainer) -> None:
+    """Processes without a core of their own take minutes to start, in which they say nothing."""
+    processes, cores = trainer.num_devices, os.cpu_count() or 1
+    if isinstance(trainer.accelerator, CPUAccelerator) and processes > cores:
+        say(
+            f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
+            f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
+        )
+
+
+def _strategy(name: str) -> str | DDPStrategy:
+    # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
+    # which DDP's exchange of buffers would do. sync_batchnorm keeps running statistics in step.
+    return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
+
+
+@contextlib.contextmanager
+def processes(trainer: Trainer) -> Iterator[None]:
+    """Leave no process, process group or environment of a run behind, however it ends.
+
+    Lightning starts the other processes of a run by itself and leaves them and its environment
+    variables to the end of this process, where a sweep's next run would take them for its own.
+
+    Raises:
+        ValueError: Another process of the run has ended.
+    """
+    before = dict(os.environ)
+    launcher = trainer.strategy.launcher
+    try:
+        yield
+    except BaseException as error:
+        others: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
+        lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        lost = lost and "in use" not in str(error).lower() and "EADDRINUSE" not in str(error)
+        statuses = [_status(process) for process in others] if lost else []
+        for process in others:
+            process.kill()  # they wait for this one, which will not come
+        others.clear()  # a thread of Lightning's would kill this process for their end
+        if not lost:
+            raise
+        if not trainer.is_global_zero:
+            raise SystemExit(1) from None  # the first process says what there is to say
+        raise ValueError(
+            f"the other processes of this run ended with status {statuses}; what they said of it "
+            "stands above, and -9 is often a lack of memory"
+        ) from error
+    else:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    return process.returncode
+
+
+def fit(
+    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, *, start: Start | None = None
+) -> dict[str, float]:
+    """Train, from the start or from a checkpoint on, then evaluate the best checkpoint."""
+    if start is not None:
+        position = start.position
+        datamodule.resume_at(position.epoch, position.batch)
+        for log in trainer.loggers:
+            assert isinstance(log, RunLog)
+            log.resume_at(position.step, validates=position.validation_due)
+    path = None if start is None else start.path
+    trainer.fit(task, datamodule=datamodule, ckpt_path=path, weights_only=True)
+    best = Path(trainer.default_root_dir) / "checkpoints" / BEST
+    return evaluate(trainer, "test", task, datamodule, best if best.is_file() else None)
+
+
+def evaluate(
+    trainer: Trainer,
+    mode: str,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    ckpt: Path | None = None,
+) -> dict[str, float]:
+    """Metrics of a checkpoint, or of the weights as they are.
+
+    Args:
+        trainer: From ``make_trainer``.
+        mode: "validate" or "test".
+        task: The model with its metrics.
+        datamodule: The data.
+        ckpt: A checkpoint of this trainer, which may hold its weights in parts.
+    """
+    run = trainer.validate if mode == "validate" else trainer.test
+    results = run(task, datamodule=datamodule, ckpt_path=ckpt, weights_only=True, verbose=False)
+    metrics = results[0] if results else {}  # none without a batch
+    return {name.partition("/")[2]: float(value) for name, value in metrics.items()}

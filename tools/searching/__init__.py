@@ -1,0 +1,1 @@
+"""The spaces that search.py searches."""
