@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.test_posmlp_weights import filled, pair
+from tests.backbones.test_posmlp_weights import filled, pair
 
 WIDTH, HIDDEN, DEPTH, N = 128, 768, 30, 196
 LAST_WITH_BIAS = 25  # of the free unit

@@ -14,9 +14,9 @@ from backbones.checkpoints.loading import load_state_dict
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
+from tests.backbones.test_posmlp import plain, randomise, tokens
 from tests.families import rest_slow, short
 from tests.references import posmlp as reference
-from tests.test_posmlp import plain, randomise, tokens
 from tools.comparing.published import load_rows
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.runs import ROOT
-from tests.test_sweeps import TINY
+from tests.tools.test_sweeps import TINY
 from tools import search
 from tools.searching.space import Space, read_spaces
 
