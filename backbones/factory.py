@@ -16,7 +16,7 @@ from backbones.registry import (
     MixerEntry,
     find_mixer,
     first_match,
-    host_defaults_of,
+    host_overrides_of,
     list_mixers,
     look_up,
 )
@@ -37,7 +37,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
-    return {**options, **keywords(host.build), **host_defaults_of(host, mixer)}
+    return {**options, **keywords(host.build), **host_overrides_of(host, mixer)}
 
 
 def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     options = _options(entry)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
-    return {**options, **first_match(entry.host_options, host)}
+    return {**options, **first_match(entry.options_on, host)}
 
 
 def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
@@ -123,7 +123,7 @@ def create_backbone(
         channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
         token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
     )
-    backbone = host.build(config, **{**host_defaults_of(host, mixer_name), **host_kwargs})
+    backbone = host.build(config, **{**host_overrides_of(host, mixer_name), **host_kwargs})
     backbone.name = name
     if isinstance(pretrained, str | Path):
         load_backbone_weights(backbone, pretrained)
@@ -186,7 +186,7 @@ def _build_mixer(
             raise ValueError(unknown(f"option of mixer {entry.name}", option, _options(entry)))
     chosen = {key: value for key, value in given.items() if value is not None}
     check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
-    options = dict(first_match(entry.host_options, host))
+    options = dict(first_match(entry.options_on, host))
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     options |= {"grid": slot.grid} if "grid" in known else {}

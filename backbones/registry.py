@@ -31,9 +31,9 @@ class MixerEntry:
     build: Callable[..., Mixer]
     source: str
     hidden_scale: float
-    host_options: Mapping[str, Mapping[str, Any]]
+    options_on: Mapping[str, Mapping[str, Any]]
     published_on: Collection[str]
-    host_defaults: Mapping[str, Mapping[str, Any]]
+    host_overrides: Mapping[str, Mapping[str, Any]]
     unfit_for: Mapping[str, str]
     named_on: Collection[str]
 
@@ -87,9 +87,9 @@ def register_mixer(
     kind: Kind,
     source: str,
     hidden_scale: float = 1.0,
-    host_options: Mapping[str, Mapping[str, Any]] | None = None,
+    options_on: Mapping[str, Mapping[str, Any]] | None = None,
     published_on: Collection[str] = (),
-    host_defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    host_overrides: Mapping[str, Mapping[str, Any]] | None = None,
     unfit_for: Mapping[str, str] | None = None,
     named_on: Collection[str] = (),
 ) -> Callable[[F], F]:
@@ -106,9 +106,9 @@ def register_mixer(
         source: Paper, section and equation.
         hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its
             size).
-        host_options: Option defaults that the paper sets for single hosts; keys may be patterns.
+        options_on: Option defaults that the paper sets for single hosts; keys may be patterns.
         published_on: Hosts (or patterns) for which a paper reports this pair.
-        host_defaults: Defaults of the hosts' own options beside this mixer, such as
+        host_overrides: Defaults of the hosts' own options beside this mixer, such as
             ``{"deit_*": {"class_token": False}}``; keys may be patterns. Channel mixers only.
         unfit_for: Hosts (or patterns) that it cannot serve, with the reason; these pairs do not
             exist.
@@ -127,9 +127,9 @@ def register_mixer(
             build=build,
             source=source,
             hidden_scale=hidden_scale,
-            host_options=dict(host_options or {}),
+            options_on=dict(options_on or {}),
             published_on=tuple(published_on),
-            host_defaults=dict(host_defaults or {}),
+            host_overrides=dict(host_overrides or {}),
             unfit_for=dict(unfit_for or {}),
             named_on=tuple(named_on),
         )
@@ -249,9 +249,9 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     return _MIXERS[name]
 
 
-def host_defaults_of(host: HostEntry, mixer: str | None) -> Mapping[str, Any]:
+def host_overrides_of(host: HostEntry, mixer: str | None) -> Mapping[str, Any]:
     """Defaults of a host's own options beside a mixer."""
-    return {} if mixer is None else first_match(_MIXERS[mixer].host_defaults, host.name)
+    return {} if mixer is None else first_match(_MIXERS[mixer].host_overrides, host.name)
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:

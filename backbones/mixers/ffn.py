@@ -20,7 +20,7 @@ ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.
     "ffn",
     kind="channel",
     source="Vaswani et al., NeurIPS 2017, Sec. 3.3; GELU as in ViT",
-    host_options={"sbm_*": {"act": "silu"}},
+    options_on={"sbm_*": {"act": "silu"}},
 )
 class FFN(PointwiseMixer):
     """W2 act(W1 x + b1) + b2, each token by itself.

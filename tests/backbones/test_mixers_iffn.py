@@ -333,7 +333,7 @@ def test_deit_has_no_class_token_beside_these_mixers():
 def test_defaults_of_a_mixer_for_its_hosts(monkeypatch):
     monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
     defaults = {"deit_s": {"class_token": False}}
-    register_mixer("other", kind="channel", source="this test", host_defaults=defaults)(FFN)
+    register_mixer("other", kind="channel", source="this test", host_overrides=defaults)(FFN)
     assert backbone_schema("deit_s_other")["class_token"] is False
     assert backbone_schema("deit_t_other")["class_token"] is True
     with torch.device("meta"):

@@ -72,7 +72,7 @@ def identity(dim, *, size=3, slot=None):
 def test_token_mixers_are_named_where_they_say_so(registry_copy):
     options = {"swin_s": {"size": 5}}
     register_mixer(
-        "still", kind="token", source="this test", named_on=("swin_[st]",), host_options=options
+        "still", kind="token", source="this test", named_on=("swin_[st]",), options_on=options
     )(identity)
     assert {n for n in list_backbones() if n.endswith("_still")} == {"swin_s_still", "swin_t_still"}
     assert backbone_schema("swin_t_still")["token_mixer"] == {"size": 3}
@@ -341,7 +341,7 @@ def test_mixer_follows_its_slot(registry_copy):
 
     options = {"swin_*": {"extra": 2}}
     register_mixer(
-        "watch", kind="channel", source="this test", hidden_scale=0.5, host_options=options
+        "watch", kind="channel", source="this test", hidden_scale=0.5, options_on=options
     )(watch)
     create_backbone("swin_t_watch", img_size=(96, 128))
     assert seen[0] == (96, 2.0, (24, 32), 2)

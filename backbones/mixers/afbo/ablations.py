@@ -14,7 +14,7 @@ from backbones.mixers.afbo.channel_mappings import (
 )
 from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
-from backbones.mixers.afbo.variants import HOST_DEFAULTS, HOST_GROUPS
+from backbones.mixers.afbo.variants import HOST_GROUPS, HOST_OVERRIDES
 from backbones.registry import register_mixer
 
 
@@ -22,8 +22,8 @@ from backbones.registry import register_mixer
     "afbo_c",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-C; Table 13",
-    host_options=HOST_GROUPS,
-    host_defaults=HOST_DEFAULTS,
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t", "deit_s"),
 )
 def afbo_c(
@@ -59,7 +59,7 @@ def afbo_c(
     "afbo_s",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-S",
-    host_defaults=HOST_DEFAULTS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
 def afbo_s(
@@ -94,8 +94,8 @@ def afbo_s(
     "afbo_sc",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-SC; Table 10 with sm=conv",
-    host_options=HOST_GROUPS,
-    host_defaults=HOST_DEFAULTS,
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t", "swin_t"),
 )
 def afbo_sc(

@@ -37,23 +37,23 @@ HOST_GROUPS = {
     )
 }
 # A spatial model has nothing to see around a class token.
-HOST_DEFAULTS = {"lvt_*": {"swap_class_ffn": False}}
+HOST_OVERRIDES = {"lvt_*": {"swap_class_ffn": False}}
 
 
 @register_mixer(
     "afbo_cs",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-CS, another name of AFBO",
-    host_options=HOST_GROUPS,
-    host_defaults=HOST_DEFAULTS,
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
 @register_mixer(
     "afbo",
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with Eq. 7 on the activated branch and Eq. 6 on the other",
-    host_options=HOST_GROUPS,
-    host_defaults=HOST_DEFAULTS,
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
     published_on=(
         "deit_*",
         "swin_*",
@@ -143,7 +143,7 @@ def afbo(
     "scfbo_gc",
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-GC",
-    host_defaults=HOST_DEFAULTS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
 def scfbo_gc(
@@ -182,8 +182,8 @@ def scfbo_gc(
     "scfbo_oc",
     kind="channel",
     source="AFBO (ICLR 2025), Sec. 3.3, Table 1: SCFBO-OC",
-    host_options=HOST_GROUPS,
-    host_defaults=HOST_DEFAULTS,
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
 def scfbo_oc(
@@ -221,7 +221,7 @@ def scfbo_oc(
     "full",
     kind="channel",
     source="AFBO (ICLR 2025), Eq. 4 with dense mappings, App. A.5, Table 14: FULL",
-    host_defaults=HOST_DEFAULTS,
+    host_overrides=HOST_OVERRIDES,
     published_on=("deit_t", "swin_t"),
 )
 def full(

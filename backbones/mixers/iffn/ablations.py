@@ -11,7 +11,7 @@ from backbones.registry import register_mixer
     "affn",
     kind="channel",
     source="IFFN (ICML 2024), Eq. 5; Table 2, row 'w/ channel'",
-    host_defaults=NO_CLASS_TOKEN,
+    host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_t",),
 )
 def affn(
@@ -37,7 +37,7 @@ def affn(
     "iffn_spatial",
     kind="channel",
     source="IFFN (ICML 2024), Sec. 4.3; Table 2, row 'w/ spatial'",
-    host_defaults=NO_CLASS_TOKEN,
+    host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_t",),
 )
 def iffn_spatial(

@@ -25,13 +25,13 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
     kind="channel",
     source="IFFN (ICML 2024), Eq. 5, Sec. 4.3, Fig. 4b",
     # "*" in Table 1.
-    host_options={
+    options_on={
         "deit_b": {"kernel_size": 5},
         "swin_b": {"kernel_size": 5},
         "poolformer_m48": {"kernel_size": 5},
         "lvt_*": {"kernel_size": 5},
     },
-    host_defaults=NO_CLASS_TOKEN,
+    host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_*", "swin_*", "poolformer_*", "lvt_*"),
 )
 class IFFN(Mixer):

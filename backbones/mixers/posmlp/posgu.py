@@ -41,7 +41,7 @@ GROUPS = (8, 16, 32, 64)
     "sgu",
     kind="token",
     source="gMLP (NeurIPS 2021), Sec. 2.1; PosMLP (MM 2022), Eq. 1",
-    host_options={"posmlp_*": {"init": "posmlp"}},
+    options_on={"posmlp_*": {"init": "posmlp"}},
     named_on=("posmlp_*",),  # gMLP has it already
     published_on=("posmlp_t",),
 )
