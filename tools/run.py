@@ -50,6 +50,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     from tools import prediction, report, resume, run_facts, run_folder, run_lock, trainer
     from tools.loggers import closing
     from tools.outcome import failure_noted
+    from tools.process_group import processes
 
     check_options(config)
     check_trainer(config["trainer"])
@@ -84,8 +85,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
     with (
         run_lock.held(folder, mode),
-        trainer.processes(engine),
         failure_noted(folder),
+        processes(engine),
         closing(engine.loggers),
     ):
         if mode == "fit":
