@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.layouts import is_any_size, to_nchw, to_nhwc
+from backbones.layouts import is_any_size, same_size, to_nchw, to_nhwc
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -68,6 +68,8 @@ class GCViT(StagedBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        if same_size(images.shape[:1], (0,)):
+            return self.empty_maps(images)
         x = self.stem(images)
         maps = []
         for stage in self.stages:

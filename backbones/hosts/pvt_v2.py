@@ -17,7 +17,7 @@ from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_fil
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.layouts import mix_tokens
+from backbones.layouts import mix_tokens, same_size
 from backbones.registry import register_host
 from backbones.staged import StagedBackbone
 from backbones.timm_source import create_timm_model
@@ -53,6 +53,8 @@ class PVTv2(StagedBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), normed."""
+        if same_size(images.shape[:1], (0,)):
+            return self.empty_maps(images)
         x = self.patch_embed(images)
         maps = []
         for stage in self.stages:
