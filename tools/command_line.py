@@ -6,6 +6,7 @@ import difflib
 import itertools
 import logging
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,12 @@ def prepare(arguments: Sequence[str]) -> list[str]:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
     register()
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise ValueError(
+                f"{os.fsencode(argument)!r} is no UTF-8 text, which neither config.yaml nor a log "
+                "can hold; give the file or folder another name, or a link to it"
+            )
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
         return list(arguments)  # Hydra answers --cfg and its like itself
