@@ -134,7 +134,9 @@ class ClassificationTask(BaseTask):
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write predictions.csv: the image, then its classes and probabilities by turns."""
         places = range(1, 1 + min(5, len(self.class_names)))
-        with (folder / "predictions.csv").open("w", newline="", encoding="utf-8") as file:
+        path = folder / "predictions.csv"
+        # Names of files need not be UTF-8; they are written as they are.
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
             writer.writerow(["image", *(f"{what}_{i}" for i in places for what in COLUMNS)])
             for row in rows:

@@ -8,6 +8,7 @@ from datamodules.files import load_rgb
 from datamodules.headers import check_header
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tools.errors import one_line_errors
+from tools.outcome import failure_noted, read_failure
 from tools.run_folder import differences
 from tools.run_records import read_run
 
@@ -53,3 +54,9 @@ def test_a_broken_config_is_said_where_a_run_is_resumed_or_listed(content, tmp_p
     with pytest.raises(ValueError, match=r"is no config of a run"):
         differences(tmp_path, {})
     assert read_run(tmp_path).status == "unreadable"
+
+
+def test_a_failure_that_names_a_file_in_no_utf_8_is_noted(tmp_path):
+    with pytest.raises(ValueError, match="is broken"), failure_noted(tmp_path):
+        raise ValueError("/data/\udcff.jpg is broken")
+    assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"

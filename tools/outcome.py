@@ -23,7 +23,8 @@ def failure_noted(folder: Path) -> Iterator[None]:
     except Exception as error:
         # Where nothing can be written, a full disk may be the error itself.
         with contextlib.suppress(OSError):
-            note.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n")
+            text = f"{error}\n" if str(error) else f"{type(error).__name__}\n"
+            note.write_text(text, encoding="utf-8", errors="backslashreplace")
         raise
 
 
