@@ -24,7 +24,8 @@ from tasks.classes import check_classes
 from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
 from tasks.gather import refuse_together
-from tasks.optim import build_optimizer, learning_rate_factor, without_decay
+from tasks.optim import build_optimizer, learning_rate_factor, optimizer_rules, scaled_lr
+from tasks.param_groups import schedule_rate
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -48,7 +49,8 @@ class BaseTask(LightningModule):
     Args:
         model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
         class_names: Names of the classes, in label order.
-        optimizer: ``name`` ("adamw" or "sgd"), ``lr``, ``weight_decay`` and torch's own options.
+        optimizer: ``name`` ("adamw", "sgd" or "lamb"), ``lr``, ``weight_decay``, what depends on
+            the parameter (``parameter_rules``), and the optimiser's own options.
         schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
         ema: Options of ``WeightAverage``, such as ``decay``, or None. With it the average is what
             validation and tests see and what loading a checkpoint gives; training goes on from the
@@ -89,9 +91,9 @@ class BaseTask(LightningModule):
         self.loss_sum, self.loss_count = (
             SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2)
         )
-        self._exempt = without_decay(model)
+        self._rules = optimizer_rules(model, self.optimizer_options)
         # Bad options are to be refused here, not when everything else is up and running.
-        build_optimizer(model, self._exempt, **self.optimizer_options)
+        build_optimizer(model, self._rules, **self.optimizer_options)
         learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
         check_arguments(WeightAverage, ema or {}, "task.ema")
         self.average = None if ema is None else WeightAverage(**ema)
@@ -113,7 +115,7 @@ class BaseTask(LightningModule):
                 "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
             )
         batch = self._images_per_step() if options.get("reference_batch") else None
-        optimizer = build_optimizer(self.model, self._exempt, batch, **options)
+        optimizer = build_optimizer(self.model, self._rules, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
         slow = None if self.average is None else self.average.slow_for(steps)
@@ -126,7 +128,7 @@ class BaseTask(LightningModule):
         factor = learning_rate_factor(
             steps,
             math.ceil(batches / accumulated),
-            optimizer.param_groups[0]["lr"],
+            scaled_lr(options["lr"], options.get("reference_batch"), batch or 1),
             **self.schedule_options,
         )
         scheduler = LambdaLR(optimizer, factor)
@@ -166,7 +168,7 @@ class BaseTask(LightningModule):
         if self.trainer.world_size > 1 and self._is_shown(batch_idx):
             shown = self._mean_over_processes(shown)
         loss = shown.pop("train/loss")
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        rate = schedule_rate(self.trainer.optimizers[0].param_groups[0])
         self.log_dict({**shown, "train/lr": rate}, batch_size=size)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         return total
