@@ -102,6 +102,8 @@ def learning_rate_factor(
     min_lr_ratio: float | None = None,
     min_lr: float | None = None,
     cooldown: float = 0.0,
+    by_epoch: bool = False,
+    lag: int = 0,
     milestones: Sequence[float] = (),
     gamma: float = 0.1,
     power: float = 1.0,
@@ -122,6 +124,9 @@ def learning_rate_factor(
             either.
         min_lr: Last rate itself.
         cooldown: Epochs at the last rate, at the end of the run.
+        by_epoch: The rate moves at the beginning of each epoch only, as in timm's script.
+        lag: With ``by_epoch``, epochs that the schedule is late: 1 in DeiT's script, which sets the
+            rate of an epoch at its end.
         milestones: Epochs at which "multistep" multiplies the rate by ``gamma``.
         gamma: See ``milestones``.
         power: Exponent of "poly".
@@ -142,11 +147,16 @@ def learning_rate_factor(
         _refuse(value < 0, f"schedule.{option} must not be below 0, got {value}")
     idle = bool(cooldown) and name not in ("cosine", "poly")
     _refuse(idle, f"schedule.cooldown={cooldown} is for cosine and poly; with {name} set it to 0")
+    _refuse(lag < 0, f"schedule.lag must not be below 0, got {lag}")
+    late = bool(lag) and not by_epoch
+    _refuse(late, f"schedule.lag={lag} is for schedule.by_epoch=true; pass both or schedule.lag=0")
     warmup_steps = round(warmup * steps_per_epoch)
     start = 0 if warmup_within else warmup_steps
     end = steps - round(cooldown * steps_per_epoch)
 
     def factor(step: int) -> float:
+        if by_epoch:
+            step = max(0, step // steps_per_epoch - lag) * steps_per_epoch
         if step < warmup_steps:
             return first + (1 - first) * step / warmup_steps
         if name == "multistep":
