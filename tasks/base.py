@@ -21,6 +21,7 @@ from torchmetrics import SumMetric
 from backbones.checkpoints.loading import read_tensors, read_values
 from backbones.options import check_arguments
 from tasks.classes import check_classes
+from tasks.batch_norm import share_statistics
 from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
 from tasks.gather import refuse_together
@@ -152,6 +153,8 @@ class BaseTask(LightningModule):
         """Sum the losses of a batch."""
         try:
             losses = self.model.loss(self.prepare_batch(batch))
+        if self.trainer.world_size > 1:
+            share_statistics(self.model, self.trainer.strategy.reduce)
         except ValueError as error:
             if "Expected more than 1 value per channel" not in str(error):
                 raise
