@@ -196,4 +196,5 @@ def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, 
     assert f"task.ema.decay={fitting} or" in said
     assert WeightAverage(decay=float(fitting)).slow_for(steps) is None
     assert WeightAverage(decay=decay, warmup=True).slow_for(steps) is None
+    assert WeightAverage(decay=decay, report="best").slow_for(steps) is None
     assert WeightAverage(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet
