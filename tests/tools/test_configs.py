@@ -145,7 +145,7 @@ def test_every_recipe(recipe):
     ("recipe", "backbone", "expected"),
     [
         ("deit", "deit_t_afbo", {
-            "data.repeated_augmentation": 3, "task.ema.decay": 0.99996, "optimizer.lr": 1e-3,
+            "data.repeated_augmentation": 3, "task.ema": None, "optimizer.lr": 1e-3,
             "optimizer.reference_batch": 1024, "backbone.drop_path_rate": 0.1,
             "schedule.min_lr": 1e-5, "trainer.max_epochs": 300, "trainer.gradient_clip_val": None,
         }),
