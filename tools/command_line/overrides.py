@@ -24,6 +24,7 @@ from backbones import backbone_schema, list_backbones
 from backbones.options import check_value, unknown
 from backbones.registry import look_up
 from tasks.saved import checkpoint_file
+from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, config_of, for_hydra
 from tools.running.processes import is_first_process
 from tools.running.recipes import check_data, register_resolvers
@@ -97,6 +98,7 @@ def prepare(arguments: Sequence[str]) -> list[str]:
         return list(arguments)  # Hydra answers --cfg and its like itself
     check_launcher(arguments)
     _check_hydra(arguments)
+    arguments = one_token_mixer(arguments)
     arguments = [one for argument in arguments for one in _whole(argument, arguments)]
     arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
     overrides = [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]

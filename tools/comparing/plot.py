@@ -110,13 +110,14 @@ def _latencies(rows: Sequence[Row]) -> list[float]:
 
     from tools.benchmarking import networks
     from tools.benchmarking.timing import interleave, make_step
+    from tools.command_line.typed_network import label
 
     steps: dict[str, Any] = {}
     keys = []
     for row in rows:
         network = (row.first.config["backbone.name"], _options(row))
         size = tuple(int(side) for side in row.first.summary["macs_at"])
-        key = f"{networks.label(network)} {size}"
+        key = f"{label(network)} {size}"
         if key not in steps:
             model = networks.build(network, {"device": "cpu", "compile": "false"})
             steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
