@@ -94,13 +94,12 @@ def _prepare(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str]:
     """The folder of the search and its metric, when its first run is known to be a right one."""
-    from tools.command_line import overrides as command_line
-    from tools.running import config as run_config
+    from tools.command_line.overrides import read
+    from tools.running.config import job_config
 
-    command_line.prepare([])
-    for place in ("first", "last"):
-        command_line.prepare([*fixed, *(getattr(space, place) for space in spaces)])
-    config = run_config.compose_config([*fixed, *(space.first for space in spaces)])
+    read([*fixed, *(space.last for space in spaces)])
+    command = read([*fixed, *(space.first for space in spaces)])
+    config = job_config(command.overrides, command.config)
     task, backbone = config["task_name"], config["backbone"]["name"]
     metric = options["metric"] or HEADLINE.get(task, "")
     searched = {space.key for space in spaces}

@@ -49,15 +49,19 @@ def config_of(overrides: Sequence[str]) -> DictConfig:
     return compose_config(overrides) if run is None else _evaluation(run, typed)
 
 
+def is_evaluation(overrides: Sequence[str]) -> bool:
+    """Whether a mode is typed, so that the config may be one of a run folder."""
+    return any(override.lstrip("+").startswith("mode=") for override in overrides)
+
+
 def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
     """The config of a job as plain values, with what was typed as ``overrides``.
 
     Args:
-        overrides: What Hydra says that was typed.
-        composed: What Hydra made of it, to spare the work where that is right.
+        overrides: What was typed.
+        composed: What it composes, if that is known.
     """
-    training = not any(override.lstrip("+").startswith("mode=") for override in overrides)
-    config = composed if training and composed is not None else config_of(overrides)
+    config = config_of(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     return content | {"overrides": as_typed(overrides)}
 

@@ -91,16 +91,22 @@ def check_launcher(arguments: Sequence[str]) -> None:
 def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:
     """Run a function of ``hydra.main``; what the runs of its sweep returned, wherever they ran.
 
-    Hydra itself returns nothing of a sweep.
+    Hydra itself returns nothing of a sweep. Nor does it know that all runs have been composed for
+    the check of the command: it would once for the mode, which ``-m`` says, and once a run.
     """
     from hydra._internal.hydra import Hydra
+    from hydra.plugins.sweeper import Sweeper
 
     original, kept = Hydra.multirun, []
 
     def multirun(hydra: Hydra, *args: Any, **options: Any) -> Any:
         kept.extend(original(hydra, *args, **options))
 
-    with mock.patch.object(Hydra, "multirun", multirun):
+    with (
+        mock.patch.object(Hydra, "multirun", multirun),
+        mock.patch.object(Hydra, "get_mode", return_value=None),
+        mock.patch.object(Sweeper, "validate_batch_is_legal", return_value=None),
+    ):
         main()
     return [job.return_value for batch in kept for job in batch]
 
