@@ -29,6 +29,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -93,12 +94,12 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
             f"block={options['block']} matches no channel mixer of {name}; it has "
             f"{places[0]} to {places[-1]}"
         )
+    # They are closed lists there, and another word is refused.
+    chosen: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
     for name in blocks:
         found = lipschitz_bound(
             backbone.get_submodule(name),
-            form=options["form"],
-            method=options["method"],
-            solver=options["solver"],
+            **chosen,
             residual=options["residual"] == "true",
             iterations=int(options["iterations"]),
         )

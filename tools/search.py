@@ -132,10 +132,13 @@ def _study(folder: Path, options: Mapping[str, str]) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
 
+    directions = {"maximize": StudyDirection.MAXIMIZE, "minimize": StudyDirection.MINIMIZE}
+    direction = directions[options["direction"]]
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(
-        study_name=folder.name, storage=storage, direction=options["direction"],
+        study_name=folder.name, storage=storage, direction=direction,
         load_if_exists=True,
     )  # fmt: skip
     # With the seed alone a search that goes on would draw the trials that it began with.

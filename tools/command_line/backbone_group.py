@@ -37,8 +37,8 @@ def register() -> BackboneGroup:
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
-    ConfigStore.__deepcopy__ = lambda self, memo: self
-    group = BackboneGroup.fromkeys(f"{name}.yaml" for name in list_backbones())
+    setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
+    group = BackboneGroup((f"{name}.yaml", None) for name in list_backbones())
     ConfigStore.instance().repo["backbone"] = group
     register_resolvers()
     return group

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from tools.command_line.backbone_group import register
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
-from tools.running.config import CONFIGS, for_hydra
+from tools.running.config import CONFIGS, for_hydra, line_of
 from tools.running.config_checks import tasks_of
 from tools.running.processes import is_first_process
 from tools.running.sweeps import check_launcher, expanded
@@ -151,10 +151,10 @@ def varied(arguments: Sequence[str]) -> list[str]:
 
 def _jobs(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of each run of a sweep, but for globs, which name what exists."""
-    parts = []
+    parts: list[list[str]] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_sweep_override():
-            parts.append([override.input_line])
+            parts.append([line_of(override)])
         elif not isinstance(override.value(), Glob):
             key = override.get_key_element()
             parts.append([f"{key}={value}" for value in override.sweep_string_iterator()])

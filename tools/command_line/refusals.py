@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones.registry import look_up
-from tools.running.config import CONFIGS, config_of
+from tools.running.config import CONFIGS, config_of, line_of
 from tools.running.config_checks import GROUPS
 
 
@@ -37,7 +37,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
             raise
         typed = OverridesParser.create().parse_overrides(list(overrides))
         wrong = [
-            one.input_line
+            line_of(one)
             for one in typed
             if "." not in one.key_or_group and not isinstance(one.value(), str | list)
         ]
@@ -99,7 +99,7 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
     except (HydraException, OmegaConfBaseException):
         return " ".join(str(error).split())
     *parents, last = key.split(".")
-    path = []
+    path: list[str] = []
     for parent in parents:
         if not isinstance(node, DictConfig) or parent not in node:
             last = parent

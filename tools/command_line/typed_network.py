@@ -107,9 +107,9 @@ def merged(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     both = dict(options)
     for key, value in more.items():
         old = both.get(key)
-        alike = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if alike and old.get("name", value.get("name")) == value.get("name", old.get("name")):
-            value = merged(old, value)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            names = {one["name"] for one in (old, value) if "name" in one}
+            value = merged(old, value) if len(names) < 2 else value
         both[key] = value
     return both
 
