@@ -29,13 +29,18 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tools.command_line import overrides as command_line  # noqa: E402
 from tools.command_line.errors import one_line_errors  # noqa: E402
-from tools.running import config as run_config  # noqa: E402
-from tools.running import help as run_help  # noqa: E402
+from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
 from tools.running import sweeps  # noqa: E402
+from tools.running.config import (  # noqa: E402
+    as_typed,
+    is_evaluation,
+    job_config,
+    say_origin,
+)
 from tools.running.config_checks import resolved  # noqa: E402
-from tools.running.folder import ENVIRONMENT  # noqa: E402
+from tools.running.folder import ENVIRONMENT, opened, other_length, to_resume  # noqa: E402
+from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
 
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
@@ -48,10 +53,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
-    from tools.running import facts as run_facts
-    from tools.running import folder as run_folder
-    from tools.running import lock as run_lock
-    from tools.running import report, trainer
+    from tools.running import lock, report, trainer
+    from tools.running.facts import of_run
     from tools.running.loggers import closing
     from tools.running.outcome import failure_noted
     from tools.running.parts import build_parts, check_options, work
@@ -60,23 +63,23 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     check_options(config)
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
-        run_config.say_origin(config)
-    resumed = run_folder.to_resume(config, sweep=swept is not None) if config["resume"] else None
-    other_length = run_folder.other_length(resumed, config) if resumed else None
-    with run_folder.opened(config, resumed, swept or ()) as folder:
-        if resumed and not other_length and report.say_finished(folder):
+        say_origin(config)
+    resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
+    new_length = other_length(resumed, config) if resumed else None
+    with opened(config, resumed, swept or ()) as folder:
+        if resumed and not new_length and report.say_finished(folder):
             return
         parts = build_parts(config, folder, resumed=resumed is not None)
     engine = parts.engine
     with (
-        run_lock.held(folder, config["mode"]),
+        lock.held(folder, config["mode"]),
         trainer.processes(engine),
         failure_noted(folder),
         closing(engine.loggers),
     ):
-        metrics = work(parts, config, folder, other_length)
+        metrics = work(parts, config, folder, new_length)
     if engine.is_global_zero:
-        facts = parts.facts | run_facts.of_run(config, engine, parts.datamodule)
+        facts = parts.facts | of_run(config, engine, parts.datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         task = parts.task.to(engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
@@ -94,7 +97,7 @@ def job(config: DictConfig) -> dict[str, str | None]:
     swept = None
     if sweep:
         varied = os.environ.get(SWEPT, "").split()
-        given = run_config.as_typed(typed)
+        given = as_typed(typed)
         swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
         # Lightning starts further processes by this command, which has to be that of one run, also
         # where a launcher has it in a process of its own.
@@ -105,13 +108,13 @@ def job(config: DictConfig) -> dict[str, str | None]:
     failed = None
     try:
         with one_line_errors():
-            composed = None if run_config.is_evaluation(typed) else config
-            run(resolved(run_config.job_config(typed, composed)), swept)
+            composed = None if is_evaluation(typed) else config
+            run(resolved(job_config(typed, composed)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = " ".join(run_config.as_typed(typed))
+        failed = " ".join(as_typed(typed))
     folder = os.environ.get(ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 
@@ -130,11 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     with one_line_errors():
-        subject = run_help.subject_of(arguments)
+        subject = subject_of(arguments)
         if subject is not None:
-            print(run_help.text(subject))
+            print(help_on(subject))
             return 0
-        command = command_line.read(arguments)
+        command = read(arguments)
         if command.shown:
             print(OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved").rstrip())
             return 0
@@ -142,9 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command.config is not None:
             logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
             say_once()
-            run(resolved(run_config.job_config(command.overrides, command.config)))
+            run(resolved(job_config(command.overrides, command.config)))
             return 0
-        os.environ[SWEPT] = " ".join(command_line.varied(command.arguments))
+        os.environ[SWEPT] = " ".join(varied_keys(command.arguments))
     return by_hydra(command.arguments)
 
 
@@ -153,7 +156,7 @@ def by_hydra(arguments: Sequence[str]) -> int:
     outcomes = sweeps.outcomes_of(job)
     if outcomes:
         with one_line_errors():
-            sweeps.show_table(outcomes, command_line.swept(arguments))
+            sweeps.show_table(outcomes, swept_keys(arguments))
     failed = [outcome["failed"] for outcome in outcomes if outcome["failed"]]
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)
@@ -161,6 +164,6 @@ def by_hydra(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    if run_help.FLAGS & set(sys.argv):
+    if FLAGS & set(sys.argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head
     sys.exit(main())

@@ -122,7 +122,7 @@ def _whole(argument: str, arguments: Sequence[str]) -> list[str]:
     return [f"++{argument}"]
 
 
-def swept(arguments: Sequence[str]) -> list[str]:
+def swept_keys(arguments: Sequence[str]) -> list[str]:
     """The keys of a sweep's command that have several values."""
     parsed = OverridesParser.create().parse_overrides(_of_run(arguments))
     return [one.get_key_element().lstrip("+~") for one in parsed if one.is_sweep_override()]
@@ -142,11 +142,11 @@ def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     return fits
 
 
-def varied(arguments: Sequence[str]) -> list[str]:
+def varied_keys(arguments: Sequence[str]) -> list[str]:
     """The same, but for those that the folders of the runs tell already; none without a sweep."""
     if not any(argument in SWEEP for argument in arguments):
         return []
-    return [key for key in swept(arguments) if key not in ("task", "backbone", "ckpt")]
+    return [key for key in swept_keys(arguments) if key not in ("task", "backbone", "ckpt")]
 
 
 def _jobs(overrides: Sequence[str]) -> list[list[str]]:

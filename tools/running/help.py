@@ -50,7 +50,7 @@ def subject_of(arguments: Sequence[str]) -> list[str] | None:
     return [argument for argument in arguments if not argument.startswith("-")]
 
 
-def text(words: Sequence[str]) -> str:
+def help_on(words: Sequence[str]) -> str:
     """The help on a subject, or the screen without one.
 
     Args:

@@ -16,8 +16,8 @@ from tasks.base import BaseTask
 from tasks.instantiate import build
 from tasks.loading import build_task
 from tasks.optim import build_optimizer, learning_rate_factor
-from tools.running import folder as run_folder
 from tools.running import prediction, report, resume, trainer
+from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
 
@@ -97,7 +97,7 @@ def _data(config: dict[str, Any]) -> Any:
 
 
 def work(
-    parts: Parts, config: dict[str, Any], folder: Path, other_length: str | None
+    parts: Parts, config: dict[str, Any], folder: Path, new_length: str | None
 ) -> dict[str, float]:
     """Train, evaluate or predict; the closing metrics.
 
@@ -105,17 +105,17 @@ def work(
         parts: Of the run.
         config: Of the run.
         folder: Of the run.
-        other_length: From ``run_folder.other_length``.
+        new_length: From ``folder.other_length``.
     """
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
     if config["mode"] == "predict":
         return prediction.predict(engine, task, datamodule)
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
-    run_folder.mark_latest(folder)
+    mark_latest(folder)
     report.announce(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
-        resume.announce(parts.start, other_length)
-        run_folder.keep_config(folder, config)
+        resume.announce(parts.start, new_length)
+        keep_config(folder, config)
         report.reopen(folder)
     return trainer.fit(engine, task, datamodule, start=parts.start)

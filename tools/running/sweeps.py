@@ -118,8 +118,8 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
         outcomes: What the runs returned.
         swept: The settings that differ between the runs, which name the rows.
     """
-    from tools import results
     from tools.comparing.records import read_run
+    from tools.comparing.side_by_side import DEFAULTS, show
 
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
     runs = [read_run(folder) for folder in folders]
@@ -129,6 +129,6 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     known = {key for run in finished for key in run.config}
     by = [key for key in swept if key in known or key in ("backbone", "head", "data")]
     by = [key for key in by if key not in ("seed", "backbone")]
-    options = {**results.DEFAULTS, "by": ",".join(["backbone", *by])}
+    options = {**DEFAULTS, "by": ",".join(["backbone", *by])}
     print()
-    results.show(folders, options)
+    show(folders, options)
