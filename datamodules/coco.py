@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split, probability, range_of
-from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
+from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
 from datamodules.console import say
 from datamodules.dense import (
     META_KEYS,
@@ -74,6 +74,8 @@ class CocoDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
+        self._facts: dict[Split, CocoFacts] = {}
+        self._annotations_of_val: Mapping[str, Any] = {}
         self.classes = None if classes is None else tuple(classes)
         if self.train_sizes and self.scale_jitter:
             raise ValueError(
@@ -81,14 +83,16 @@ class CocoDataModule(DenseDataModule):
             )
 
     @property
-    def annotation_file(self) -> str:
-        """The validation json, for evaluators."""
-        return str(self.folder / self.val_annotations)
+    def annotations(self) -> Mapping[str, Any]:
+        """The content of the validation json, for evaluators; known after ``setup``."""
+        return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
-        train = self._check(self.train_annotations, self.train_images, training=True)
-        val = self._check(self.val_annotations, self.val_images, training=False)
+        train_content = self._read(self.train_annotations, self.train_images)
+        val_content = self._read(self.val_annotations, self.val_images)
+        train = self._check(train_content, self.train_annotations, self.train_images, training=True)
+        val = self._check(val_content, self.val_annotations, self.val_images, training=False)
         if train.class_names != val.class_names:
             difference = sorted(set(train.class_names) ^ set(val.class_names))
             raise ValueError(
@@ -97,13 +101,13 @@ class CocoDataModule(DenseDataModule):
                 f"{list(val.class_names)}; only in one: {difference}"
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
+        self._facts = {"train": train, "val": val}
+        self._annotations_of_val = val_content
         return {
             "train": self.wrap(
-                self._coco(self.train_annotations, self.train_images, self.train_steps(), False)
+                self._coco(train_content, self.train_images, self.train_steps(), False)
             ),
-            "val": self.wrap(
-                self._coco(self.val_annotations, self.val_images, self.test_steps(), True)
-            ),
+            "val": self.wrap(self._coco(val_content, self.val_images, self.test_steps(), True)),
         }
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
@@ -123,6 +127,18 @@ class CocoDataModule(DenseDataModule):
             refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
 
         return check
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """Training images without boxes, and classes that no box of validation has."""
+        lines = super().notices(looked)
+        train = self._facts["train"]
+        empty = train.num_images - train.num_boxed
+        if empty:
+            lines.append(
+                f"{empty:,} of {train.num_images:,} training images have no box of these classes "
+                "and are left out"
+            )
+        return lines + self.absent_notice(self._facts["val"].absent)
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
@@ -157,9 +173,15 @@ class CocoDataModule(DenseDataModule):
         step: Step = LoadAnnotations(with_bbox=True, with_mask=self.with_mask)
         return step
 
-    def _check(self, annotations: str, images: str, *, training: bool) -> CocoFacts:
+    def _read(self, annotations: str, images: str) -> dict[str, Any]:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
+        return read_coco(self.folder / annotations)
+
+    def _check(
+        self, content: Mapping[str, Any], annotations: str, images: str, *, training: bool
+    ) -> CocoFacts:
         return check_coco(
+            content,
             self.folder / annotations,
             self.folder / images,
             self.classes,
@@ -167,15 +189,33 @@ class CocoDataModule(DenseDataModule):
             training=training,
         )
 
-    def _coco(self, annotations: str, images: str, steps: list[Step], test_mode: bool) -> Any:
+    def _coco(
+        self, content: Mapping[str, Any], images: str, steps: list[Step], test_mode: bool
+    ) -> Any:
         from mmdet.datasets import CocoDataset
 
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does.
-            return CocoDataset(
-                ann_file=str(self.folder / annotations),
-                data_prefix={"img": str(self.folder / images)},
-                metainfo=self.metainfo,
-                filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
-                pipeline=steps,
-                test_mode=test_mode,
-            )
+        dataset = CocoDataset(
+            data_prefix={"img": str(self.folder / images)},
+            metainfo=self.metainfo,
+            filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
+            pipeline=steps,
+            test_mode=test_mode,
+            lazy_init=True,
+        )
+        # mmdet would read the file a second time.
+        dataset.COCOAPI = lambda path: indexed(content)
+        dataset.full_init()
+        del dataset.COCOAPI
+        return dataset
+
+
+def indexed(content: Mapping[str, Any]) -> Any:
+    """Annotations as mmdet's ``COCO`` that has read them from a file."""
+    from mmdet.datasets.api_wrappers import COCO
+
+    coco = COCO()
+    coco.dataset = content
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+        coco.createIndex()
+    coco.img_ann_map, coco.cat_img_map = coco.imgToAnns, coco.catToImgs
+    return coco

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,20 @@ class CocoFacts:
     Attributes:
         class_names: Names in label order, which is the file's order (the one the toolkits go by).
         category_ids: The category id of each label.
+        num_images: Images that it names.
+        num_boxed: Those of them that have a box of these classes.
+        absent: The labels without a box.
     """
 
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
+    num_images: int
+    num_boxed: int
+    absent: tuple[int, ...]
 
 
 def check_coco(
+    content: Mapping[str, list[Entry]],
     path: Path,
     image_folder: Path,
     classes: Sequence[str] | None,
@@ -49,20 +56,20 @@ def check_coco(
     with_mask: bool,
     training: bool,
 ) -> CocoFacts:
-    """Check an annotation file against the MM toolkits' needs and against the images on disk.
+    """Check annotations against the MM toolkits' needs and against the images on disk.
 
     Args:
-        path: The json.
+        content: What ``read_coco`` gave.
+        path: The json, for messages.
         image_folder: Where its ``file_name`` entries lie.
         classes: Names to restrict the set to; None means all categories.
         with_mask: Check the masks too.
         training: Check that images with boxes are left, which mmdet keeps for training.
 
     Raises:
-        FileNotFoundError: The file or some of its images do not exist.
+        FileNotFoundError: Some of its images do not exist.
         ValueError: Anything else is wrong.
     """
-    content = _read(path)
     categories, images, annotations = (content[key] for key in REQUIRED_KEYS)
     for kind in ("categories", "images"):
         if not content[kind]:
@@ -70,7 +77,7 @@ def check_coco(
     for kind in REQUIRED_KEYS:
         _refuse_duplicates(path, kind, [entry["id"] for entry in content[kind]])
     _refuse_duplicates(path, "category names", [category["name"] for category in categories])
-    facts = _select(path, categories, classes)
+    chosen = _select(path, categories, classes)
     _refuse_unknown(path, annotations, "image_id", {image["id"] for image in images})
     _refuse_unknown(path, annotations, "category_id", {category["id"] for category in categories})
     _check_files(path, image_folder, images)
@@ -78,12 +85,19 @@ def check_coco(
     _check_boxes(path, annotations, by_id)
     if with_mask:
         _check_masks(path, annotations, by_id)
+    facts = _facts(chosen, images, annotations)
     if training:
         _refuse_nothing_left(path, facts, images, annotations)
     return facts
 
 
-def _read(path: Path) -> dict[str, list[Entry]]:
+def read_coco(path: Path) -> dict[str, list[Entry]]:
+    """Parse an annotation file, which is done once; what it says is not checked yet.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        ValueError: It is no JSON, or its entries are not of COCO's form.
+    """
     if not path.is_file():
         raise FileNotFoundError(
             f"no annotation file {path}; set data.train_annotations and data.val_annotations "
@@ -187,7 +201,7 @@ def _refuse_unknown(path: Path, annotations: list[Entry], key: str, known: set[A
         )
 
 
-def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> CocoFacts:
+def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> list[Entry]:
     names = [str(category["name"]) for category in categories]
     wanted = set(names if classes is None else classes)
     if not wanted <= set(names):
@@ -195,8 +209,21 @@ def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) 
             f"data.classes and the categories of {path} differ: classes {sorted(wanted)}, "
             f"categories {sorted(names)}, not in the file: {sorted(wanted - set(names))}"
         )
-    chosen = [category for category in categories if str(category["name"]) in wanted]
-    return CocoFacts(tuple(str(c["name"]) for c in chosen), tuple(int(c["id"]) for c in chosen))
+    return [category for category in categories if str(category["name"]) in wanted]
+
+
+def _facts(categories: list[Entry], images: list[Entry], annotations: list[Entry]) -> CocoFacts:
+    ids = tuple(int(category["id"]) for category in categories)
+    chosen = set(ids)
+    boxed = {entry["image_id"] for entry in annotations if entry["category_id"] in chosen}
+    found = {entry["category_id"] for entry in annotations}
+    return CocoFacts(
+        class_names=tuple(str(category["name"]) for category in categories),
+        category_ids=ids,
+        num_images=len(images),
+        num_boxed=len(boxed),
+        absent=tuple(label for label, number in enumerate(ids) if number not in found),
+    )
 
 
 def _refuse_nothing_left(

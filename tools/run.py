@@ -5,6 +5,7 @@ python tools/run.py --help says what there is. No line here asks which task it i
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -39,7 +40,7 @@ from tools.running.config import (  # noqa: E402
     say_origin,
 )
 from tools.running.config_checks import resolved  # noqa: E402
-from tools.running.folder import ENVIRONMENT, opened, other_length, to_resume  # noqa: E402
+from tools.running.folder import ENVIRONMENT, kept, opened, other_length, to_resume  # noqa: E402
 from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
 
@@ -53,11 +54,12 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
-    from tools.running import lock, report, trainer
+    from tools.running import lock, report
     from tools.running.facts import of_run
     from tools.running.loggers import closing
     from tools.running.outcome import failure_noted
     from tools.running.parts import build_parts, check_options, work
+    from tools.running.process_group import processes
 
     started = time.perf_counter()
     check_options(config)
@@ -72,13 +74,16 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         parts = build_parts(config, folder, resumed=resumed is not None)
     engine = parts.engine
     with (
+        kept(folder),
         lock.held(folder, config["mode"]),
-        trainer.processes(engine),
         failure_noted(folder),
+        processes(engine),
         closing(engine.loggers),
     ):
         metrics = work(parts, config, folder, new_length)
-    if engine.is_global_zero:
+    if not engine.is_global_zero:
+        return
+    with kept(folder):
         facts = parts.facts | of_run(config, engine, parts.datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         task = parts.task.to(engine.strategy.root_device)
@@ -132,6 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 where runs of a sweep failed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     with one_line_errors():
         subject = subject_of(arguments)
         if subject is not None:

@@ -11,6 +11,7 @@ pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
 from datamodules import CocoDataModule, coco_checks
+from tasks.coco_metric import CocoMetric
 
 SQUARE = [[10, 10, 30, 10, 30, 30, 10, 30]]
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}]
@@ -94,7 +95,28 @@ def test_val_batches(root):
     assert sample.ori_shape == (40, 60)
     assert sample.scale_factor == (2.0, 2.0)
     assert sample.gt_instances.bboxes.tensor.tolist() == [[10, 10, 30, 30]]
-    assert data.annotation_file == str(root / "annotations/instances_val2017.json")
+    written = json.loads((root / "annotations/instances_val2017.json").read_text())
+    assert [entry["id"] for entry in data.annotations["annotations"]] == [
+        entry["id"] for entry in written["annotations"]
+    ]
+
+
+def test_each_file_is_parsed_once(root, monkeypatch):
+    """Checked, served to mmdet and kept for evaluation from one reading."""
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda raw: parsed.append(len(raw)) or loads(raw))
+    monkeypatch.setattr(json, "load", lambda file: pytest.fail(f"{file.name} is read again"))
+    data = module(root)
+    data.setup()
+    metric = CocoMetric(data.annotations, data.category_ids, with_masks=True)
+    sizes = [
+        (root / f"annotations/instances_{split}2017.json").stat().st_size
+        for split in ("train", "val")
+    ]
+    assert parsed == sizes
+    metric.update([])
+    assert metric.compute()
 
 
 def test_images_are_bgr(root):
@@ -360,3 +382,20 @@ def test_options_are_checked(root):
         module(root, scale_jitter=(2.0, 1.0))
     with pytest.raises(ValueError, match="exclude each other"):
         module(root, scale_jitter=(1.0, 2.0), train_sizes=[(90, 60)])
+
+
+def test_what_may_not_be_meant_is_said(root, caplog):
+    train, val = content(), content()
+    train["annotations"] = train["annotations"][:3]
+    val["annotations"] = [entry for entry in val["annotations"] if entry["category_id"] == 8]
+    save(root, train, "train2017")
+    save(root, val, "val2017")
+    data = module(root)
+    data.setup()
+    assert len(data.dataset("train")) == 3
+    with caplog.at_level("INFO"):
+        data.check_files()
+    assert [record.message for record in caplog.records][1:] == [
+        "1 of 4 training images have no box of these classes and are left out",
+        "1 of 2 classes do not occur in validation: cat",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,12 @@ def read(typed: Sequence[str]) -> Command:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
     register()
+    for argument in typed:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise ValueError(
+                f"{os.fsencode(argument)!r} is no UTF-8 text, which neither config.yaml nor a log "
+                "can hold; give the file or folder another name, or a link to it"
+            )
     arguments, shown = _without_cfg(typed)
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags) or (shown and flags):
@@ -64,7 +71,7 @@ def read(typed: Sequence[str]) -> Command:
     overrides = _of_run(arguments)
     if not flags:
         config = composed(overrides)
-        alone = shown or not any("hydra" in one for one in arguments if one not in overrides)
+        alone = shown or arguments == overrides
         arguments = for_hydra(arguments, [overrides])
         return Command(arguments, overrides, config if alone else None, shown)
     jobs = _jobs(overrides)

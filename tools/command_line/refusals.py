@@ -27,6 +27,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         _check_group(override)
         _check_removal(override)
     try:
+        _check_names(overrides)
         return config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
@@ -55,6 +56,17 @@ def _check_group(override: str) -> None:
         raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+
+
+def _check_names(overrides: Sequence[str]) -> None:
+    """Refuse what has no key, and other things than names in a list of a group's options."""
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if not one.key_or_group:
+            raise ValueError(f"{one.input_line} names no option; type key=value")
+        group = one.key_or_group == "backbone" or (CONFIGS / one.key_or_group).is_dir()
+        value = None if one.is_sweep_override() else one.value()
+        if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
 
 
 def _check_removal(override: str) -> None:

@@ -27,6 +27,7 @@ TOP = {
 }
 # Other keys at the top.
 PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
+HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
 # Groups that every run has.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
@@ -59,6 +60,7 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
+        _check_precision(config["trainer"], config["optimizer"])
         _check_warmup(config["schedule"], config["trainer"])
     if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
@@ -127,6 +129,19 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
                 f"trainer.{option}=0 trains nothing; for the metrics of a checkpoint pass "
                 "mode=validate ckpt=<run folder or checkpoint file>"
             )
+
+
+def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Refuse AdamW in float16, where its eps is 0 and a weight without gradient becomes NaN."""
+    eps = optimizer.get("eps", 1e-8)  # torch's default
+    if trainer["precision"] != "16-true" or optimizer.get("name") != "adamw":
+        return
+    if isinstance(eps, int | float) and eps <= HALF_ZERO:
+        raise ValueError(
+            f"trainer.precision=16-true trains weights in float16, where AdamW's eps of {eps:g} is "
+            "0 and the first step leaves NaN; pass trainer.precision=16-mixed or bf16-true, or "
+            "+optimizer.eps=1e-4"
+        )
 
 
 def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
