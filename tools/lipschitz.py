@@ -83,13 +83,13 @@ def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
     """One record per block, as soon as it is computed."""
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
-    from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import open_checkpoint
     from tasks.saved import checkpoint_file
 
     backbone = create_backbone(options["backbone"], mixer=mixer).eval()
     if options["ckpt"]:
-        ckpt = checkpoint_file(options["ckpt"])
-        refuse_untrained(backbone, load_backbone_weights(backbone, ckpt))
+        adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
     places = channel_mixers(options["backbone"])
     blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:

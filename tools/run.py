@@ -12,7 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backbones.checkpoints.opening import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # python puts tools/ there; imports are written from the root
@@ -49,7 +52,6 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """
     import lightning.pytorch as lightning
 
-    from tasks.loading import build_task
     from tools.running import facts as run_facts
     from tools.running import folder as run_folder
     from tools.running import lock as run_lock
@@ -69,14 +71,11 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         if resumed and not other_length and report.say_finished(folder):
             return
         lightning.seed_everything(config["seed"], workers=True, verbose=False)
-        datamodule = data_of(config)
-        task = build_task(config, datamodule)
-        if mode != "fit":
-            task.load_weights(config["ckpt"])
+        datamodule, task, loaded = parts_of(config)
         start = None
         if resumed:
             start = resume.find_start(folder, config["ckpt"], task, config["trainer"])
-        facts = report.facts(config, task.model)
+        facts = report.facts(config, task.model) | loaded
         training = mode == "fit"
         extras = trainer.extras(config, folder, task) if training else {}
         engine = trainer.make_trainer(
@@ -127,13 +126,27 @@ def check_options(config: dict[str, Any]) -> None:
         check_arguments(call, config[group], group)
 
 
-def data_of(config: dict[str, Any]) -> Any:
+def parts_of(config: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The datamodule of a run, its task, and the facts of the checkpoint that the task now has."""
+    from backbones.checkpoints.opening import open_checkpoint
+    from tasks.loading import build_task
+
+    checkpoint = None if config["mode"] == "fit" else open_checkpoint(config["ckpt"])
+    datamodule = data_of(config, checkpoint)
+    task = build_task(config, datamodule)
+    if checkpoint is None:
+        return datamodule, task, {}
+    task.load_weights(checkpoint)
+    return datamodule, task, {"checkpoint_step": checkpoint.step}
+
+
+def data_of(config: dict[str, Any], checkpoint: Checkpoint | None) -> Any:
     """The datamodule of a run, all of whose files are looked at before a training."""
     from tasks.instantiate import build
     from tools.running import prediction
 
     datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    if prediction.needs_no_data(config, datamodule):
+    if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
     datamodule.prepare_data()
     datamodule.setup()

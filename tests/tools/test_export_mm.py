@@ -635,7 +635,8 @@ def trained(task, to, tmp_path, capsys, *more):
     """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
     import yaml
 
-    from tasks.base import load_exactly
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import in_memory
     from tasks.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
@@ -654,5 +655,5 @@ def trained(task, to, tmp_path, capsys, *more):
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     # With an average it is what was validated.
-    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
+    adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
