@@ -24,6 +24,7 @@ from backbones.options import check_arguments
 from tasks.classes import check_classes
 from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
+from tasks.gather import refuse_together
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -329,12 +330,14 @@ class BaseTask(LightningModule):
         # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.
         if loss.device.type != "cpu" and self.global_step % 20:
             return
+        problem = None
         if not torch.isfinite(loss):
-            raise ValueError(
+            problem = (
                 f"the loss is {loss.item()} at step {self.global_step}; training stops here, the "
                 "last checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set "
                 "trainer.gradient_clip_val"
             )
+        refuse_together(problem)
 
 
 def batch_size(batch: Batch) -> int:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from backbones.options import check_arguments, check_complete
 
 # All that a config may have called, by the option that names it: configs come from command lines
-# and from other people's run folders. Who adds a dataset, head or task adds its class here.
+# and from other people's run folders. Who adds a head or task adds its class here; under "data"
+# every data module of the package DATA is allowed besides.
+DATA = "datamodules"
 TARGETS: dict[str, tuple[str, ...]] = {
-    "data": (
-        "datamodules.ade20k.ADE20KDataModule",
-        "datamodules.cifar100.CIFAR100DataModule",
-        "datamodules.coco.CocoDataModule",
-        "datamodules.image_folder.ImageFolderDataModule",
-        "datamodules.sample.SampleClassification",
-        "datamodules.sample.SampleDetection",
-        "datamodules.sample.SampleSegmentation",
-        "datamodules.sample.SampleTransfer",
-    ),
     "data.augmentation": (
         "datamodules.transforms.LightAugmentation",
         "datamodules.transforms.PaperAugmentation",
@@ -50,18 +44,18 @@ def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
         **given: Objects that no config can hold, such as the backbone.
 
     Raises:
-        ValueError: A target that is not in ``TARGETS``, or an argument it does not take.
+        ValueError: A target that is not allowed, or an argument it does not take.
     """
     return _build(config[group], group, given)
 
 
 def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
-    target, allowed = config.get("_target_"), TARGETS.get(group, ())
+    target, allowed = config.get("_target_"), allowed_targets(group)
     if target not in allowed:
         choice = f"one of {', '.join(allowed)}" if allowed else "left out"
         raise ValueError(
-            f"{group}._target_={target} is refused: it must be {choice}; a class of your own has "
-            "its line in TARGETS of tasks/instantiate.py"
+            f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
+            "where a class of your own goes"
         )
     module, _, name = target.rpartition(".")
     factory = getattr(importlib.import_module(module), name)
@@ -76,6 +70,24 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
     check_complete(factory, {**arguments, **given}, group)
     check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
+
+
+def allowed_targets(group: str) -> tuple[str, ...]:
+    """All that a config may name as this group's ``_target_``, by full names."""
+    return _data_modules() if group == "data" else TARGETS.get(group, ())
+
+
+@functools.cache
+def _data_modules() -> tuple[str, ...]:
+    """Every class of the package DATA that says how a data set is built; nothing else is found."""
+    base = importlib.import_module(f"{DATA}.base").BaseDataModule
+    found = []
+    for file in pkgutil.iter_modules(importlib.import_module(DATA).__path__, f"{DATA}."):
+        for name, content in vars(importlib.import_module(file.name)).items():
+            is_own = isinstance(content, type) and content.__module__ == file.name
+            if is_own and issubclass(content, base) and content.build is not base.build:
+                found.append(f"{file.name}.{name}")
+    return tuple(found)
 
 
 def _is_target(value: Any) -> bool:

@@ -58,6 +58,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     from tools.running import prediction, report, resume, trainer
     from tools.running.loggers import closing
     from tools.running.outcome import failure_noted
+    from tools.running.process_group import processes
 
     check_options(config)
     check_trainer(config["trainer"])
@@ -89,8 +90,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
     with (
         run_lock.held(folder, mode),
-        trainer.processes(engine),
         failure_noted(folder),
+        processes(engine),
         closing(engine.loggers),
     ):
         if mode == "fit":

@@ -217,7 +217,7 @@ def test_branch_equals_its_equations(unit, options):
 
 def build(unit, dim, **options):
     """A registered mixer with its slot given; options that the unit does not have are left out."""
-    from backbones.mixers import posgu
+    from backbones.mixers.posmlp import posgu
     from backbones.options import keywords
 
     function = getattr(posgu, unit)

@@ -44,8 +44,10 @@ def test_make_targets_exist():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_number_of_backbones_is_right():
-    assert f"{len(list_backbones())} names" in README
+def test_the_number_of_backbones_is_no_exaggeration():
+    """README counts in hundreds, so that a new mixer need not change it."""
+    promised = int(re.search(r"over (\d+)00 names", README).group(1))
+    assert promised <= len(list_backbones()) // 100 <= promised + 4
 
 
 def test_linked_files_exist():

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -140,6 +141,46 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path):
     assert process.returncode == 2
     assert err.startswith("error: the other processes of this run ended with status [-9]")
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_when_the_first_process_is_killed_the_other_says_so_and_ends(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
+                      trainer="ddp_cpu", epochs=50)  # fmt: skip
+    process = start(typed)
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=300)  # the other one holds stderr until it ends
+    assert err.startswith("error: the first process of this run was killed")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_is_killed_ends_the_run_in_a_sentence(tmp_path):
+    more = ["trainer.log_every_n_steps=1", "data.num_workers=1"]
+    process = start(arguments("classification", tmp_path, *more, epochs=50))
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    wait_for(process, lambda: children_of(process))
+    os.kill(children_of(process)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.startswith("error: DataLoader worker (pid ")
+    assert "lower data.num_workers" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_named(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        ended = command(arguments("classification", tmp_path, trainer="ddp_cpu"))
+    assert ended.status == 2
+    assert ended.err.startswith("error: the port by which the processes")
+    assert f"(MASTER_PORT: {port})" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):

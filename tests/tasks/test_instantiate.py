@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from backbones.options import check_arguments
-from tasks.instantiate import TARGETS, build
+from tasks.instantiate import TARGETS, allowed_targets, build
 from tests.runs import CONFIGS
 
 FOLDER = "datamodules.image_folder.ImageFolderDataModule"
@@ -51,8 +51,9 @@ class TestBuild:
             content = yaml.safe_load(path.read_text())
             own = path.parent.name if "_target_" in content else ""  # of group head
             collect(own, content)
-        assert named == {group: set(targets) for group, targets in TARGETS.items()}
-        for target in {target for targets in TARGETS.values() for target in targets}:
+        allowed = {group: set(allowed_targets(group)) for group in ("data", *TARGETS)}
+        assert named == allowed
+        for target in {target for targets in allowed.values() for target in targets}:
             module, _, name = target.rpartition(".")
             assert callable(getattr(importlib.import_module(module), name)), target
 

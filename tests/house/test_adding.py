@@ -1,0 +1,103 @@
+"""What README and CONTRIBUTING say to add, added to a copy of the checkout: all stays green."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Tests that look at every name, file or config there is; the rest does not know what is new.
+OVER_ALL = (
+    "tests/house/test_architecture.py",
+    "tests/house/test_readme.py::test_the_number_of_backbones_is_no_exaggeration",
+    "tests/backbones/test_registry.py",
+    "tests/tools/test_configs.py",
+    "tests/tools/test_command_line.py",
+    "tests/datamodules/test_options.py",
+    "tests/tasks/test_instantiate.py",
+)
+
+
+def examples() -> dict[str, str]:
+    """File -> content, from the code blocks that name their file or stand below its name."""
+    found = {}
+    readme = (ROOT / "README.md").read_text()
+    for name, code in re.findall(r"One new file, `(\S+)`:\n\n```python\n(.*?)```", readme, re.S):
+        found[name] = code
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    for name, code in re.findall(r"```\w+\n# (\S+\.\w+)\n(.*?)```", contributing, re.S):
+        found[name] = code
+    return found
+
+
+def test_there_is_an_example_of_each_kind():
+    folders = [str(Path(name).parent) for name in examples()]
+    assert folders == ["backbones/mixers", "backbones/hosts", "datamodules", "configs/data"]
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the checkout with the examples in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    for name, code in examples().items():
+        (copy / name).write_text(code)
+    return copy
+
+
+def run(copy, *command):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=copy, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_new_files_pass_the_linters(extended):
+    names = [name for name in examples() if name.endswith(".py")]
+    for command in (("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)):
+        ended = run(extended, *command, *names)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_all_that_looks_at_everything_stays_green(extended):
+    quiet = ("-q", "-p", "no:cacheprovider", "-x")
+    ended = run(extended, "pytest", *quiet, *OVER_ALL)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
+    chosen = "tanh_ffn or tiny_pool or named_files"
+    ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 40
+
+
+@pytest.mark.slow
+def test_all_of_it_trains_together(extended, sample_cache, tmp_path):
+    """The new mixer in the new host on files in the new layout."""
+    digits = sorted(sample_cache.rglob("train/*/*.png"))[:40] or pytest.fail("no sample images")
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        for number, file in enumerate(digits):
+            shutil.copy(file, tmp_path / split / f"{file.parent.name}_{number}.png")
+    ended = run(
+        extended, "tools.run", "task=classification", "backbone=tiny_pool_tanh_ffn",
+        "data=named_files", f"data.root={tmp_path}", "data.image_size=64", "data.batch_size=8",
+        "data.num_workers=0", "trainer=cpu", "trainer.max_epochs=1", "schedule.warmup=0",
+        f"output_dir={tmp_path}/out",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
