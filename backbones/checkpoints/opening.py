@@ -162,7 +162,8 @@ def open_checkpoint(
 
 def in_memory(tensors: Mapping[str, Tensor], source: str) -> Checkpoint:
     """Tensors that were read elsewhere as a checkpoint, called by ``source`` in messages."""
-    return Checkpoint(source, dict(tensors), dict(tensors))
+    given = dict(tensors)
+    return Checkpoint(source, given, given)
 
 
 def _read(path: Path, mmap: bool, map_location: Any) -> object:
