@@ -149,7 +149,16 @@ class BaseTask(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
-        losses = self.model.loss(self.prepare_batch(batch))
+        try:
+            losses = self.model.loss(self.prepare_batch(batch))
+        except ValueError as error:
+            if "Expected more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "a batch norm of this model has one value a channel to normalise by, with which "
+                f"nothing trains: the batch is of {batch_size(batch)}; pass data.batch_size=2 or "
+                "more, or to UperNet head.group_norm=true"
+            ) from error
         total = torch.stack([value for name, value in losses.items() if "loss" in name]).sum()
         self._refuse_nan(total)
         size = batch_size(batch)

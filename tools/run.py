@@ -89,6 +89,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         )
 
     with (
+        run_folder.kept(folder),
         run_lock.held(folder, mode),
         failure_noted(folder),
         processes(engine),
@@ -106,7 +107,9 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
             metrics = prediction.predict(engine, task, datamodule)
         else:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
-    if engine.is_global_zero:
+    if not engine.is_global_zero:
+        return
+    with run_folder.kept(folder):
         facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
@@ -191,6 +194,8 @@ def main(config: DictConfig) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     with one_line_errors():
         typed_here = sys.argv[1:]
         subject = run_help.subject_of(typed_here)

@@ -152,6 +152,11 @@ def test_weights_in_bfloat16(task, tmp_path, capsys):
     assert ended.status == 0, ended.err
     assert summary(ended.folder())["metrics"]
     assert list((ended.folder() / "preview").glob("*.png"))
+    for mode in ("test", "predict"):
+        typed = [f"mode={mode}", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path}"]
+        evaluated = run_here([*typed, "trainer.precision=bf16-true"], capsys)
+        assert evaluated.status == 0, evaluated.err
+        assert list((evaluated.folder() / "preview").glob("*.png"))
 
 
 def test_two_processes_evaluate_like_one(outputs, tmp_path, capsys, one_thread):

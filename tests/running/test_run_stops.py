@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.base import BaseTask
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.loggers import read_rows
 from tests.runs import arguments, command, run_here, same, start, summary, weights
@@ -247,6 +248,35 @@ class TestResumeThatCannotBe:
         assert run_here(typed, capsys).status == 0
         assert same(before, weights(folder))
         assert summary(folder)["metrics"]
+
+
+def test_half_written_files_are_gone_without(trained, tmp_path, capsys):
+    """The newest good checkpoint is taken, and the summary written anew."""
+    folder = trained("classification").folder()
+    copy = tmp_path / "classification" / "deit_t" / folder.name
+    shutil.copytree(folder, copy)
+    for name in ("summary.json", "metrics.csv"):
+        (copy / name).write_bytes((folder / name).read_bytes()[:-20])
+    (copy / "checkpoints" / "last.ckpt").write_text("no checkpoint")
+    ended = run_here(arguments("classification", tmp_path, "resume=true", epochs=2), capsys)
+    assert ended.status == 0, ended.err
+    assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
+    assert weights(copy).keys() == weights(folder).keys()
+
+
+def test_a_run_whose_folder_is_removed_says_so(tmp_path, capsys, monkeypatch):
+    step = BaseTask.training_step
+
+    def removing(self, batch, index):
+        if self.global_step == 2:
+            shutil.rmtree(self.trainer.default_root_dir)
+        return step(self, batch, index)
+
+    monkeypatch.setattr(BaseTask, "training_step", removing)
+    ended = run_here(arguments("classification", tmp_path), capsys)
+    assert ended.status == 2
+    assert re.fullmatch(r"error: the run folder .* was removed or moved while .*\n", ended.err)
+    assert not [path for path in tmp_path.rglob("2*")]
 
 
 def test_nan_stops_training_and_keeps_the_last_checkpoint(tmp_path, capsys, monkeypatch):

@@ -30,7 +30,10 @@ def failure_noted(folder: Path) -> Iterator[None]:
 def note_failure(folder: Path, text: str) -> None:
     """Write the note of a failure, unless the process that failed first has written one."""
     # Where nothing can be written, a full disk may be the error itself.
-    with contextlib.suppress(OSError), (folder / FAILURE).open("x", encoding="utf-8") as note:
+    with (
+        contextlib.suppress(OSError),
+        (folder / FAILURE).open("x", encoding="utf-8", errors="backslashreplace") as note,
+    ):
         note.write(f"{text}\n")
 
 
