@@ -40,6 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: The file cannot be written; names it.
         """
+        self._held = None  # what was not asked for by now will not be
         target = Path(path)
         target.parent.mkdir(exist_ok=True)  # a run folder that was removed does not come back
         for stale in target.parent.glob(f"*{TEMPORARY}"):

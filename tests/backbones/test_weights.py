@@ -504,7 +504,7 @@ def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
             create_backbone(host, pretrained=True)
 
 
-def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):
+def test_a_whole_model_gives_its_backbone_and_classifier_without_the_neck(tmp_path):
     tensors = {
         "backbone.a": torch.ones(1),
         "classifier.bias": torch.ones(1),

@@ -19,6 +19,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
 from backbones.hosts.deit import DeiT
 from heads.linear import LinearClassifier
+from tasks import load
 from tests.runs import TINY, run_here
 from tools import export, lipschitz
 from tools.exporters import TARGETS, ExportRequest
@@ -110,6 +111,12 @@ def test_backbone_and_classifier_take_over_a_checkpoint(name, files, counts):
     assert torch.equal(model.backbone.pos_embed, backbone.pos_embed)
 
 
+def test_a_run_folder_is_loaded(trained, counts):
+    run = trained("classification").folder()
+    load(run)
+    counts.check(run / "checkpoints" / "best.ckpt", networks=1, conversions=0)
+
+
 # How many networks, and of these how many read a file of other names: the exported one; what timm
 # opens for its logits and for its maps; what MMDetection and MMSegmentation initialise.
 EXPORTS = {
@@ -128,6 +135,14 @@ def test_an_export_takes_over_a_checkpoint(to, files, counts, tmp_path):
     networks, conversions = EXPORTS[to]
     counts.check(files / "ours.ckpt", networks=networks, conversions=conversions)
     assert max(counts.reads.values()) <= 2  # what was written, once for each of timm's models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "to"), [("detection", "mmdet"), ("segmentation", "mmseg")])
+def test_an_export_of_a_whole_model_takes_over_a_checkpoint(task, to, trained, counts, tmp_path):
+    run = trained(task).folder()
+    assert export.main([f"ckpt={run}", f"to={to}", "image_size=64", f"out={tmp_path / to}"]) == 0
+    counts.check(run / "checkpoints" / "best.ckpt", networks=2, conversions=0)
 
 
 @pytest.mark.parametrize("to", GRAPHS)
