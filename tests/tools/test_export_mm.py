@@ -558,6 +558,16 @@ def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
 # ---- whole models, there and back
 
 
+def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in ("mine", "../beside"):
+        typed = ["backbone=deit_t img_size=64", "to=mmpretrain", f"out={out}", SIZE]
+        assert export.main(typed) == 0
+        config = Config.fromfile(Path(out) / "config.py")
+        assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
+
+
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     from mmengine.dataset import default_collate
     from mmengine.runner import Runner
