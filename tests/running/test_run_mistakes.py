@@ -82,7 +82,7 @@ MISTAKES = {
     "resume=maybe": "resume=maybe is not true or false",
     "trainer.max_epochs=x": "trainer.max_epochs=x is not a whole number",
     "trainer.precision=3": "trainer.precision=3 is not one of",
-    "trainer.devices=0": "Lightning refuses the options of trainer",
+    "trainer.devices=0": "trainer.devices=0 is no number of CPU processes",
     "trainer.strategy=magic": "Lightning refuses the options of trainer",
     "trainer.accumulate_grad_batches=0": "must be above 0",
     "trainer.limit_train_batches=0": "must be above 0",
