@@ -77,7 +77,8 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
     """One record per block, as soon as it is computed."""
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
-    from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import open_checkpoint
     from tasks.saved import checkpoint_file
 
     name, given = read_network(options["backbone"], words)
@@ -85,8 +86,7 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
         raise ValueError("backbone.pretrained is refused: pass the file as ckpt=")
     backbone = create_backbone(name, **given).eval()
     if options["ckpt"]:
-        ckpt = checkpoint_file(options["ckpt"])
-        refuse_untrained(backbone, load_backbone_weights(backbone, ckpt))
+        adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
     places = channel_mixers(name)
     blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from PIL import Image
 
-from backbones.checkpoints.loading import read_tensors
+from backbones.checkpoints.opening import open_checkpoint
 from datamodules.cifar100 import CIFAR100DataModule
 from datamodules.coco import CocoDataModule
 from datamodules.files import load_rgb
@@ -113,7 +113,7 @@ def files(tmp_path):
     return {
         "a.png": lambda: picture("a.png"),
         "a.jpg": lambda: picture("a.jpg"),
-        "a.ckpt": lambda: read_tensors(tmp_path / "a.ckpt"),
+        "a.ckpt": lambda: open_checkpoint(tmp_path / "a.ckpt").tensors,
         "config.yaml": lambda: (read_config(tmp_path / "config.yaml"), read_run(tmp_path)),
         "summary.json": lambda: read_run(tmp_path),
     }

@@ -561,6 +561,16 @@ def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
 # ---- whole models, there and back
 
 
+def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in ("mine", "../beside"):
+        typed = ["backbone=deit_t img_size=64", "to=mmpretrain", f"out={out}", SIZE]
+        assert export.main(typed) == 0
+        config = Config.fromfile(Path(out) / "config.py")
+        assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
+
+
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     from mmengine.dataset import default_collate
     from mmengine.runner import Runner
@@ -638,7 +648,8 @@ def trained(task, to, tmp_path, capsys, *more):
     """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
     import yaml
 
-    from tasks.base import load_exactly
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import in_memory
     from tasks.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
@@ -657,5 +668,5 @@ def trained(task, to, tmp_path, capsys, *more):
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     # With an average it is what was validated.
-    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
+    adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Trainer, seed_everything
 
 from backbones import create_backbone
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
@@ -65,14 +66,17 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     """
     seed_everything(config["seed"], workers=True, verbose=False)
     training = config["mode"] == "fit"
-    datamodule = _data(config)
+    checkpoint = None if training else open_checkpoint(config["ckpt"])
+    datamodule = _data(config, checkpoint)
     task = build_task(config, datamodule)
-    if not training:
-        task.load_weights(config["ckpt"])
+    loaded: dict[str, Any] = {}
+    if checkpoint is not None:
+        task.load_weights(checkpoint)
+        loaded = {"checkpoint_step": checkpoint.step}
     options, start = config["trainer"], None
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
-    facts = report.facts(config, task.model)
+    facts = report.facts(config, task.model) | loaded
     engine = trainer.make_trainer(
         options,
         folder,
@@ -84,10 +88,10 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     return Parts(datamodule, task, engine, facts, start)
 
 
-def _data(config: dict[str, Any]) -> Any:
+def _data(config: dict[str, Any], checkpoint: Checkpoint | None) -> Any:
     """The datamodule of a run, all of whose files are looked at before a training."""
     datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    if prediction.needs_no_data(config, datamodule):
+    if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
     datamodule.prepare_data()
     datamodule.setup()
