@@ -19,6 +19,7 @@ from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 GRID = "pos_grid"  # rows and columns of an oblong position table
@@ -207,7 +208,18 @@ class DeiTBlock(Block):
         return cast("Tensor", x + self.drop_path2(self.ls2(y)))
 
 
-def _build(variant: str, config: HostConfig, class_token: bool, fc_norm: bool | None) -> DeiT:
+def build(
+    config: HostConfig, *, variant: str, class_token: bool = True, fc_norm: bool | None = None
+) -> DeiT:
+    """A DeiT around timm's network of the name ``variant``.
+
+    Args:
+        config: Of the host.
+        variant: timm's name.
+        class_token: Whether there is one.
+        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
+            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
+    """
     size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
     model = create_timm_model(
         variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
@@ -216,25 +228,18 @@ def _build(variant: str, config: HostConfig, class_token: bool, fc_norm: bool | 
 
 
 @register_host("deit_t", source="DeiT, Table 1")
-def deit_t(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 192, 12 blocks, 3 heads.
-
-    Args:
-        config: Of the host.
-        class_token: Whether there is one.
-        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
-            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
-    """
-    return _build("deit_tiny_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_tiny_patch16_224"})
+def deit_t() -> None:
+    """Width 192, 12 blocks, 3 heads."""
 
 
 @register_host("deit_s", source="DeiT, Table 1")
-def deit_s(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 384, 12 blocks, 6 heads. Options as for ``deit_t``."""
-    return _build("deit_small_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_small_patch16_224"})
+def deit_s() -> None:
+    """Width 384, 12 blocks, 6 heads."""
 
 
 @register_host("deit_b", source="DeiT, Table 1")
-def deit_b(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 768, 12 blocks, 12 heads. Options as for ``deit_t``."""
-    return _build("deit_base_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_base_patch16_224"})
+def deit_b() -> None:
+    """Width 768, 12 blocks, 12 heads."""

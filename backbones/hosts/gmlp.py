@@ -27,6 +27,7 @@ from backbones.hosts.posmlp.checkpoint_conversion import from_authors
 from backbones.hosts.scaffolds.isotropic import PATCH
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.mixers.posmlp.relations import hide
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 HIDDEN_RATIO = 6.0
@@ -100,7 +101,23 @@ def _matrix(weight: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
     return hide(corner_of_matrix(weight, WINDOW, rows, columns), rows, columns)[None]
 
 
-def _build(variant: str, config: HostConfig, stem_norm: bool | None, gate_eps: float) -> GMLP:
+def build(
+    config: HostConfig,
+    *,
+    variant: str,
+    stem_norm: bool | None = None,
+    gate_eps: float = GATE_EPS,
+) -> GMLP:
+    """A gMLP around timm's network of the name ``variant``.
+
+    Args:
+        config: Of the host.
+        variant: timm's name.
+        stem_norm: LayerNorm after the patch embedding; None: with another unit than gMLP's own, as
+            in PosMLP's released gMLP.
+        gate_eps: Epsilon of the LayerNorm within gMLP's own unit: timm's 1e-5, or 1e-6 for weights
+            of PosMLP's released gMLP.
+    """
     if stem_norm is None:
         stem_norm = config.token_mixer is not None
     if config.token_mixer is not None and gate_eps != GATE_EPS:
@@ -112,32 +129,18 @@ def _build(variant: str, config: HostConfig, stem_norm: bool | None, gate_eps: f
 
 
 @register_host("gmlp_ti", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_ti(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 128, 30 blocks. Options as for ``gmlp_s``."""
-    return _build("gmlp_ti16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_ti16_224"})
+def gmlp_ti() -> None:
+    """Width 128, 30 blocks."""
 
 
 @register_host("gmlp_s", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_s(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 256, 30 blocks.
-
-    Args:
-        config: Of the host.
-        stem_norm: LayerNorm after the patch embedding; None: with another unit than gMLP's own, as
-            in PosMLP's released gMLP.
-        gate_eps: Epsilon of the LayerNorm within gMLP's own unit: timm's 1e-5, or 1e-6 for weights
-            of PosMLP's released gMLP.
-    """
-    return _build("gmlp_s16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_s16_224"})
+def gmlp_s() -> None:
+    """Width 256, 30 blocks."""
 
 
 @register_host("gmlp_b", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_b(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 512, 30 blocks. Options as for ``gmlp_s``."""
-    return _build("gmlp_b16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_b16_224"})
+def gmlp_b() -> None:
+    """Width 512, 30 blocks."""

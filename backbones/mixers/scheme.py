@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
 Attends = Literal["train", "always", "off"]
@@ -89,17 +90,9 @@ class Scheme(Mixer):
     published_on=("poolformer_s12", "poolformer_s24", "swin_t"),
     unfit_for=UNFIT,
 )
-def scheme_12(
-    dim: int,
-    *,
-    hidden_ratio: float = 8.0,
-    g1: int = 1,
-    g2: int = 2,
-    cca: Attends = "train",
-    drop: float = 0.0,
-) -> Scheme:
+@variant_of(Scheme, defaults={"g1": 1, "g2": 2})
+def scheme_12() -> None:
     """Dense W1, two blocks in W2, eight times the width."""
-    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)
 
 
 @register_mixer(
@@ -110,14 +103,6 @@ def scheme_12(
     published_on=("poolformer_s12", "swin_t"),
     unfit_for=UNFIT,
 )
-def scheme_44(
-    dim: int,
-    *,
-    hidden_ratio: float = 8.0,
-    g1: int = 4,
-    g2: int = 4,
-    cca: Attends = "train",
-    drop: float = 0.0,
-) -> Scheme:
+@variant_of(Scheme, defaults={"g1": 4, "g2": 4})
+def scheme_44() -> None:
     """Four blocks in W1 and in W2, eight times the width."""
-    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)

@@ -35,6 +35,7 @@ from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_pa
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 
@@ -149,50 +150,48 @@ class FFNet(HierarchicalBackbone):
         return folded | {k: v for k, v in state_dict.items() if k not in own}
 
 
-def _build(variant: str, config: HostConfig, branches: bool, fused: bool) -> FFNet:
+def build(config: HostConfig, *, variant: str, branches: bool = True, fused: bool = False) -> FFNet:
+    """An FFNet in its training form, or in the one for inference.
+
+    Args:
+        config: See ``HostConfig``.
+        variant: Its name.
+        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
+        fused: Build the plain form for inference.
+    """
     refuse_pretrained(variant, config)
     backbone = FFNet(variant, config, branches)
     return backbone.fuse() if fused else backbone
 
 
 @register_host("ffnet_1", source="FFNet, Table 9")
-def ffnet_1(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 80 to 640, depths 2, 2, 8, 2.
-
-    Args:
-        config: See ``HostConfig``.
-        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
-        fused: Build the plain form for inference.
-    """
-    return _build("ffnet_1", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_1"})
+def ffnet_1() -> None:
+    """Widths 80 to 640, depths 2, 2, 8, 2."""
 
 
 @register_host("ffnet_2", source="FFNet, Table 9")
-def ffnet_2(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 88 to 704, depths 3, 3, 15, 3; options of ``ffnet_1``."""
-    return _build("ffnet_2", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_2"})
+def ffnet_2() -> None:
+    """Widths 88 to 704, depths 3, 3, 15, 3."""
 
 
 @register_host("ffnet_3", source="FFNet, Table 9")
-def ffnet_3(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 96 to 768, depths 4, 4, 22, 5, LayerScale; options of ``ffnet_1``."""
-    return _build("ffnet_3", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_3"})
+def ffnet_3() -> None:
+    """Widths 96 to 768, depths 4, 4, 22, 5, LayerScale."""
 
 
 @register_host("ffnet_4", source="FFNet, Table 9")
-def ffnet_4(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 128 to 1024, depths 4, 4, 27, 3, LayerScale; options of ``ffnet_1``."""
-    return _build("ffnet_4", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_4"})
+def ffnet_4() -> None:
+    """Widths 128 to 1024, depths 4, 4, 27, 3, LayerScale."""
 
 
 @register_host("ffnet_seg", source="FFNet, Table 9 and App. F.1")
-def ffnet_seg(config: HostConfig, *, fused: bool = False) -> FFNet:
+@variant_of(build, fixed={"variant": "ffnet_seg", "branches": True})
+def ffnet_seg() -> None:
     """Widths 96 to 768, depths 3, 4, 18, 5, 9x9 kernels with strips, LayerScale.
 
     Its published decoder reads the last three maps.
-
-    Args:
-        config: See ``HostConfig``.
-        fused: Build the plain form for inference.
     """
-    return _build("ffnet_seg", config, True, fused)

@@ -31,6 +31,7 @@ from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.graph_sizes import ceil_div
 from backbones.layers.init import init_linear
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 DEPTH = 2  # blocks of every stage
@@ -70,13 +71,14 @@ class LVT(HierarchicalBackbone):
     def __init__(
         self,
         config: HostConfig,
-        steps: int,
         *,
+        steps: int,
         class_blocks: bool = True,
         mix_token: bool = True,
         swap_class_ffn: bool = True,
     ) -> None:
         super().__init__()
+        refuse_pretrained(f"lvt_r{steps}", config)
         widths = [spec.dim for spec in SPECS]
         self.mix_token = mix_token
         rates = drop_path_rates(config.drop_path_rate, DEPTH * len(SPECS))
@@ -164,28 +166,25 @@ class LVT(HierarchicalBackbone):
         return rename(state_dict, RENAMES)
 
 
-def _register(steps: int) -> None:
-    name = f"lvt_r{steps}"
-
-    def build(
-        config: HostConfig,
-        *,
-        class_blocks: bool = True,
-        mix_token: bool = True,
-        swap_class_ffn: bool = True,
-    ) -> LVT:
-        refuse_pretrained(name, config)
-        return LVT(
-            config,
-            steps,
-            class_blocks=class_blocks,
-            mix_token=mix_token,
-            swap_class_ffn=swap_class_ffn,
-        )
-
-    build.__doc__ = f"Widths 64, 64, 160, 256, depths 2, {steps} steps; options of ``LVT``."
-    register_host(name, source="LVT (CVPR 2022)", plain_ffn=False)(build)
+@register_host("lvt_r1", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 1})
+def lvt_r1() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 1 step."""
 
 
-for _steps in (1, 2, 3, 4):
-    _register(_steps)
+@register_host("lvt_r2", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 2})
+def lvt_r2() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 2 steps."""
+
+
+@register_host("lvt_r3", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 3})
+def lvt_r3() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 3 steps."""
+
+
+@register_host("lvt_r4", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 4})
+def lvt_r4() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 4 steps."""

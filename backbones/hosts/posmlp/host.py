@@ -34,6 +34,7 @@ from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_pa
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.mixers.posmlp.posgu import ggqpe
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 DEPTHS = (2, 2, 18, 2)
@@ -46,8 +47,8 @@ class PosMLP(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Args:
-        width: Channels C of the first stage; each stage has twice as many.
         config: Of the host.
+        width: Channels C of the first stage; each stage has twice as many.
         embed: "conv" (ConvPE) or "linear" patch embedding, 4x4 pixels each (Table 10).
         merge: Between stages: "conv" (ConvPM, depthwise), "linear" (Swin's), or "full_conv", which
             the released code has besides.
@@ -59,11 +60,12 @@ class PosMLP(HierarchicalBackbone):
     """
 
     def __init__(
-        self, width: int, config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
+        self, config: HostConfig, *, width: int, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
         norm_eval: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        refuse_pretrained("PosMLP", config)
         widths = [width * 2**stage for stage in range(4)]
         self.set_maps(config, widths, partial(nn.LayerNorm, eps=EPS))
         self.norm_eval = config.dense if norm_eval is None else norm_eval
@@ -163,21 +165,19 @@ def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
     return F.interpolate(table, size, mode="bicubic", antialias=True)
 
 
-def _register(name: str, width: int) -> None:
-    def build(
-        config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
-        embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
-        norm_eval: bool | None = None,
-    ) -> PosMLP:  # fmt: skip
-        refuse_pretrained(name, config)
-        return PosMLP(
-            width, config, embed=embed, merge=merge, embed_norm=embed_norm, merge_norm=merge_norm,
-            position=position, drop=drop, norm_eval=norm_eval,
-        )  # fmt: skip
-
-    build.__doc__ = f"Widths {width} to {8 * width}, depths 2, 2, 18, 2."
-    register_host(name, slots=["token"], source="PosMLP (MM 2022), Table 11")(build)
+@register_host("posmlp_t", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 96})
+def posmlp_t() -> None:
+    """Widths 96 to 768, depths 2, 2, 18, 2."""
 
 
-for _name, _width in (("posmlp_t", 96), ("posmlp_s", 128), ("posmlp_b", 192)):
-    _register(_name, _width)
+@register_host("posmlp_s", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 128})
+def posmlp_s() -> None:
+    """Widths 128 to 1024, depths 2, 2, 18, 2."""
+
+
+@register_host("posmlp_b", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 192})
+def posmlp_b() -> None:
+    """Widths 192 to 1536, depths 2, 2, 18, 2."""

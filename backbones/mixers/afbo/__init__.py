@@ -4,8 +4,8 @@
 
 A channel mapping CM takes each token from C to h channels, a spatial model SM mixes neighbouring
 tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5 to 7),
-``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6), ``variants`` (Tables 1 and 14) and
-``ablations`` (Table 5); ``block_products`` computes the sparse mappings.
+``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6) and ``variants`` (Tables 1, 5 and
+14); ``block_products`` computes the sparse mappings.
 
 | name                    | CM of a (activated) | CM of b  | SM       | table         |
 |-------------------------|---------------------|----------|----------|---------------|
@@ -50,7 +50,7 @@ authors published no code. Where the paper leaves a choice or contradicts itself
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.mixers.afbo import ablations, variants
+from backbones.mixers.afbo import variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -65,6 +65,5 @@ __all__ = [
     "DenseMapping",
     "GroupedCrossMapping",
     "OverlappedCycleMapping",
-    "ablations",
     "variants",
 ]
