@@ -70,7 +70,7 @@ class Backbone(nn.Module):
     def features(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.
 
-        In training it may be more than in evaluation, for what the classifier's losses need.
+        In training it may be more than in evaluation, for what its losses need.
         """
         return self.embed(images)
 

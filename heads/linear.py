@@ -17,6 +17,7 @@ from backbones.checkpoints.loading import (
     refuse_untrained,
 )
 from backbones.layers.classifier import Classifier
+from heads.losses import classification_losses
 
 
 class LinearClassifier(nn.Module):
@@ -115,7 +116,8 @@ class LinearClassifier(nn.Module):
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K)."""
         smoothing = self.label_smoothing if self.training else 0.0
-        return self.classifier.loss(self._features(batch["image"]), batch["label"], smoothing)
+        features = self._features(batch["image"])
+        return classification_losses(self.classifier, features, batch["label"], smoothing)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""

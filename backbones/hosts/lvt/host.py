@@ -10,7 +10,7 @@ and released checkpoints leave a choice:
 * The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
   is 0 unless given. Class blocks have none.
 * How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
-* Token labels, by which it was trained, need a teacher's; see ``TokenClassifier``.
+* Token labels, by which it was trained, need a teacher's; ``heads.losses`` does without them.
 * The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
 """
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.lvt.blocks import SPECS, ClassBlock, Stage
-from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
+from backbones.hosts.lvt.mix_token import Box, Tokens, draw_box, own_share, swap
+from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw
