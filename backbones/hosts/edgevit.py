@@ -51,7 +51,7 @@ RENAMES = (
 
 
 @dataclass(frozen=True)
-class StageSpec:
+class EdgeViTStageSpec:
     """One stage.
 
     Attributes:
@@ -66,7 +66,12 @@ class StageSpec:
     sampling: int
 
 
-XXS = (StageSpec(36, 1, 4), StageSpec(72, 1, 2), StageSpec(144, 3, 2), StageSpec(288, 2, 1))
+XXS = (
+    EdgeViTStageSpec(36, 1, 4),
+    EdgeViTStageSpec(72, 1, 2),
+    EdgeViTStageSpec(144, 3, 2),
+    EdgeViTStageSpec(288, 2, 1),
+)
 
 
 class EdgeViT(HierarchicalBackbone):
@@ -85,7 +90,7 @@ class EdgeViT(HierarchicalBackbone):
 
     channels_first = True
 
-    def __init__(self, config: HostConfig, specs: tuple[StageSpec, ...]) -> None:
+    def __init__(self, config: HostConfig, specs: tuple[EdgeViTStageSpec, ...]) -> None:
         super().__init__()
         widths = [spec.dim for spec in specs]
         rates = drop_path_rates(config.drop_path_rate, sum(spec.depth for spec in specs))
@@ -93,7 +98,7 @@ class EdgeViT(HierarchicalBackbone):
         for stage, (width, spec) in enumerate(zip((3, *widths), specs, strict=False)):
             drop_paths, rates = rates[: spec.depth], rates[spec.depth :]
             embed = PatchEmbed(width, spec.dim, STRIDES[stage], STRIDES[stage])
-            blocks = nn.Sequential(*(Block(spec, rate) for rate in drop_paths))
+            blocks = nn.Sequential(*(EdgeViTBlock(spec, rate) for rate in drop_paths))
             self.stages.append(nn.ModuleDict({"embed": embed, "blocks": blocks}))
         self.set_maps(config, widths, LayerNorm2d if config.dense else nn.BatchNorm2d)
         self.apply(init_linear)
@@ -120,10 +125,10 @@ class EdgeViT(HierarchicalBackbone):
         return rename(state_dict, RENAMES)
 
 
-class Block(nn.Module):
+class EdgeViTBlock(nn.Module):
     """Local aggregation, where attention samples, then attention: (B, H, W, C) -> the same."""
 
-    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+    def __init__(self, spec: EdgeViTStageSpec, drop_path: float) -> None:
         super().__init__()
         self.local = LocalAggregation(spec.dim, drop_path) if spec.sampling > 1 else None
         self.sparse = SparseAttention(spec, drop_path)
@@ -190,7 +195,7 @@ class SparseAttention(Half):
 
     token_slot = "attn"
 
-    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+    def __init__(self, spec: EdgeViTStageSpec, drop_path: float) -> None:
         super().__init__(spec.dim, drop_path)
         self.norm1, self.norm2 = (nn.LayerNorm(spec.dim, eps=1e-6) for _ in range(2))
         self.attn: Mixer = SampledAttention(spec.dim, spec.sampling)

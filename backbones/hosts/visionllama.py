@@ -42,6 +42,7 @@ from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
+from backbones.layers.patch_embed import PatchEmbed
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.mixers.glu import gate
@@ -100,14 +101,14 @@ class VisionLLaMA(HierarchicalBackbone):
         rates = drop_path_rates(config.drop_path_rate, sum(self.depths))
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
-            self.patch_embeds.append(PatchEmbed(inputs, dim, side))
+            self.patch_embeds.append(PatchEmbed(inputs, dim, side, side))
             init_all(self.patch_embeds[-1])
             grid = config.grid(self.feature_info[stage].stride)
             blocks = nn.Sequential()
             for index in range(depth):
                 local = index % 2 == 0
                 attn = WindowAttention(dim) if local else reduced(dim, REDUCTIONS[stage])
-                mlp = SwiGLU(dim, hidden_multiple)
+                mlp = BiasFreeSwiGLU(dim, hidden_multiple)
                 block = PreNormBlock(
                     dim, nn.LayerNorm, attn, mlp, drop_path=rates.pop(0), layer_scale=LAYER_SCALE
                 )
@@ -119,11 +120,11 @@ class VisionLLaMA(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
-        x = to_nhwc(images)
-        maps = []
+        x = images.contiguous(memory_format=torch.channels_last)
+        maps: list[Tensor] = []
         for embed, blocks in zip(self.patch_embeds, self.blocks, strict=True):
-            x = blocks(embed(x))
-            maps.append(x)
+            maps.append(blocks(embed(x)))
+            x = to_nchw(maps[-1])
         return maps
 
     def embed(self, images: Tensor) -> Tensor:
@@ -138,22 +139,6 @@ class VisionLLaMA(HierarchicalBackbone):
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, which are ours but for the classifier's."""
         return rename(state_dict, [(r"^head\.", "classifier.")])
-
-
-class PatchEmbed(nn.Module):
-    """A linear map of square patches, then LayerNorm.
-
-    Shape: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C).
-    """
-
-    def __init__(self, channels: int, dim: int, side: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(channels, dim, side, side)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, h, w, C)."""
-        return cast("Tensor", self.norm(convolve(self.proj, x)))
 
 
 class WindowAttention(nn.Module):
@@ -221,8 +206,12 @@ class GlobalAttention(nn.Module):
         return self.proj(attend(query, key, value).unflatten(1, (height, width)))
 
 
-class SwiGLU(nn.Module):
-    """W3 (SiLU(W1 x) * W2 x) without biases; the hidden width is 8 C / 3 rounded up to a multiple.
+class BiasFreeSwiGLU(nn.Module):
+    """W3 (SiLU(W1 x) * W2 x) under the authors' names; the hidden width is 8 C / 3, rounded up.
+
+    Args:
+        dim: Channels C.
+        hidden_multiple: The hidden width is a multiple of it.
 
     Shape: (..., C) -> (..., C).
     """

@@ -1,4 +1,4 @@
-"""Maps at four strides from the one map of a plain backbone.
+"""Maps at four strides from the one map of an isotropic backbone.
 
 Source: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", ECCV 2022,
 Sec. 3 and Fig. 2 ("simple feature pyramid").

@@ -54,7 +54,7 @@ class ConvNeXtFFN(Mixer):
     source="ConvNeXt (CVPR 2022), Fig. 4; AFBO (ICLR 2025), Table 3",
     published_on=("deit_t",),
 )
-class ConvNeXt(ConvNeXtFFN):
+class ConvNeXtMixer(ConvNeXtFFN):
     """gamma * (W2 GELU(W1 LN(DW(x)) + b1) + b2).
 
     Args:
@@ -83,7 +83,7 @@ class ConvNeXt(ConvNeXtFFN):
 
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
-class ConvNeXtV2(ConvNeXtFFN):
+class ConvNeXtV2Mixer(ConvNeXtFFN):
     """W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
 
     Args:

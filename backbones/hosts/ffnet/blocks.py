@@ -62,7 +62,7 @@ VARIANTS = {
 }
 
 
-class Stage(nn.Module):
+class FFNetStage(nn.Module):
     """Downsampling by 2, in all stages but the first, then blocks.
 
     Args:
@@ -83,7 +83,7 @@ class Stage(nn.Module):
             dim, out = variant.widths[stage - 1 : stage + 1]
             self.downsample = _downsampling(dim, out, variant.seg, branches)
         self.blocks = nn.Sequential(
-            *(Block(variant, stage, drop_path, branches) for drop_path in drop_paths)
+            *(FFNetBlock(variant, stage, drop_path, branches) for drop_path in drop_paths)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Stage(nn.Module):
         return self.blocks(self.downsample(x))
 
 
-class Block(nn.Module):
+class FFNetBlock(nn.Module):
     """x + drop_path(ls1 * token(x)), then x + drop_path(ls2 * channel(x)).
 
     Shape: (B, C, H, W) -> (B, C, H, W).

@@ -29,7 +29,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.hosts.ffnet.blocks import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, FFNetStage, SegHead, Variant, stem
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
@@ -65,7 +65,7 @@ class FFNet(HierarchicalBackbone):
         rates = drop_path_rates(config.drop_path_rate, sum(chosen.depths))
         self.stages = nn.ModuleList()
         for stage, depth in enumerate(chosen.depths):
-            self.stages.append(Stage(chosen, stage, rates[:depth], branches))
+            self.stages.append(FFNetStage(chosen, stage, rates[:depth], branches))
             rates = rates[depth:]
         self.set_maps(config, chosen.widths, self._norm(chosen, config))
         if chosen.seg and not config.dense:
@@ -82,10 +82,10 @@ class FFNet(HierarchicalBackbone):
     def _fill_slots(self, variant: Variant, config: HostConfig) -> None:
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
-            for index, block in enumerate(cast("Stage", layer).blocks):
+            for index, block in enumerate(cast("FFNetStage", layer).blocks):
                 width = variant.widths[stage]
                 slot = Slot(width, variant.expansion, grid, stage, index, dense=config.dense)
-                cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
+                cast("FFNetBlock", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def fuse(self) -> FFNet:
         """Fold branches and BatchNorm into plain convolutions, in place: for inference.

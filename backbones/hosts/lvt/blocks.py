@@ -28,7 +28,7 @@ CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C
 
 
 @dataclass(frozen=True)
-class StageSpec:
+class LVTStageSpec:
     """One stage.
 
     Attributes:
@@ -47,35 +47,35 @@ class StageSpec:
 
 
 SPECS = (
-    StageSpec(64, 7, 4, ratio=4, reduction=None),
-    StageSpec(64, 3, 2, ratio=8, reduction=4),
-    StageSpec(160, 3, 2, ratio=4, reduction=2),
-    StageSpec(256, 3, 2, ratio=4, reduction=1),
+    LVTStageSpec(64, 7, 4, ratio=4, reduction=None),
+    LVTStageSpec(64, 3, 2, ratio=8, reduction=4),
+    LVTStageSpec(160, 3, 2, ratio=4, reduction=2),
+    LVTStageSpec(256, 3, 2, ratio=4, reduction=1),
 )
 
 
-class Stage(nn.Module):
+class LVTStage(nn.Module):
     """The embedding of patches, and blocks: (B, D, H, W) -> (B, h, w, C)."""
 
     def __init__(
-        self, in_channels: int, spec: StageSpec, steps: int, drop_paths: Sequence[float]
+        self, in_channels: int, spec: LVTStageSpec, steps: int, drop_paths: Sequence[float]
     ) -> None:
         super().__init__()
         self.embed = PatchEmbed(in_channels, spec.dim, spec.kernel_size, spec.stride)
-        self.blocks = nn.Sequential(*(Block(spec, steps, rate) for rate in drop_paths))
+        self.blocks = nn.Sequential(*(LVTBlock(spec, steps, rate) for rate in drop_paths))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D, H, W) -> (B, h, w, C)."""
         return self.blocks(self.embed(x))
 
 
-class Block(nn.Module):
+class LVTBlock(nn.Module):
     """x + attn(LN x), then x + mlp(LN x); the FFN has a depthwise convolution where RASA is.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
 
-    def __init__(self, spec: StageSpec, steps: int, drop_path: float) -> None:
+    def __init__(self, spec: LVTStageSpec, steps: int, drop_path: float) -> None:
         super().__init__()
         dim = spec.dim
         self.attn: Mixer

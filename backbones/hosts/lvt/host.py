@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.loading import rename
-from backbones.hosts.lvt.blocks import SPECS, ClassBlock, Stage
+from backbones.hosts.lvt.blocks import SPECS, ClassBlock, LVTStage
 from backbones.hosts.lvt.mix_token import Box, Tokens, draw_box, own_share, swap
 from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
@@ -86,7 +86,7 @@ class LVT(HierarchicalBackbone):
         self.stages = nn.ModuleList()
         for stage, (width, spec) in enumerate(zip((3, *widths), SPECS, strict=False)):
             drop_paths = rates[DEPTH * stage : DEPTH * (stage + 1)]
-            self.stages.append(Stage(width, spec, steps, drop_paths))
+            self.stages.append(LVTStage(width, spec, steps, drop_paths))
         self.set_maps(config, widths, strides=STRIDES)
         self.cls_token: nn.Parameter | None = None
         if class_blocks and not config.dense:

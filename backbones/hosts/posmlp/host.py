@@ -84,8 +84,8 @@ class PosMLP(HierarchicalBackbone):
             for index in range(depth):
                 ratio = HIDDEN_RATIOS[stage]
                 slot = Slot(dim, ratio, grids[stage], stage, index, dense=config.dense)
-                blocks.append(Block(slot, config.token_mixer, rates.pop(0), drop))
-            self.stages.append(Stage(merging, blocks))
+                blocks.append(PosMLPBlock(slot, config.token_mixer, rates.pop(0), drop))
+            self.stages.append(PosMLPStage(merging, blocks))
         self.train()  # a module begins in training mode, where BatchNorm may have to stay out
 
     def train(self, mode: bool = True) -> Self:
@@ -120,10 +120,10 @@ class PosMLP(HierarchicalBackbone):
         return state_dict
 
 
-class Stage(nn.Module):
+class PosMLPStage(nn.Module):
     """Downsampling, then blocks: (B, C', h, w) -> (B, ceil(h / 2), ceil(w / 2), C)."""
 
-    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
+    def __init__(self, downsample: nn.Module, blocks: list[PosMLPBlock]) -> None:
         super().__init__()
         self.downsample = downsample
         self.blocks = nn.Sequential(*blocks)
@@ -133,7 +133,7 @@ class Stage(nn.Module):
         return cast("Tensor", self.blocks(to_nhwc(self.downsample(x)).contiguous()))
 
 
-class Block(nn.Module):
+class PosMLPBlock(nn.Module):
     """x + DropPath(Dropout(mixer(LN(x)))), where the mixer is GGQPE unless it is replaced.
 
     Shape: (B, H, W, C) -> (B, H, W, C).

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.afbo.block_products import Block, block_products
+from backbones.mixers.afbo.block_products import MatrixBlock, block_products
 from backbones.options import check_value
 
 Pairing = Literal["anti", "cyclic"]
@@ -104,7 +104,7 @@ class GroupedCrossMapping(ChannelMapping):
             )
         self.dim, self.hidden = dim, hidden
         self.blocks = tuple(
-            Block(w, _source(s, w, groups, pairing) * (dim // groups))
+            MatrixBlock(w, _source(s, w, groups, pairing) * (dim // groups))
             for s in range(rounds)
             for w in range(groups)
         )
@@ -166,7 +166,7 @@ class OverlappedCycleMapping(ChannelMapping):
         self.dim, self.hidden = dim, hidden
         self.wrapped = sum(runs_in[: window - 1])  # channels read again after the last one
         starts = [0, *accumulate(runs_in)][:-1]
-        self.blocks = tuple(Block(g, start) for g, start in enumerate(starts))
+        self.blocks = tuple(MatrixBlock(g, start) for g, start in enumerate(starts))
         widths = [sum((runs_in * 2)[g : g + window]) for g in range(groups)]
         self.weights = nn.ParameterList(
             torch.empty(rows, width) for rows, width in zip(runs_out, widths, strict=True)
