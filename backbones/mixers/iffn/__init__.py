@@ -21,13 +21,15 @@ leaves open:
 * Nothing is said of initialisation: linear layers begin as in all hosts, the rest is said at
   ``init`` and ``DepthwiseBlock``.
 
-In reading order: ``mixer`` (Eq. 5, Fig. 4), ``depthwise`` (Sec. 4.3) and ``ablations`` (Table 2).
+In reading order: ``mixer`` (Eq. 5, Fig. 4), ``activations`` (Eq. 3 and 4), ``depthwise``
+(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``merged`` is the mixer's form
+for inference, ``chunked_sum`` computes the sum of many activations.
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.mixers.iffn import ablations
+from backbones.mixers.iffn import ablations, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
 
-__all__ = ["IFFN", "DepthwiseBlock", "ablations"]
+__all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]

@@ -1,15 +1,11 @@
 """Activations with learned coefficients per channel, on (..., C).
 
-Each is an affine map after an inner function, y = scale * inner(x) + shift, so that in inference an
-affine map that follows (a batch norm) can be merged into its own; ``inner`` takes no gradient.
-
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
 Module", ICML 2024, Eq. 3, 4 and Fig. 3; Liu et al., "ReActNet", ECCV 2020, Eq. 5 (RPReLU).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -24,13 +20,6 @@ BASES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "elu": (F.elu, 0.0, 1.0),
     "silu": (F.silu, -0.0998393201288668, 1.0998393201288668),
     "relu": (F.relu, 0.0, 1.0),
-}
-gelu_ = torch.ops.aten.gelu_  # the only one that has no public name
-IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu_,
-    "elu": F.elu_,
-    "silu": functools.partial(F.silu, inplace=True),
-    "relu": F.relu_,
 }
 BASE_NAMES = (*BASES, "prelu")
 PRELU_SLOPE = 0.25
@@ -62,18 +51,6 @@ class Base(nn.Module):
         if self.slope is not None:
             return torch.where(x > 0, x, x * self.slope.to(x.dtype))
         return BASES[self.name][0](x)
-
-    def overwrite(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C), in the memory of x if it can; without autograd only."""
-        return IN_PLACE.get(self.name, self)(x)
-
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): all of it."""
-        return self(x)
-
-    def outer(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scale and shift (C,) that follow ``inner``; None stands for 1 and 0."""
-        return None, None
 
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope of each channel; 0-dimensional where all agree."""
@@ -111,14 +88,6 @@ class Arb(nn.Module):
         """(..., C) -> (..., C)."""
         return affine(self.base(affine(x, self.alpha, self.gamma)), self.beta, self.theta)
 
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): phi(alpha x + gamma)."""
-        return self.base.overwrite(affine(x, self.alpha, self.gamma))
-
-    def outer(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift (C,) that follow ``inner``."""
-        return self.beta, self.theta
-
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope (C,) of each channel."""
         return scaled_slopes(self.base.slopes(), self.alpha.double() * self.beta.double())
@@ -143,15 +112,7 @@ class RPReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        return self.inner(x) + self.z.to(x.dtype)
-
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): PReLU_a(x - g)."""
-        return self.base(x - self.g.to(x.dtype))
-
-    def outer(self) -> tuple[None, Tensor]:
-        """Scale, none, and shift (C,) that follow ``inner``."""
-        return None, self.z
+        return self.base(x - self.g.to(x.dtype)) + self.z.to(x.dtype)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope (C,) of each channel."""
