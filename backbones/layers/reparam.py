@@ -1,7 +1,8 @@
 """Train-time branches of convolutions, and their exact folding into one plain convolution.
 
-Source: Ding et al., "RepVGG", CVPR 2021, Sec. 3.3; Yun et al., "FFNet: MetaMixer-based Efficient
-Convolutional Mixer Design", App. E, sums depthwise kernels of several sizes and shapes.
+Source: Ding et al., "RepVGG", CVPR 2021, https://arxiv.org/abs/2101.03697, Sec. 3.3; Yun et al.,
+"FFNet: MetaMixer-based Efficient Convolutional Mixer Design", App. E, sums depthwise kernels of
+several sizes and shapes.
 
 Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(var + eps).
 """

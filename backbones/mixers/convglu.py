@@ -1,8 +1,8 @@
 """Convolutional GLU: a gated linear unit whose gate sees the neighbours.
 
 Source: Shi, "TransNeXt: Robust Foveal Visual Perception for Vision Transformers", CVPR 2024,
-Sec. 3.4, Fig. 4, with the authors' hidden width, 2/3 of the FFN's. No one width fits the five rows
-of AFBO's Table 3: solved for it, they give 2.55 to 2.79 C.
+https://arxiv.org/abs/2311.17132, Sec. 3.4, Fig. 4, with the authors' hidden width, 2/3 of the
+FFN's. No one width fits the five rows of AFBO's Table 3: solved for it, they give 2.55 to 2.79 C.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The residual around the block is the host's.
 
-Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Fig. 4; Woo et al., "ConvNeXt V2",
-CVPR 2023, Sec. 3.2 (global response normalisation) and Fig. 5.
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Fig. 4;
+Woo et al., "ConvNeXt V2", CVPR 2023, https://arxiv.org/abs/2301.00808, Sec. 3.2 (global response
+normalisation) and Fig. 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The feed-forward network, what every other channel mixer replaces."""
+"""The feed-forward network, what every other channel mixer replaces.
+
+Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.3,
+https://arxiv.org/abs/1706.03762; Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021,
+https://arxiv.org/abs/2010.11929 (GELU).
+"""
 
 from __future__ import annotations
 

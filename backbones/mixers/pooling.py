@@ -1,6 +1,7 @@
 """Average pooling as a token mixer, the simplest there is.
 
-Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Eq. 4.
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
+https://arxiv.org/abs/2111.11418, Eq. 4.
 """
 
 from __future__ import annotations

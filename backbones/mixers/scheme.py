@@ -3,10 +3,10 @@
     y = a1 W2 GELU(W1 x) + a2 CCA(x) in training,  y = W2 GELU(W1 x) in evaluation
     CCA(Z) = Z softmax(Z^T Z / sqrt(h))^T,  (a1, a2) = softmax(w) learned
 
-Source: Sridhar et al., "SCHEME: Scalable Channel Mixer for Vision Transformers", 2023, with the
-authors' code for the scale, for w and for dropping CCA in evaluation. That code forms Z^T by a
-reshape, which mixes tokens with channels; here it is the transpose. Its class for scheme_12 keeps
-CCA in evaluation, which ``cca="always"`` does.
+Source: Sridhar et al., "SCHEME: Scalable Channel Mixer for Vision Transformers", 2023,
+https://arxiv.org/abs/2312.00412, with the authors' code for the scale, for w and for dropping CCA
+in evaluation. That code forms Z^T by a reshape, which mixes tokens with channels; here it is the
+transpose. Its class for scheme_12 keeps CCA in evaluation, which ``cca="always"`` does.
 
 Axes: Z is a map as (H W, C); h hidden channels.
 """

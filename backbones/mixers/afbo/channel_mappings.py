@@ -117,7 +117,7 @@ class GroupedCrossMapping(ChannelMapping):
         return block_products(x, self.weight.unbind(), self.bias, self.blocks)
 
     def dense_weight(self) -> Tensor:
-        """The same mapping as one (h, C) matrix."""
+        """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""
         _, rows, width = self.weight.shape
         dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
         for position, (index, start) in enumerate(self.blocks):
@@ -181,7 +181,7 @@ class OverlappedCycleMapping(ChannelMapping):
         return block_products(x, list(self.weights), self.bias, self.blocks)
 
     def dense_weight(self) -> Tensor:
-        """The same mapping as one (h, C) matrix."""
+        """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""
         rows = []
         for block, weight in zip(self.blocks, self.weights, strict=True):
             padded = F.pad(weight, (0, self.dim - weight.shape[1]))

@@ -1,7 +1,8 @@
 """The registered variants of AFBO: one function, and the same with some options fixed.
 
-Source: Wu et al., ICLR 2025, Sec. 3.3, Table 1, App. A.5 and Table 14 (what maps the channels),
-Sec. 4.4 and Table 5 (ablations), Sec. 4.1 and App. A.1 (group numbers).
+Source: Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs, Sec. 3.3, Table 1, App.
+A.5 and Table 14 (what maps the channels), Sec. 4.4 and Table 5 (ablations), Sec. 4.1 and App. A.1
+(group numbers).
 """
 
 from __future__ import annotations

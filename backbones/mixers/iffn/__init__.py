@@ -3,8 +3,8 @@
     z = W1 x + b1,  t = BN(concat_i AGeLU_i(z)),  y = BN(W2 GELU(BN(DW(t))) + b2)
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 3 to 6, Sec. 4.3 and Fig. 4. The authors published no code. What the paper
-leaves open:
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 3 to 6, Sec. 4.3 and Fig. 4.
+The authors published no code. What the paper leaves open:
 
 * Batch norms after the concatenation and after W2 are not in the text. Without them no parameter
   count of Table 1 is met, with them all 11 rows of DeiT, Swin and PoolFormer are, in parameters

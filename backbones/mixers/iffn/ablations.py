@@ -1,4 +1,7 @@
-"""The two halves of IFFN, each by itself: Table 2."""
+"""The two halves of IFFN, each by itself.
+
+Source: Xu et al., ICML 2024, Table 2, https://proceedings.mlr.press/v235/xu24n.html.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Activations with learned coefficients per channel, on (..., C).
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 3, 4 and Fig. 3; Liu et al., "ReActNet", ECCV 2020, Eq. 5 (RPReLU).
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 3, 4 and Fig. 3; Liu et al.,
+"ReActNet", ECCV 2020, https://arxiv.org/abs/2003.03488, Eq. 5 (RPReLU).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Several activations of one narrow hidden layer, with learned coefficients: Eq. 5 and Fig. 4."""
+"""IFFN: several activations of one narrow hidden layer, with learned coefficients.
+
+Source: Xu et al., ICML 2024, Eq. 5 and Fig. 4, https://proceedings.mlr.press/v235/xu24n.html.
+"""
 
 from __future__ import annotations
 

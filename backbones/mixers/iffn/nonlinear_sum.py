@@ -3,10 +3,10 @@
     y = phi_1(x) + ... + phi_4C(x)
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 11 and Table 5. It shows what an FFN is worth beyond its nonlinearity. The
-paper prints no count and leaves open whether a coefficient of phi_j is one number or one for each
-channel, see ``per``; with 4C terms of one sign its outputs are 4C times as large as its inputs,
-see ``scale``.
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 11 and Table 5. It shows what
+an FFN is worth beyond its nonlinearity. The paper prints no count and leaves open whether a
+coefficient of phi_j is one number or one for each channel, see ``per``; with 4C terms of one sign
+its outputs are 4C times as large as its inputs, see ``scale``.
 """
 
 from __future__ import annotations

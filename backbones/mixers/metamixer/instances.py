@@ -1,6 +1,7 @@
 """Attention, FFN, spatial MLP, ConvNeXt block and FFNified attention as instances of MetaMixer.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", App. B, Fig. 8.
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, App. B, Fig. 8.
 
 Axes: B images, H W map, N = H * W tokens, C channels, h heads, M hidden width.
 """

@@ -10,8 +10,8 @@ A static key is an operator, not a tensor: with train-time branches it is a sum 
 BatchNorm, whose statistics depend on its output. So a static memory gives two operators, which
 ``apply`` runs; a projected memory gives two tensors, which functions of two tensors take.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Eq. 4, Fig. 1,
-App. B and Fig. 8.
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, Eq. 4, Fig. 1, App. B and Fig. 8.
 
 Axes: B images, H W map, N = H * W tokens, C channels, h heads.
 """

@@ -1,6 +1,7 @@
 """The block's branch that gMLP and PosMLP share: a feed-forward network with a gate over tokens.
 
-Source: Liu et al., gMLP, NeurIPS 2021, Fig. 1; Wang et al., PosMLP, MM 2022, Fig. 1 to 3.
+Source: Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050, Fig. 1; Wang et al.,
+PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Fig. 1 to 3.
 """
 
 from __future__ import annotations

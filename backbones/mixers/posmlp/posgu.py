@@ -6,8 +6,8 @@ with M over the tokens of a window (``relations`` has its kinds). The unit mixes
 and channels in one branch; in a host with feed-forward networks it takes the token slot and the
 host's FFN stays.
 
-Source: Wang et al., PosMLP, MM 2022, Eq. 9 to 15, Fig. 1 to 3; Liu et al., gMLP, NeurIPS 2021. What
-the paper leaves open:
+Source: Wang et al., PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Eq. 9 to 15, Fig. 1
+to 3; Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050. What the paper leaves open:
 
 * Class tokens have no place in a window, so hosts with one are refused.
 * LRPE has a LayerNorm before M in Eq. 10 and 11 and none in the authors' released code, which is
