@@ -78,7 +78,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The same, with the keys as they stand in the file's container.
+    """Read the tensors of a file, with the keys as they stand in its container.
 
     Raises:
         ValueError: No such file, not a checkpoint, truncated, damaged, of a newer format, holding

@@ -3,7 +3,8 @@
 Its stem and downsampling have no padding and would drop rows and columns, so images are padded with
 zeros at their right and bottom to multiples of 32, as detectors do, and the maps are cropped.
 
-Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Sec. 3 (Tables 8 and 9 for its design).
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Sec. 3
+(Tables 8 and 9 for its design).
 """
 
 from __future__ import annotations

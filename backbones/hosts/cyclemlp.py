@@ -1,9 +1,9 @@
 """CycleMLP-B1 and B2: fully connected layers that read each channel from a neighbouring token.
 
-Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022; the
-authors' released code (github.com/ShoufaChen/CycleMLP) for the names of weights and for offsets:
-its layer ``sfc_h`` shifts along the width and ``sfc_w`` along the height. At the start weights are
-truncated normal of 0.02, as in all hosts.
+Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022,
+https://arxiv.org/abs/2107.10224; the authors' released code (github.com/ShoufaChen/CycleMLP) for
+the names of weights and for offsets: its layer ``sfc_h`` shifts along the width and ``sfc_w`` along
+the height. At the start weights are truncated normal of 0.02, as in all hosts.
 
 Axes: B images, H W map, C channels.
 """

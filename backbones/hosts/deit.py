@@ -1,6 +1,7 @@
 """DeiT T/S/B on timm's network, at any image size, with a feature pyramid for dense prediction.
 
-Source: Touvron et al., "Training data-efficient image transformers", ICML 2021, Table 1.
+Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
+https://arxiv.org/abs/2012.12877, Table 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """EdgeViT-XXS: local aggregation by convolutions, then attention between sampled tokens.
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
-Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for widths, positional
-convolutions and norms. That code refuses other sizes than it was built for; here maps are padded
-for the embeddings and cropped after spreading, which changes nothing at multiples of 32.
+Transformers", ECCV 2022, https://arxiv.org/abs/2205.03436; the authors' code
+(github.com/saic-fi/edgevit) for widths, positional convolutions and norms. That code refuses other
+sizes than it was built for; here maps are padded for the embeddings and cropped after spreading,
+which changes nothing at multiples of 32.
 
 AFBO (Table 16) cites another network of this name; its parameters and accuracy are this one's.
 

@@ -7,7 +7,8 @@ the stage's input, is resized to the window (bicubic).
 
 timm's weights have a licence of their own, CC BY-NC-SA 4.0 (no commercial use).
 
-Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023, Table 1 and Sec. 2.
+Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023,
+https://arxiv.org/abs/2206.09959, Table 1 and Sec. 2.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Its token matrix belongs to a grid of 14x14 patches (224 pixels). Larger maps are cut into windows
 of that size, as PosMLP does with the same unit, and smaller ones use a corner of the matrix.
 
-Source: Liu et al., "Pay Attention to MLPs", NeurIPS 2021, Table 1; PosMLP (MM 2022), Tables 1 and 3
-(other units in the gate's place). timm gates the first half of the channels and mixes the second,
-PosMLP the other way round; the two are the same network up to the order of channels, in which the
-weights of PosMLP's released gMLP are loaded. gMLP's paper gives no epsilon for the unit's
-LayerNorm: timm's is 1e-5, where its other norms have 1e-6, and PosMLP's code has 1e-6 there too
-(``gate_eps``).
+Source: Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08050, Table
+1; PosMLP (MM 2022), Tables 1 and 3 (other units in the gate's place). timm gates the first half of
+the channels and mixes the second, PosMLP the other way round; the two are the same network up to
+the order of channels, in which the weights of PosMLP's released gMLP are loaded. gMLP's paper gives
+no epsilon for the unit's LayerNorm: timm's is 1e-5, where its other norms have 1e-6, and PosMLP's
+code has 1e-6 there too (``gate_eps``).
 """
 
 from __future__ import annotations

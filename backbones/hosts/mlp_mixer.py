@@ -6,8 +6,9 @@ in every second block, and smaller ones use a corner of the weights. Padding is 
 
 timm's weights (B/16 only) expect images normalised with mean 0.5 and deviation 0.5.
 
-Source: Tolstikhin et al., "MLP-Mixer: An all-MLP Architecture for Vision", NeurIPS 2021, Table 1.
-Stochastic depth rises linearly over the blocks, where timm has one rate for all.
+Source: Tolstikhin et al., "MLP-Mixer: An all-MLP Architecture for Vision", NeurIPS 2021,
+https://arxiv.org/abs/2105.01601, Table 1. Stochastic depth rises linearly over the blocks, where
+timm has one rate for all.
 """
 
 from __future__ import annotations

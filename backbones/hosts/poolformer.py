@@ -4,7 +4,8 @@ timm pools the last map and then normalises the vector; the authors normalise th
 over channels and positions) and then pool. Both have the same parameter names, so weights load into
 either without a word, and the logits differ. This is the authors' order.
 
-Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Table 1.
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
+https://arxiv.org/abs/2111.11418, Table 1.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ FFN holds a depthwise 3x3 convolution; a channel mixer replaces it as a whole. O
 host's FFN (``mixer={"hidden_ratio": 4}``) build an ordinary FFN, without the convolution.
 
 Source: Wang et al., "PVT v2: Improved Baselines with Pyramid Vision Transformer", CVMJ 2022,
-Table 1.
+https://arxiv.org/abs/2106.13797, Table 1.
 """
 
 from __future__ import annotations

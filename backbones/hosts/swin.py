@@ -4,7 +4,8 @@ timm pads a map after rolling it; the authors' code, torchvision and MMDetection
 differ on every map that the window does not divide, hence on all detection and segmentation sizes
 (7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten here.
 
-Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 (shifted windows).
+Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14030, Table 7
+(networks), Sec. 3.2 (shifted windows).
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class SwinBlock(SwinTransformerBlock):
         return x[:, :height, :width]
 
     def _attn_any_size(self, x: Tensor) -> Tensor:
-        """The same where a graph is recorded for any size, hence without a branch on sizes."""
+        """Shifted-window attention where a graph is recorded for any size: no branch on sizes."""
         _, height, width, channels = x.shape
         side: int = self.window_size[0]
         window, shift = (side, side), self.target_shift_size[0]

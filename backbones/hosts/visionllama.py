@@ -4,9 +4,10 @@ Blocks alternate between attention within windows of 7x7 and attention of all to
 values of a reduced map, as in Twins-SVT; both turn queries and keys by their places. The FFN is a
 SwiGLU without biases.
 
-Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024; Chu et al.,
-"Twins", NeurIPS 2021 (pyramid). What the released networks do that the text does not say, so that
-their checkpoints give their outputs here; each is an option:
+Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024,
+https://arxiv.org/abs/2403.00522; Chu et al., "Twins", NeurIPS 2021,
+https://arxiv.org/abs/2104.13840 (pyramid). What the released networks do that the text does not
+say, so that their checkpoints give their outputs here; each is an option:
 
 * Places of reduced keys count n in rows of the full map: key n is at (b + s (n mod W),
   b + s (n div W)), b = 1 - 1 / s, W the width of the full map and not of the reduced one

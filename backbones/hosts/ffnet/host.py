@@ -5,9 +5,10 @@
 There is no norm before the residual branches: W carries its BatchNorm, and so does the depthwise
 convolution D. Large kernels train with small ones beside them, which ``fuse`` folds in.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Table 9, App. E
-and F.1; the authors' code (github.com/ysj9909/FFNet) where the two differ, since the published
-parameters, FLOPs and checkpoints come from it:
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, Table 9, App. E and F.1; the authors' code
+(github.com/ysj9909/FFNet) where the two differ, since the published parameters, FLOPs and
+checkpoints come from it:
 
 * The stem has no GELU after its last convolution; the text says that it has.
 * LayerScale is in FFNet-3, FFNet-4 and FFNet_seg only, each scale of shape (C, 1, 1).

@@ -1,6 +1,7 @@
 """The two attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809.
 
 Axes: B images, H W map, C channels, n heads of 32 channels, h w windows, K = 9 places in a window.
 """

@@ -1,6 +1,7 @@
 """Blocks and stages of LVT; see ``backbones.hosts.lvt``.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809.
 
 Axes: B images, H W map, C channels, N tokens.
 """

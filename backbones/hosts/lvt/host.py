@@ -4,8 +4,8 @@ The four networks share all parameters; R2 applies its attentions twice, and so 
 has a class token that two class blocks update behind the stages, and a second classifier on all
 other tokens; a plain head (``class_blocks=False``) has neither.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022. Where text
-and released checkpoints leave a choice:
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809. Where text and released checkpoints leave a choice:
 
 * The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
   is 0 unless given. Class blocks have none.

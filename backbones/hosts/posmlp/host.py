@@ -1,10 +1,10 @@
 """PosMLP T/S/B: a convolutional stem, four stages of windowed gating units, no second MLP.
 
 Source: Wang et al., "Parameterization of Cross-Token Relations with Relative Positional Encoding
-for Vision MLP", MM 2022, Sec. 4.2, Fig. 2, Table 11; the authors' released code for what these
-leave open (norms, activations, initialisation). The paper's detector is not published; for dense
-prediction windows are shifted in every second block (Sec. 5.5), every map gets a LayerNorm, and the
-stem's BatchNorm keeps its statistics.
+for Vision MLP", MM 2022, https://doi.org/10.1145/3503161.3547953, Sec. 4.2, Fig. 2, Table 11; the
+authors' released code for what these leave open (norms, activations, initialisation). The paper's
+detector is not published; for dense prediction windows are shifted in every second block (Sec.
+5.5), every map gets a LayerNorm, and the stem's BatchNorm keeps its statistics.
 """
 
 from __future__ import annotations
