@@ -166,7 +166,7 @@ class Mixer(nn.Module):
         return self.mix(x), self.mix_prefix(prefix)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """What the mixer does to a map: (B, H, W, C) -> (B, H, W, C)."""
         raise NotImplementedError
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

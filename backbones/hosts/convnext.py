@@ -80,7 +80,7 @@ class SlottedBlock(ConvNeXtBlock):
     """timm's block with slots for mixers: a token and a channel mixer in one residual branch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """The block, x + DropPath(gamma * mlp(norm(conv_dw(x)))): (B, C, H, W) -> (B, C, H, W)."""
         y = self.mlp(self.norm(to_nhwc(mix_nchw(self.conv_dw, x))))
         if self.gamma is not None:
             y = y * self.gamma

@@ -66,7 +66,7 @@ class CycleMixer(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Rows and columns mixed, three branches re-weighted: (B, H, W, C) -> (B, H, W, C)."""
         return self.proj(self.reweight(self.sfc_h(x), self.sfc_w(x), self.mlp_c(x)))
 
 
@@ -86,7 +86,7 @@ class CycleFC(nn.Conv2d):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W times the shifted channels, plus b: (B, H, W, C) -> (B, H, W, C)."""
         if torch.is_grad_enabled() and not in_graph():
             x = cast("Tensor", _Cycled.apply(x, self.axis, 1))  # type: ignore[no-untyped-call]
         elif is_any_size(x.shape[1:3]):

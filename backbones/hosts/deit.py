@@ -202,7 +202,7 @@ class DeiTBlock(Block):
 
     # timm's takes masks, which nobody here has, and no map size.
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """(B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
+        """Attention and MLP, with shortcuts: (B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
         y = mix_tokens(self.attn, self.norm1(x), grid, self.num_prefix_tokens)
         x = x + self.drop_path1(self.ls1(y))
         y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)

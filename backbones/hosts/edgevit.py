@@ -135,7 +135,7 @@ class EdgeViTBlock(nn.Module):
         self.sparse = SparseAttention(spec, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Both halves, the local one where attention samples: (B, H, W, C) -> (B, H, W, C)."""
         return self.sparse(x if self.local is None else self.local(x))
 
 
@@ -154,7 +154,7 @@ class Half(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Position, token mixer and FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + to_nhwc(self.pos_embed(to_nchw(x)))
         x = x + self.drop_path(self.get_submodule(self.token_slot)(self._normed(x, "norm1")))
         return x + self.drop_path(self.get_submodule("mlp")(self._normed(x, "norm2")))
@@ -212,7 +212,7 @@ class LocalConv(Mixer):
         self.attn = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The three convolutions in a row: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.conv2(self.attn(self.conv1(to_nchw(x)))))
 
 
@@ -241,7 +241,7 @@ class SampledAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention between sampled tokens, spread over all: (B, H, W, C) -> (B, H, W, C)."""
         height, width = x.shape[1:3]
         x = x[:, :: self.sampling, :: self.sampling]
         size = x.shape[1:3]

@@ -88,7 +88,7 @@ class AnySizeStage(GlobalContextVitStage):
     global_block: nn.Module | None  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C', H, W) -> (B, C, h, w)."""
+        """Downsampling, then blocks with a global query: (B, C', H, W) -> (B, C, h, w)."""
         x = self.downsample(x)
         query = None if self.global_block is None else self._global_query(self.global_block(x))
         x = to_nhwc(x)
@@ -97,7 +97,7 @@ class AnySizeStage(GlobalContextVitStage):
         return to_nchw(self.norm(x)).contiguous()
 
     def _global_query(self, pooled: Tensor) -> Tensor:
-        """(B, C, h', w') -> (B, w, w, C)."""
+        """The query of a stage's input, at the window's size: (B, C, h', w') -> (B, w, w, C)."""
         window = cast("AnySizeBlock", self.blocks[0]).window()
         if pooled.shape[-2:] != window:
             pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
@@ -112,7 +112,7 @@ class AnySizeBlock(GlobalContextVitBlock):
         return cast("tuple[int, int]", self.window_size)
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention within windows of a padded map: (B, H, W, C) -> (B, H, W, C)."""
         if isinstance(self.attn, Mixer):
             return cast("Tensor", self.attn(x))
         any_size = is_any_size(x.shape[1:3])

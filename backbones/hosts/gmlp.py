@@ -91,7 +91,7 @@ class WindowedSpatialGatingUnit(SpatialGatingUnit):
     shifted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, h / 2)."""
+        """The gate u * (M norm(v) + b) in every window: (B, H, W, h) -> (B, H, W, h / 2)."""
         u, v = x.chunk(2, dim=-1)
         matrix = partial(_matrix, self.proj.weight)
         return u * mix_windows(self.norm(v), WINDOW, self.shifted, 1, matrix, self.proj.bias)

@@ -86,7 +86,7 @@ class HireMixer(nn.Module):
         self.proj = nn.Conv2d(dim, dim, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Rows and columns mixed, three branches re-weighted: (B, C, H, W) -> (B, C, H, W)."""
         y = to_nhwc(x)
         down = self._regions(y.transpose(1, 2), self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
         across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)

@@ -77,7 +77,7 @@ class MapMixerBlock(MixerBlock):
     """timm's block on maps, so that its mixers can see them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Token MLP, then channel MLP, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self.mlp_tokens(self.norm1(x)))
         return cast("Tensor", x + self.drop_path(self.mlp_channels(self.norm2(x))))
 
@@ -92,11 +92,11 @@ class WindowedTokenMLP(Mlp):
     shifted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The MLP over the tokens of every window: (B, H, W, C) -> (B, H, W, C)."""
         return map_windows(x, WINDOW, self.shifted, self._mix)
 
     def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
-        """(B, n, e, m, f, C) -> the same."""
+        """W2 GELU(W1 x) over the tokens of windows of one kind: (B, n, e, m, f, C) -> the same."""
         groups = [(down, across) for down in spans(rows) for across in spans(columns)]
         whole = (slice(0, rows.size), slice(0, columns.size))
         if groups == [whole]:

@@ -79,7 +79,7 @@ class PoolFormerBlock(MetaFormerBlock):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Token mixer, then FFN, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
         y = mix_nchw(self.token_mixer, self.norm1(x))
         x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(y))
         y = mix_nchw(self.mlp, self.norm2(x))

@@ -70,7 +70,7 @@ class PVTv2Block(Block):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor, feat_size: Size) -> Tensor:  # type: ignore[override]
-        """(B, h * w, C) and (h, w) -> (B, h * w, C)."""
+        """Attention, then FFN, with shortcuts: (B, h * w, C) and (h, w) -> (B, h * w, C)."""
         x = x + self.drop_path1(_apply(self.attn, self.norm1(x), feat_size))
         return cast("Tensor", x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size)))
 

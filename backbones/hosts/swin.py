@@ -100,7 +100,7 @@ class SwinBlock(SwinTransformerBlock):
     shift_single_window: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention of windows, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path1(self._attn(self.norm1(x)))
         return cast("Tensor", x + self.drop_path2(self.mlp(self.norm2(x))))
 

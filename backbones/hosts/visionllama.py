@@ -155,7 +155,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention within each window, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         window = (WINDOW, WINDOW)
         x, crop = pad_to_windows(x, window)
         height, width, channels = x.shape[1:]
@@ -192,7 +192,7 @@ class GlobalAttention(nn.Module):
             self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention to the reduced map, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         height, width = x.shape[1:3]
         reduced = x
         if self.sr is not None and self.norm is not None:
@@ -225,7 +225,7 @@ class BiasFreeSwiGLU(nn.Module):
         self.c_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 (SiLU(W1 x) * W2 x): (..., C) -> (..., C)."""
         return self.c_proj(gate(F.silu, self.c_fc1(x), self.c_fc2(x)))
 
 

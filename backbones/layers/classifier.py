@@ -32,5 +32,5 @@ class Classifier(nn.Linear):
         init_linear(self)
 
     def forward(self, features: Any) -> Tensor:
-        """(B, C) -> logits (B, K)."""
+        """W dropout(x) + b: (B, C) -> logits (B, K)."""
         return super().forward(self.drop(features))

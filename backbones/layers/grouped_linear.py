@@ -50,5 +50,5 @@ class GroupedLinear(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)."""
+        """Each group's own linear layer: (..., in_features) -> (..., out_features)."""
         return grouped_products(x, self.weight, self.bias)

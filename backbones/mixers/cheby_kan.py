@@ -51,7 +51,7 @@ class ChebyKAN(PointwiseMixer):
         nn.init.normal_(self.coefficients, std=1 / (dim * terms))
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """The sum of all polynomials of tanh(x): (..., C) -> (..., C)."""
         t = x.tanh()
         terms = [torch.ones_like(t), t]
         for _ in range(2, self.degree + 1):

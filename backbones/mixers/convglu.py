@@ -55,7 +55,7 @@ class ConvGLU(Mixer):
             nn.init.zeros_(self.dwconv.bias)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W2 (GELU(DW(a)) * v) + b2: (B, H, W, C) -> (B, H, W, C)."""
         a, value = self._branches(x)
         return self._combine(to_nhwc(self.dwconv(to_nchw(a))), value)
 

@@ -37,7 +37,7 @@ class ConvNeXtFFN(Mixer):
         init_all(self)  # as the authors: the convolution included
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The FFN of what the depthwise convolution gives: (B, H, W, C) -> (B, H, W, C)."""
         return self._pointwise(to_nhwc(self.dwconv(to_nchw(x))))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class GlobalResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Eq. 1 to 3, gamma * (x * n) + beta + x: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
         # overflow; the root of 0, of a channel that is off, has no gradient.
         wide = x.float() if x.dtype is torch.float16 else x

@@ -59,6 +59,6 @@ class FFN(PointwiseMixer):
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
         hidden = self.drop(ACTIVATIONS[self.act](self.fc1(x)))
         return self.drop(self.fc2(hidden))

@@ -58,6 +58,6 @@ class GroupFFN(PointwiseMixer):
         init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         hidden = gate(self.act, self.w1(x), self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))

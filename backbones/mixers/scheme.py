@@ -67,7 +67,7 @@ class Scheme(Mixer):
             self.balance = nn.Parameter(torch.randn(2))
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """a1 W2 GELU(W1 x) + a2 CCA(x), or the first part alone: (B, H, W, C) -> (B, H, W, C)."""
         y = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
         if self.cca == "off" or (self.cca == "train" and not self.training):
             return y

@@ -39,6 +39,6 @@ class SwiGLU(GLU):
         self.norm = nn.LayerNorm(self.w3.in_features, eps=1e-6) if norm else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         hidden = self.norm(gate(self.act, self.w1(x), self.w2(x)))
         return self.drop(self.w3(self.drop(hidden)))

@@ -87,7 +87,7 @@ class FFNetStage(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, C, h, w)."""
+        """Downsampling, if there is any, then the blocks: (B, D, H, W) -> (B, C, h, w)."""
         return self.blocks(self.downsample(x))
 
 
@@ -112,7 +112,7 @@ class FFNetBlock(nn.Module):
         self.channel_scale = _layer_scale(dim, variant.layer_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Token mixer, then channel mixer, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
         y = mix_nchw(self.token_mixer, x)
         x = x + self.drop_path(y if self.token_scale is None else y * self.token_scale)
         y = mix_nchw(self.channel_mixer, x)
@@ -142,7 +142,7 @@ class QueriedMixer(nn.Module):
         self.memory = block.get_submodule("memory")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """The mixer of the query convolution's output: (B, C, H, W) -> (B, C, H, W)."""
         return mix_nchw(self.memory, self.query(x))
 
 
@@ -155,7 +155,7 @@ class NormedMixer(Mixer):
         self.mixer = mixer
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
         return self.mixer(to_nhwc(self.norm(to_nchw(x))))
 
 
@@ -174,7 +174,7 @@ class SegHead(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, 1280)."""
+        """What ends FFNet_seg, each half with a hard swish: (B, C, H, W) -> (B, 1280)."""
         x = F.hardswish(self.conv(x)).mean(dim=(2, 3))
         return F.hardswish(self.norm(self.fc(x)))
 

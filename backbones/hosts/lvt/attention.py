@@ -46,7 +46,7 @@ class ConvolutionalSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Nine outputs per window, added where windows overlap: (B, H, W, C) -> (B, H, W, C)."""
         batch, height, width, dim = x.shape
         h, w = ceil_div(height, STRIDE), ceil_div(width, STRIDE)
         # What the windows see: a border, and one token more where the map ends in mid-stride.
@@ -113,7 +113,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention applied ``steps`` times: (B, H, W, C) -> (B, H, W, C)."""
         out = self.attend(x)
         if self.steps == 1:
             return out
@@ -159,7 +159,7 @@ class ClassAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, 1 + N, C) -> (B, 1, C)."""
+        """Attention of the class token to all tokens: (B, 1 + N, C) -> (B, 1, C)."""
         q = split_heads(self.q(tokens[:, :1]), self.num_heads)
         k, v = self.kv(tokens).chunk(2, dim=-1)
         k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)

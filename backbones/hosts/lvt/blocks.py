@@ -66,7 +66,7 @@ class LVTStage(nn.Module):
         self.blocks = nn.Sequential(*(LVTBlock(spec, steps, rate) for rate in drop_paths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, h, w, C)."""
+        """The blocks on the embedded patches: (B, D, H, W) -> (B, h, w, C)."""
         return self.blocks(self.embed(x))
 
 
@@ -91,7 +91,7 @@ class LVTBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
@@ -109,7 +109,7 @@ class ClassBlock(nn.Module):
         self.mlp: Mixer = FFN(dim, hidden_ratio=CLASS_RATIO)
 
     def forward(self, token: Tensor, tokens: Tensor) -> Tensor:
-        """(B, 1, C) and (B, N, C) -> (B, 1, C)."""
+        """The class token after attention and FFN: (B, 1, C) and (B, N, C) -> (B, 1, C)."""
         token = token + self.attn(self.norm1(torch.cat([token, tokens], dim=1)))
         # To a mixer the class token is a map of a single position.
         return token + self.mlp(self.norm2(token)[:, None])[:, 0]

@@ -129,7 +129,7 @@ class PosMLPStage(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C', h, w) -> (B, H, W, C)."""
+        """The blocks on the downsampled map: (B, C', h, w) -> (B, H, W, C)."""
         return cast("Tensor", self.blocks(to_nhwc(self.downsample(x)).contiguous()))
 
 
@@ -154,7 +154,7 @@ class PosMLPBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The mixer of the normed map, added to the map: (B, H, W, C) -> (B, H, W, C)."""
         return cast("Tensor", x + self.drop_path(self.drop(self.mixer(self.norm(x)))))
 
 

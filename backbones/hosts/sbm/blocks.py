@@ -50,7 +50,7 @@ class SBMBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, d) -> (B, h, w, d)."""
+        """Mixer, then FFN, each with position, norm and shortcut: (B, h, w, d) -> (B, h, w, d)."""
         x = _encoded(x, self.cpe1)
         y = self.drop_path1(self.mixer(self.norm1(x)))
         x = _encoded(x + y if self.shortcut else y, self.cpe2)

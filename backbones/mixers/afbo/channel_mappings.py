@@ -56,7 +56,7 @@ class DenseMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """W x + b: (..., C) -> (..., h)."""
         return F.linear(x, self.weight, self.bias)
 
     def dense_weight(self) -> Tensor:
@@ -113,7 +113,7 @@ class GroupedCrossMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """Eq. 6, each weight times ``rounds`` groups, plus b: (..., C) -> (..., h)."""
         return block_products(x, self.weight.unbind(), self.bias, self.blocks)
 
     def dense_weight(self) -> Tensor:
@@ -175,7 +175,7 @@ class OverlappedCycleMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """Eq. 7, each weight times a cyclic run of groups, plus b: (..., C) -> (..., h)."""
         if self.wrapped:
             x = torch.cat([x, x[..., : self.wrapped]], dim=-1)
         return block_products(x, list(self.weights), self.bias, self.blocks)

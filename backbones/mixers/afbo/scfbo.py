@@ -111,7 +111,7 @@ class SCFBO(Mixer):
         return mix_joined(x, prefix, maps, spatial, self._activate, self._project)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Eq. 4, W3 (act(SM_a(CM_a(x))) * SM_b(CM_b(x))) + b3: (B, H, W, C) -> (B, H, W, C)."""
         # One branch after the other, so that the second finds the first one's memory free.
         if self.order == "sc":
             a = self._activate(self.cm_a(self.sm_a(x)), "a")

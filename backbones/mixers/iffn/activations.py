@@ -48,7 +48,7 @@ class Base(nn.Module):
         self.slope = slope
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """phi(x): (..., C) -> (..., C)."""
         if self.slope is not None:
             return torch.where(x > 0, x, x * self.slope.to(x.dtype))
         return BASES[self.name][0](x)
@@ -86,7 +86,7 @@ class Arb(nn.Module):
         self.theta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """Eq. 3, beta phi(alpha x + gamma) + theta: (..., C) -> (..., C)."""
         return affine(self.base(affine(x, self.alpha, self.gamma)), self.beta, self.theta)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class RPReLU(nn.Module):
         self.z = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """PReLU_a(x - g) + z: (..., C) -> (..., C)."""
         return self.base(x - self.g.to(x.dtype)) + self.z.to(x.dtype)
 
     def slopes(self) -> tuple[Tensor, Tensor]:

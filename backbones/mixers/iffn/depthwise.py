@@ -46,7 +46,7 @@ class DepthwiseBlock(nn.Module):
         nn.init.zeros_(cast("Tensor", self.conv.bias))
 
     def forward(self, t: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, h)."""
+        """GELU(BN(DW(t))), or BN(GELU(DW(t))): (B, H, W, h) -> (B, H, W, h)."""
         u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
         if self.residual:
             u = u + t

@@ -42,7 +42,7 @@ class Merged(NamedTuple):
     drop: nn.Dropout
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """All three steps, a few images at a time on a CPU: (B, H, W, C) -> (B, H, W, C)."""
         if x.device.type != "cpu" or self.drop.training:
             return self.mix_piece(x)
         # What lies between W1 and W2 is passed over six times and should stay in the cache.

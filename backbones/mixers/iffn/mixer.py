@@ -130,7 +130,7 @@ class IFFN(Mixer):
         return y[:, num_prefix_tokens:].unflatten(1, size), y[:, :num_prefix_tokens]
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W1, branches, depthwise block and W2: (B, H, W, C) -> (B, H, W, C)."""
         merged = self._merged(x)
         if merged is not None:
             return merged.mix(x)

@@ -79,7 +79,7 @@ class NonlinearSum(PointwiseMixer):
             nn.init.trunc_normal_(shift, std=0.02)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """The scaled sum of h functions of each channel: (..., C) -> (..., C)."""
         if not self.learned:
             return self.base(x) * (self.scale * self.hidden)
         alpha, beta, gamma, theta = (

@@ -71,7 +71,7 @@ class HeadQuery(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, h, N, C / h)."""
+        """W x + b, split into heads: (B, N, C) -> (B, h, N, C / h)."""
         return split_heads(self.proj(x), self.num_heads)
 
 
@@ -83,7 +83,7 @@ class MergeHeads(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, size: Size) -> Tensor:
-        """(B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
+        """W [heads] + b as a map: (B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
         return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, size)
 
 
@@ -178,7 +178,7 @@ class _FixedTokens(nn.Module):
         self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, N) -> (B, C, N)."""
+        """The rows themselves: (B, C, N) -> (B, C, N)."""
         height, width = self.grid
         if x.shape[-1] != height * width:
             raise ValueError(

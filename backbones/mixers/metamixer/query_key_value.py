@@ -61,7 +61,7 @@ class ProjectedMemory(nn.Module):
         self.proj = nn.Linear(dim, 2 * dim, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N, C) -> keys and values (B, h, N, C / h)."""
+        """Keys and values of the input: (B, N, C) -> keys and values (B, h, N, C / h)."""
         keys, values = self.proj(x).chunk(2, dim=-1)
         return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
@@ -123,7 +123,7 @@ class MetaMixer(Mixer):
         return self.activation(self.match(self.query(z), keys)), values
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """read(activation(match(q, k)), v): (B, H, W, C) -> (B, H, W, C)."""
         size = (x.shape[1], x.shape[2])
         if self.fused is None:
             return self.leave(self.read(*self.coefficients(x)), size)

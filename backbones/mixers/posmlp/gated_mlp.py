@@ -55,7 +55,7 @@ class SpatialGatingUnit(nn.Module):
         self.out_features = mixed if structure in ("gate", "add") else width
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, out_features)."""
+        """(M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out_features)."""
         u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
         mixed = self.relation.mix(self.norm(u), shifted=self.shifted)
         if self.structure == "add":
@@ -97,7 +97,7 @@ class GatedMLP(Mixer):
             init_linear(linear)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:

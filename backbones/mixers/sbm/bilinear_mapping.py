@@ -53,7 +53,7 @@ class BilinearMapping(nn.Module):
         return self.space_read.shape[1], self.space_read.shape[2]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, C) -> (B, h, w, C)."""
+        """W_s x W_c + b: (B, h, w, C) -> (B, h, w, C)."""
         batch, size = x.shape[0], (x.shape[1], x.shape[2])
         # (B, m, n) without copies; plain matmul would copy the tokens of all images instead.
         read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))

@@ -83,7 +83,7 @@ class StarBilinearMapping(Mixer):
         self.apply(init_linear)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, h, w, C) -> (B, h, w, C)."""
+        """SiLU(x W_G) * LN(SiLU(U) * V): (B, h, w, C) -> (B, h, w, C)."""
         p = self.pre_proj(to_nhwc(self.conv(to_nchw(self.in_proj(x)))))
         mixed = self._normalise(self._star(p[..., : self.dim], p[..., -self.dim :]))
         if self.gate_proj is not None:
