@@ -198,7 +198,7 @@ class PointwiseMixer(Mixer):
     """A mixer that treats all tokens alike: any (..., C) will do, and prefix tokens are tokens."""
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C), as any other token."""
+        """Mix prefix tokens as any other token: (B, P, C) -> (B, P, C)."""
         return self.mix(prefix)
 
 

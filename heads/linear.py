@@ -110,7 +110,7 @@ class LinearClassifier(nn.Module):
         return self.backbone.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> logits (B, K)."""
+        """The classifier on what the backbone gives: (B, 3, H, W) -> logits (B, K)."""
         return self.classifier(self._features(images))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

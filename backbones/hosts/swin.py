@@ -151,7 +151,7 @@ class AnyPatchMerging(PatchMerging):
     """timm's merging of 2x2 neighbours, without a view that a graph for any size cannot take."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 C)."""
+        """Four neighbours, normed and projected: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), 2 C)."""
         # One more row and column are as good as H % 2 of them: every second one is taken.
         rows = (x, F.pad(x, (0, 0, 0, 0, 0, 1)))
         parts = []

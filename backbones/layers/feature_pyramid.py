@@ -37,7 +37,7 @@ class SimpleFeaturePyramid(nn.Module):
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, C, h, w) -> four maps, fine to coarse."""
+        """One map at four scales: (B, C, h, w) -> four maps, fine to coarse."""
         return [scale(x) for scale in self.scales]
 
     def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:

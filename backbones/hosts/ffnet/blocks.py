@@ -195,7 +195,7 @@ def stem(variant: Variant) -> nn.Sequential:
 
 
 def _downsampling(dim: int, out: int, seg: bool, branches: bool) -> nn.Sequential:
-    """(B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
+    """What begins a stage: (B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
     if seg:
         return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), nn.GELU(), ConvBN(2 * out, out))
     kernels = [(7, 7), (3, 3)] if branches else [(7, 7)]

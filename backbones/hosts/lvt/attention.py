@@ -70,7 +70,7 @@ class ConvolutionalSelfAttention(Mixer):
         return self.proj(total[:, 1 : height + 1, 1 : width + 1].flatten(3))
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
+        """Softmax of the windows' means: (B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
         if is_any_size(x.shape[1:3]):
             # Pooling in ceil_mode decides by the remainder, and a graph would keep the answer.
             end = (0, 0, 0, missing(x.shape[2], STRIDE), 0, missing(x.shape[1], STRIDE))

@@ -159,7 +159,7 @@ class PosMLPBlock(nn.Module):
 
 
 def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(1, C, h, w) -> (1, C, *size)."""
+    """A position map at another size: (1, C, h, w) -> (1, C, *size)."""
     if tuple(table.shape[2:]) == tuple(size):
         return table
     return F.interpolate(table, size, mode="bicubic", antialias=True)

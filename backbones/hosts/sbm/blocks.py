@@ -71,7 +71,7 @@ class Stem(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
+        """Convolutions, one with a shortcut: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
         x = self.conv1(images)
         return cast("Tensor", self.conv3(x + self.conv2(x)))
 

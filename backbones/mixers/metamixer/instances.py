@@ -25,12 +25,12 @@ from backbones.mixers.metamixer.query_key_value import (
 
 
 def scaled_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """(..., N, d), (..., K, d) -> q k^T / sqrt(d), (..., N, K)."""
+    """Scores q k^T / sqrt(d): (..., N, d) and (..., K, d) -> (..., N, K)."""
     return (queries * queries.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
 
 
 def weighted_sum(coefficients: Tensor, values: Tensor) -> Tensor:
-    """(..., N, K), (..., K, d) -> (..., N, d)."""
+    """Values summed by their coefficients: (..., N, K) and (..., K, d) -> (..., N, d)."""
     return coefficients @ values
 
 
@@ -43,12 +43,12 @@ def as_is(x: Tensor, size: Size | None = None) -> Tensor:
 
 
 def from_nchw(x: Tensor, size: Size) -> Tensor:
-    """(B, C, H, W) -> (B, H, W, C), as a view."""
+    """Leave NCHW by a view: (B, C, H, W) -> (B, H, W, C)."""
     return to_nhwc(x)
 
 
 def to_tokens(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, N, C)."""
+    """Enter where the slots work on tokens: (B, H, W, C) -> (B, N, C)."""
     return x.flatten(1, 2)
 
 
@@ -58,7 +58,7 @@ def to_rows(x: Tensor) -> Tensor:
 
 
 def from_rows(x: Tensor, size: Size) -> Tensor:
-    """(B, C, N) -> (B, H, W, C)."""
+    """Leave where every channel is a row of tokens: (B, C, N) -> (B, H, W, C)."""
     return x.transpose(1, 2).unflatten(1, size)
 
 

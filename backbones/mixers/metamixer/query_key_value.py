@@ -137,5 +137,5 @@ def apply(x: Tensor, operator: nn.Module) -> Tensor:
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, C) -> (B, h, N, C / h)."""
+    """Cut the channels into heads: (B, N, C) -> (B, h, N, C / h)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)

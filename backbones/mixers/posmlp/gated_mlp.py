@@ -129,7 +129,7 @@ class GatedMLP(Mixer):
 
 
 def _resized(table: Tensor, side: int) -> Tensor:
-    """(a * a, s) -> (side * side, s)."""
+    """A table over a square, resampled to another side: (a * a, s) -> (side * side, s)."""
     old = math.isqrt(len(table))
     if old == side:
         return table

@@ -57,7 +57,7 @@ class TokenRelation(nn.Module):
         raise NotImplementedError
 
     def mix(self, u: Tensor, *, shifted: bool = False) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C): M u + b in every window."""
+        """M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
             if self.cache is None:
@@ -91,7 +91,7 @@ class TokenFC(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(1, e * f, e * f)."""
+        """The weights of the window's tokens, (1, e * f, e * f)."""
         weight = corner_of_matrix(self.weight, self.window, rows, columns)
         return hide(weight, rows, columns)[None]
 
@@ -213,6 +213,6 @@ def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
 
 
 def _differences(size: int, like: Tensor) -> Tensor:
-    """(size, size): m - n."""
+    """The differences m - n of positions, (size, size)."""
     position = torch.arange(size, dtype=like.dtype, device=like.device)
     return position[:, None] - position
