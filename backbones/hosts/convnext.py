@@ -22,7 +22,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
@@ -45,7 +45,7 @@ class ConvNeXt(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Iterable[SlottedBlock]", layer.blocks)):
-                block.__class__ = SlottedBlock
+                become(block, SlottedBlock)
                 slot = Slot(widths[stage], 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "conv_dw", config.token_mixer, slot)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
 from backbones.options import variant_of
 from backbones.registry import register_host
@@ -71,7 +71,7 @@ class DeiT(IsotropicBackbone):
         if fc_norm:
             self._norm_after_mean(True)
         for index, block in enumerate(self.blocks):
-            block.__class__ = DeiTBlock
+            become(block, DeiTBlock)
             cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
             slot = Slot(
                 self.num_features,

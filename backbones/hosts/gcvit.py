@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.shifted_windows import pad_to_windows
@@ -55,11 +55,11 @@ class GCViT(HierarchicalBackbone):
 
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(cast("Iterable[AnySizeStage]", self.stages)):
-            layer.__class__ = AnySizeStage
+            become(layer, AnySizeStage)
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("Iterable[AnySizeBlock]", layer.blocks)):
-                block.__class__ = AnySizeBlock
+                become(block, AnySizeBlock)
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)

@@ -25,6 +25,7 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors
 from backbones.hosts.scaffolds.isotropic import PATCH
+from backbones.hosts.scaffolds.timm_source import become
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.mixers.posmlp.relations import hide
 from backbones.options import variant_of
@@ -42,7 +43,7 @@ class GMLP(PatchMLP):
         grid = config.grid(PATCH)
         for index, block in enumerate(self.blocks):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
-            gate.__class__ = WindowedSpatialGatingUnit
+            become(gate, WindowedSpatialGatingUnit)
             gate.shifted = config.dense and index % 2 == 1
             cast("nn.LayerNorm", gate.norm).eps = gate_eps
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)

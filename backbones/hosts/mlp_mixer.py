@@ -25,7 +25,7 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -64,9 +64,9 @@ class MixerMLP(PatchMLP):
         super().__init__(model, config)
         grid = config.grid(PATCH)
         for index, block in enumerate(cast("list[MapMixerBlock]", list(self.blocks))):
-            block.__class__ = MapMixerBlock
+            become(block, MapMixerBlock)
             tokens = cast("WindowedTokenMLP", block.mlp_tokens)
-            tokens.__class__ = WindowedTokenMLP
+            become(tokens, WindowedTokenMLP)
             tokens.shifted = config.dense and index % 2 == 1
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.channel_mixer, slot)

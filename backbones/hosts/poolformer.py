@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
@@ -51,7 +51,7 @@ class PoolFormer(HierarchicalBackbone):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
-                block.__class__ = PoolFormerBlock
+                become(block, PoolFormerBlock)
                 slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "token_mixer", config.token_mixer, slot)

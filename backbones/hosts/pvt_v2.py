@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens
 from backbones.registry import register_host
 
@@ -45,7 +45,7 @@ class PVTv2(HierarchicalBackbone):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("Iterable[PVTv2Block]", layer.blocks)):
-                block.__class__ = PVTv2Block
+                become(block, PVTv2Block)
                 hidden_ratio = block.mlp.fc1.out_features / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)

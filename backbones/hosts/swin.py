@@ -29,7 +29,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
 from backbones.registry import register_host
@@ -64,12 +64,12 @@ class Swin(HierarchicalBackbone):
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
             if isinstance(layer.downsample, PatchMerging):
-                layer.downsample.__class__ = AnyPatchMerging
+                become(layer.downsample, AnyPatchMerging)
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
-                block.__class__ = SwinBlock
+                become(block, SwinBlock)
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
-                block.attn.__class__ = AnyWindowAttention
+                become(block.attn, AnyWindowAttention)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
