@@ -14,7 +14,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig, Mixer
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.hosts.ffnet.blocks import VARIANTS, Block, Variant
+from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, Variant
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_names
 from backbones.hosts.ffnet.host import FFNet
 from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
@@ -359,11 +359,11 @@ def test_channel_mixer_replaces_the_ffn_behind_its_query(name, ratio):
         # Two square matrices and two biases more or less by block of each width.
         wider = create_backbone(name, mixer={"hidden_ratio": ratio + 1})
     assert count_parameters(again) == count_parameters(plain)
-    blocks = [m for m in plain.modules() if isinstance(m, Block)]
+    blocks = [m for m in plain.modules() if isinstance(m, FFNetBlock)]
     dims = [block.channel_mixer.memory.key.in_channels for block in blocks]
     more = sum(2 * dim * dim + dim for dim in dims)
     assert count_parameters(wider) - count_parameters(plain) == more
-    for block in (m for m in swapped.modules() if isinstance(m, Block)):
+    for block in (m for m in swapped.modules() if isinstance(m, FFNetBlock)):
         assert isinstance(block.channel_mixer.memory, Mixer)
         assert block.channel_mixer.query.state_dict()
 
@@ -488,7 +488,7 @@ def test_compiled_code_gives_the_same(name, fused):
 def test_drop_path_rises_linearly():
     with torch.device("meta"):
         backbone = create_backbone("ffnet_2", drop_path_rate=0.15)
-    blocks = [module for module in backbone.modules() if isinstance(module, Block)]
+    blocks = [module for module in backbone.modules() if isinstance(module, FFNetBlock)]
     rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in blocks]
     assert rates == pytest.approx([0.15 * i / 23 for i in range(24)])
 

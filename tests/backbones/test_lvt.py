@@ -9,7 +9,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.lvt.blocks import ClassBlock
-from backbones.hosts.lvt.token_labels import Box, draw_box, own_share, swap
+from backbones.hosts.lvt.mix_token import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier, LinearProbe
 from tests.families import rest_slow

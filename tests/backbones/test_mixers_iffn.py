@@ -20,6 +20,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.mixers.ffn import FFN
+from backbones.mixers.iffn.merged import Merged
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
 from tests.references import iffn as reference
@@ -161,9 +162,11 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
         whole = mixer(x)
         images = []
         cut = 2 * 4 * 5 * 32 * 8 // torch.get_num_threads()
-        monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", cut)
-        plain = mixer._mix
-        monkeypatch.setattr(mixer, "_mix", lambda x: images.append(len(x)) or plain(x))
+        monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", cut)
+        piece = Merged.mix_piece
+        monkeypatch.setattr(
+            Merged, "mix_piece", lambda merged, x: images.append(len(x)) or piece(merged, x)
+        )
         torch.testing.assert_close(mixer(x), whole, **EXACT)
     assert images == [2, 2, 1] or torch.get_num_threads() > 1
 
@@ -173,7 +176,7 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
 def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
     monkeypatch, name, bn_mid
 ):
-    monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", 1)  # single images
+    monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", 1)  # single images
     mixer = randomised(name, bn_mid=bn_mid).train()
     again = copy.deepcopy(mixer)
     x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
@@ -407,7 +410,7 @@ def test_weights_without_a_class_token(tmp_path):
 @pytest.mark.parametrize("act", ["gelu", "silu", "softplus"])
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
 def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
-    monkeypatch.setattr("backbones.mixers.nonlinear_sum.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", chunk)
     mixer = randomised("nonlinear_sum", dim=5, act=act, per=per, scale=1.0)
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     expected = reference.nonlinear_sum(x, dict(mixer.named_parameters()), 20, act)

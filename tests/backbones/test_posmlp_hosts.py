@@ -37,7 +37,7 @@ def narrow(unit=ggqpe, dense=False, **options):
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
 
     config = HostConfig((64, 64), dense=dense, token_mixer=mixer)
-    return randomise(PosMLP(16, config, **options))
+    return randomise(PosMLP(config, width=16, **options))
 
 
 # Equations

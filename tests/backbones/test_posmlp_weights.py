@@ -141,7 +141,7 @@ def narrow_unit(slot):
 
 
 def test_absolute_positions_are_reshaped():
-    model = PosMLP(16, HostConfig((64, 64), token_mixer=narrow_unit), position=True)
+    model = PosMLP(HostConfig((64, 64), token_mixer=narrow_unit), width=16, position=True)
     theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
     converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
     torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)

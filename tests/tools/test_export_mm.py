@@ -258,8 +258,8 @@ def check_layers(name, dense):
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
     assert all(n.startswith(ends) for n in last)
-    stages = {backbone.depth.stage(n) for n in names}
-    assert set(range(len(backbone.depth.depths) + 1)) <= stages
+    stages = {backbone.layer_ids.stage(n) for n in names}
+    assert set(range(len(backbone.layer_ids.depths) + 1)) <= stages
 
 
 @pytest.mark.parametrize(
