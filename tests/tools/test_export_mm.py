@@ -565,7 +565,7 @@ def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for out in ("mine", "../beside"):
-        typed = ["backbone=deit_t img_size=64", "to=mmpretrain", f"out={out}", SIZE]
+        typed = ["backbone=deit_t", "backbone.img_size=64", "to=mmpretrain", f"out={out}", SIZE]
         assert export.main(typed) == 0
         config = Config.fromfile(Path(out) / "config.py")
         assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
