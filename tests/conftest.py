@@ -9,6 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from backbones.registry import temporary_registrations
 from tests.runs import Ended, arguments, command
 
 
@@ -34,6 +35,13 @@ def sample_cache(shared):
         cache.mkdir(exist_ok=True)
         patch.setenv("MIXERLAB_CACHE", str(cache))
         yield cache
+
+
+@pytest.fixture
+def registering():
+    """What a test registers is gone after it."""
+    with temporary_registrations():
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 import pytest
 from torch import nn
 
-from backbones import Backbone, create_backbone, list_backbones, registry
+from backbones import Backbone, create_backbone, list_backbones, list_hosts
+from backbones.registry import find_host
 
 
 def rest_slow(cases: Sequence, quick: Collection) -> list:
@@ -16,8 +17,8 @@ def rest_slow(cases: Sequence, quick: Collection) -> list:
 
 
 _FILES = {
-    entry.build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
-    for name, entry in reversed(registry._HOSTS.items())
+    find_host(name).build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
+    for name in reversed(list_hosts())
 }
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.
@@ -31,7 +32,7 @@ SWAPPED = [name for name in _BOTH if f"{name}_afbo" not in _BOTH]
 # Of those with mixers the default suite takes two, one for tokens and one for maps.
 _QUICK = ("deit_t_afbo", "swin_t_afbo")
 NAMES = rest_slow(_BOTH, (*SMALLEST, *_QUICK))
-TOKEN_SLOTS = [host for host in SMALLEST if "token" in registry._HOSTS[host].slots]
+TOKEN_SLOTS = [host for host in SMALLEST if "token" in find_host(host).slots]
 
 
 def shorten(network: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import Mixer, create_backbone, register_mixer, registry
+from backbones import Mixer, create_backbone, register_mixer
 from backbones.checkpoints.loading import load_state_dict
 from backbones.layers.axes import mix_nchw, mix_tokens
 from tests.families import TOKEN_SLOTS, rest_slow
@@ -33,8 +33,7 @@ class Recorder(Mixer):
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def recorder(monkeypatch, registering):
     monkeypatch.setattr(Recorder, "seen", [])
     register_mixer("recorder", kind="token", source="this test")(Recorder)
     register_mixer("recorded", kind="channel", source="this test")(Recorder)

@@ -21,7 +21,6 @@ from backbones import (
     list_mixers,
     mixer_options,
     register_mixer,
-    registry,
 )
 
 DIM = 24
@@ -214,12 +213,6 @@ def test_every_mixer(what, name):
     what(name)
 
 
-@pytest.fixture
-def registry_copy(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
-
-
 class Blur(Mixer):
     """Averages the neighbours, then mixes the channels."""
 
@@ -252,13 +245,13 @@ def assert_is_a_mixer_like_all(name):
     assert backbone(torch.zeros(1, 3, 64, 64))[-1].shape == (1, 512, 2, 2)
 
 
-def test_registering_is_all_a_new_mixer_needs(registry_copy):
+def test_registering_is_all_a_new_mixer_needs(registering):
     register_mixer("blur", kind="channel", source="this test")(Blur)
     assert_is_a_mixer_like_all("blur")
     assert mixer_options("blur") == {"kernel_size": 3}
 
 
-def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
+def test_example_of_the_readme_is_a_mixer_like_all(registering, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
     module = types.ModuleType("readme_example")
@@ -267,7 +260,7 @@ def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
     assert_is_a_mixer_like_all(re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1))
 
 
-def test_checks_notice_a_mixer_that_leaks(registry_copy):
+def test_checks_notice_a_mixer_that_leaks(registering):
     register_mixer("leaky", kind="channel", source="this test")(Leaky)
     with pytest.raises(AssertionError):
         treats_images_of_a_batch_apart("leaky")

@@ -14,7 +14,6 @@ from backbones import (
     list_backbones,
     mixer_options,
     register_mixer,
-    registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.loading import load_state_dict
@@ -330,8 +329,7 @@ def test_deit_has_no_class_token_beside_these_mixers():
     assert "cls_token" not in without.state_dict()
 
 
-def test_defaults_of_a_mixer_for_its_hosts(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def test_defaults_of_a_mixer_for_its_hosts(registering):
     defaults = {"deit_s": {"class_token": False}}
     register_mixer("other", kind="channel", source="this test", host_overrides=defaults)(FFN)
     assert backbone_schema("deit_s_other")["class_token"] is False

@@ -10,7 +10,7 @@ from timm.data import resolve_model_data_config
 from timm.optim import create_optimizer_v2
 
 import backbones.timm_models
-from backbones import create_backbone, list_backbones, register_mixer, registry
+from backbones import create_backbone, list_backbones, register_mixer
 from backbones.mixers.ffn import FFN
 from backbones.timm_models import TimmModel, timm_name
 from heads.linear import LinearClassifier
@@ -50,17 +50,12 @@ def test_timm_lists_every_backbone_and_keeps_its_own():
     assert backbones.timm_models.register() == []
 
 
-def test_mixers_of_a_user_are_registered_on_demand(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def test_mixers_of_a_user_are_registered_on_demand(registering):
     register_mixer("mine", kind="channel", source="this test")(FFN)
     added = backbones.timm_models.register()
     assert "swin_t_mine" in added
     with torch.device("meta"):
         assert timm.create_model("deit_t_mine").backbone.name == "deit_t_mine"
-    monkeypatch.undo()
-    for name in added:
-        timm.models._registry._clear_model_entries(name)
-        del timm.models._registry._model_entrypoints[name]
 
 
 @torch.no_grad()
