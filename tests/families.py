@@ -1,14 +1,16 @@
-"""One host of each family, the first of its file or package, for tests that hold for all."""
+"""Which backbones a test takes that holds for all: one host of each family, or fixed draws."""
 
 import copy
 import functools
+import random
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import pytest
 from torch import nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
-from backbones.registry import find_host
+from backbones.registry import find_host, look_up
 
 
 def rest_slow(cases: Sequence, quick: Collection) -> list:
@@ -16,10 +18,33 @@ def rest_slow(cases: Sequence, quick: Collection) -> list:
     return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
+def drawn(*seeds: int) -> list[str]:
+    """Every host with every mixer by turns: for each seed one name of each host.
+
+    A host takes one of the mixers that were taken least so far, its own among them, and of these
+    the one that fewest hosts have, so that the names of one seed have every mixer in them.
+    Another seed gives other pairs.
+    """
+    names, hosts_with, chosen = defaultdict(dict), Counter(), []
+    for name in list_backbones():
+        host, mixer = look_up(name)
+        names[host.name][mixer] = name
+        hosts_with[mixer] += 1
+    for seed in seeds:
+        generator, taken = random.Random(seed), Counter()
+        for host in generator.sample(list_hosts(), len(names)):
+            rank = {m: (taken[m], hosts_with[m], generator.random()) for m in names[host]}
+            mixer = min(rank, key=rank.get)
+            taken[mixer] += len(rank) > 1
+            chosen.append(names[host][mixer])
+    return [name for name in list_backbones() if name in chosen]
+
+
 _FILES = {
     find_host(name).build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
     for name in reversed(list_hosts())
 }
+# The first host of each file or package of hosts.
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.
 _BOTH = [
