@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datamodules.base import Split, probability, range_of
+from datamodules.base import SPLITS, Split, probability, range_of
 from datamodules.dense import (
     DenseDataModule,
     Results,
@@ -107,6 +107,7 @@ class ADE20KDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
         self.flip = probability("flip", flip)
+        self._seen: dict[Split, set[int]] = {}  # labels that count in the masks looked at
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -135,19 +136,39 @@ class ADE20KDataModule(DenseDataModule):
         super().predict_only(class_names, category_ids or pixel_values(len(class_names)))
 
     def file_check(self, split: Split) -> Callable[[int], None]:
-        """Header and end of an image and its mask; the labels in the masks of validation too."""
+        """Header and end of an image and its mask; the labels in the masks of validation too.
+
+        In training masks are decoded until one has a label that counts.
+        """
         dataset: Any = self.dataset(split).dataset
         strict = StrictMask(self.num_classes)
+        seen = self._seen[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             width, height = check_header(info["img_path"], upright=True)
             mask = info["seg_map_path"]
             refuse_other_shape(mask, check_header(mask)[::-1], (height, width))
-            if split == "val":
-                strict({"seg_map_path": mask, "ori_shape": (height, width), "seg_fields": []})
+            if split == "val" or not seen:
+                found = {"seg_map_path": mask, "ori_shape": (height, width), "seg_fields": []}
+                seen.update(set(np.unique(strict(found)["gt_seg_map"]).tolist()) - {IGNORED})
 
         return check
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """Masks in which nothing counts, and classes that no mask of validation has."""
+        lines = super().notices(looked)
+        for split, name in SPLITS.items():
+            if looked[split] and not self._seen[split]:
+                lines.append(
+                    f"All {looked[split]:,} {name} masks that were looked at hold nothing but 0 "
+                    f"and {IGNORED}, which are ignored: there is nothing to learn or to score"
+                )
+        if looked["val"] == len(self.dataset("val")):
+            absent = sorted(set(range(self.num_classes)) - self._seen["val"])
+            said = self.absent_notice(absent)
+            lines += said if self._seen["val"] else []  # where there is none, it is said above
+        return lines
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 from datamodules.console import say
+from datamodules.files import first_few
 from datamodules.headers import check_each
 from datamodules.pictures import Pictures, as_images
 from datamodules.sampling import (
@@ -28,6 +29,7 @@ from datamodules.sampling import (
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
 Split = Literal["train", "val", "predict"]
+SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
 
 
 class BaseDataModule(LightningDataModule):
@@ -48,6 +50,7 @@ class BaseDataModule(LightningDataModule):
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
         example: The command-line options that select this dataset, for error messages.
+        told_absent: Whether it is known, and was said, which classes validation lacks.
     """
 
     layout: ClassVar[str] = ""
@@ -56,6 +59,7 @@ class BaseDataModule(LightningDataModule):
     class_names: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
     repeated_augmentation: int = 1
+    told_absent: bool = False
 
     def __init__(
         self,
@@ -146,6 +150,8 @@ class BaseDataModule(LightningDataModule):
     def check_files(self, seconds: float = 60.0) -> None:
         """Look at all files before training does, those of validation first; say how many.
 
+        What is not wrong, but may not be meant, is said in further lines; see ``notices``.
+
         Args:
             seconds: The longest time; what is left then is checked when it is read.
 
@@ -154,16 +160,40 @@ class BaseDataModule(LightningDataModule):
             ValueError: One is broken.
         """
         started = time.monotonic()
-        looked = []
-        splits: tuple[tuple[Split, str], ...] = (("val", "validation"), ("train", "training"))
-        for split, name in splits:
+        looked, counts = [], dict.fromkeys(SPLITS, 0)
+        for split, name in SPLITS.items():
             check = self.file_check(split)
             if check is not None:
                 count = len(self.dataset(split))
                 done = check_each(check, count, started + seconds)
+                counts[split] = done
                 looked.append(f"{done:,} of {count:,} {name} images")
         if looked:
             say(f"Files checked: {', '.join(looked)} ({time.monotonic() - started:.0f} s)")
+        for line in self.notices(counts):
+            say(line)
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """What of the data may not be meant, a line each; for before a training.
+
+        Args:
+            looked: How many images of each split ``file_check`` has seen.
+        """
+        count = len(self.dataset("train"))
+        if count >= self.batch_size:
+            return []
+        return [
+            f"The training set has {count} image{'s' * (count != 1)}, fewer than data.batch_size="
+            f"{self.batch_size}: each step has all of them"
+        ]
+
+    def absent_notice(self, absent: Sequence[int]) -> list[str]:
+        """The notice of classes, by label, that no validation image has; none where all occur."""
+        self.told_absent = True
+        if not absent:
+            return []
+        named = first_few([self.class_names[label] for label in absent], 10)
+        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {named}"]
 
     def file_check(self, split: Split) -> Callable[[int], None] | None:
         """What looks at the files of a sample without decoding all; None if there are none."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from datamodules.base import Split
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.sampling import SeededDataset
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
@@ -54,6 +56,12 @@ class CIFAR100DataModule(ClassificationDataModule):
             "train": self._split(folder / "train", make.train(self.image_size)),
             "val": self._split(folder / "test", make.eval(self.image_size)),
         }
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """Classes that no test image has."""
+        rows = cast("PixelRows", self.dataset("val").dataset)
+        absent = sorted(set(range(self.num_classes)) - set(rows.labels.tolist()))
+        return super().notices(looked) + self.absent_notice(absent)
 
     def _archive(self) -> Path:
         for folder in (self.folder / ARCHIVE_FOLDER, self.folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class CocoDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
+        self._facts: dict[Split, CocoFacts] = {}
         self.classes = None if classes is None else tuple(classes)
         if self.train_sizes and self.scale_jitter:
             raise ValueError(
@@ -97,6 +98,7 @@ class CocoDataModule(DenseDataModule):
                 f"{list(val.class_names)}; only in one: {difference}"
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
+        self._facts = {"train": train, "val": val}
         return {
             "train": self.wrap(
                 self._coco(self.train_annotations, self.train_images, self.train_steps(), False)
@@ -123,6 +125,18 @@ class CocoDataModule(DenseDataModule):
             refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
 
         return check
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """Training images without boxes, and classes that no box of validation has."""
+        lines = super().notices(looked)
+        train = self._facts["train"]
+        empty = train.num_images - train.num_boxed
+        if empty:
+            lines.append(
+                f"{empty:,} of {train.num_images:,} training images have no box of these classes "
+                "and are left out"
+            )
+        return lines + self.absent_notice(self._facts["val"].absent)
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""

@@ -35,10 +35,16 @@ class CocoFacts:
     Attributes:
         class_names: Names in label order, which is the file's order (the one the toolkits go by).
         category_ids: The category id of each label.
+        num_images: Images that it names.
+        num_boxed: Those of them that have a box of these classes.
+        absent: The labels without a box.
     """
 
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
+    num_images: int
+    num_boxed: int
+    absent: tuple[int, ...]
 
 
 def check_coco(
@@ -70,7 +76,7 @@ def check_coco(
     for kind in REQUIRED_KEYS:
         _refuse_duplicates(path, kind, [entry["id"] for entry in content[kind]])
     _refuse_duplicates(path, "category names", [category["name"] for category in categories])
-    facts = _select(path, categories, classes)
+    chosen = _select(path, categories, classes)
     _refuse_unknown(path, annotations, "image_id", {image["id"] for image in images})
     _refuse_unknown(path, annotations, "category_id", {category["id"] for category in categories})
     _check_files(path, image_folder, images)
@@ -78,6 +84,7 @@ def check_coco(
     _check_boxes(path, annotations, by_id)
     if with_mask:
         _check_masks(path, annotations, by_id)
+    facts = _facts(chosen, images, annotations)
     if training:
         _refuse_nothing_left(path, facts, images, annotations)
     return facts
@@ -187,7 +194,7 @@ def _refuse_unknown(path: Path, annotations: list[Entry], key: str, known: set[A
         )
 
 
-def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> CocoFacts:
+def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> list[Entry]:
     names = [str(category["name"]) for category in categories]
     wanted = set(names if classes is None else classes)
     if not wanted <= set(names):
@@ -195,8 +202,21 @@ def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) 
             f"data.classes and the categories of {path} differ: classes {sorted(wanted)}, "
             f"categories {sorted(names)}, not in the file: {sorted(wanted - set(names))}"
         )
-    chosen = [category for category in categories if str(category["name"]) in wanted]
-    return CocoFacts(tuple(str(c["name"]) for c in chosen), tuple(int(c["id"]) for c in chosen))
+    return [category for category in categories if str(category["name"]) in wanted]
+
+
+def _facts(categories: list[Entry], images: list[Entry], annotations: list[Entry]) -> CocoFacts:
+    ids = tuple(int(category["id"]) for category in categories)
+    chosen = set(ids)
+    boxed = {entry["image_id"] for entry in annotations if entry["category_id"] in chosen}
+    found = {entry["category_id"] for entry in annotations}
+    return CocoFacts(
+        class_names=tuple(str(category["name"]) for category in categories),
+        category_ids=ids,
+        num_images=len(images),
+        num_boxed=len(boxed),
+        absent=tuple(label for label, number in enumerate(ids) if number not in found),
+    )
 
 
 def _refuse_nothing_left(

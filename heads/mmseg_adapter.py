@@ -57,6 +57,8 @@ def build_segmentor(
         group_norm: GroupNorm in place of BatchNorm, for batches of a few small images: where maps
             are pooled to 1x1, two images leave two values to normalise by, evaluation has others.
         class_weights: Weight of each class in both losses, where one class fills most pixels.
+            MMSegmentation divides by the weights of a process's own pixels, so that of several
+            processes the loss is the mean of weighted means, not the weighted mean over all.
         options: Further values of MMSegmentation's model config; see ``override``.
 
     Raises:

@@ -23,6 +23,7 @@ from backbones.options import check_arguments
 from tasks.classes import check_classes
 from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
+from tasks.gather import refuse_together
 from tasks.optim import build_optimizer, learning_rate_factor, without_decay
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -147,7 +148,16 @@ class BaseTask(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
-        losses = self.model.loss(self.prepare_batch(batch))
+        try:
+            losses = self.model.loss(self.prepare_batch(batch))
+        except ValueError as error:
+            if "Expected more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "a batch norm of this model has one value a channel to normalise by, with which "
+                f"nothing trains: the batch is of {batch_size(batch)}; pass data.batch_size=2 or "
+                "more, or to UperNet head.group_norm=true"
+            ) from error
         total = torch.stack([value for name, value in losses.items() if "loss" in name]).sum()
         self._refuse_nan(total)
         size = batch_size(batch)
@@ -327,12 +337,14 @@ class BaseTask(LightningModule):
         # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.
         if loss.device.type != "cpu" and self.global_step % 20:
             return
+        problem = None
         if not torch.isfinite(loss):
-            raise ValueError(
+            problem = (
                 f"the loss is {loss.item()} at step {self.global_step}; training stops here, the "
                 "last checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set "
                 "trainer.gradient_clip_val"
             )
+        refuse_together(problem)
 
 
 def batch_size(batch: Batch) -> int:

@@ -33,7 +33,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: The file cannot be written; names it.
         """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)  # a run folder that was removed does not come back
         for stale in target.parent.glob(f"*{TEMPORARY}"):
             stale.unlink()
         temporary = target.with_name(target.name + TEMPORARY)

@@ -31,6 +31,23 @@ def classes_of(path: str | Path) -> Classes | None:
     return _classes(read_values(path))
 
 
+def check_several(names: Sequence[str], missing: str) -> None:
+    """Refuse to tell apart a single class.
+
+    Args:
+        names: Of the classes.
+        missing: What the data lack, for the message.
+
+    Raises:
+        ValueError: There is one class, or none.
+    """
+    if len(names) < 2:
+        raise ValueError(
+            f"this task tells at least two classes apart, and the data have {len(names)} "
+            f"({', '.join(names)}); add {missing}"
+        )
+
+
 def check_classes(checkpoint: Mapping[str, Any], names: Sequence[str], source: str | Path) -> None:
     """Refuse a checkpoint that was trained on other classes, or on these in another order.
 

@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones.options import check_arguments, check_value
 from tasks.base import BaseTask, Batch, Row
+from tasks.classes import check_several
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
 
@@ -57,6 +58,7 @@ class ClassificationTask(BaseTask):
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        check_several(self.class_names, "a class folder or label of the other images")
         classes = len(self.class_names)
         check_arguments(Mixup, mixup or {}, "task.mixup")
         check_mixup(mixup or {})
@@ -87,7 +89,7 @@ class ClassificationTask(BaseTask):
         if len(batch["image"]) % 2:
             raise ValueError(
                 f"task.mixup pairs the images of a batch, and there are {len(batch['image'])}; "
-                "pass an even data.batch_size, or task.mixup=null"
+                "pass an even data.batch_size that the training set fills, or task.mixup=null"
             )
         image, label = self.mixup(batch["image"], batch["label"])
         return batch | {"image": image, "label": label}
@@ -132,7 +134,9 @@ class ClassificationTask(BaseTask):
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write predictions.csv: the image, then its classes and probabilities by turns."""
         places = range(1, 1 + min(5, len(self.class_names)))
-        with (folder / "predictions.csv").open("w", newline="", encoding="utf-8") as file:
+        path = folder / "predictions.csv"
+        # Names of files need not be UTF-8; they are written as they are.
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
             writer.writerow(["image", *(f"{what}_{i}" for i in places for what in COLUMNS)])
             for row in rows:

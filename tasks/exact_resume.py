@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tasks.gather import gather_objects
+from tasks.gather import gather_objects, refuse_together
 from tasks.loops import EpochLoop, Position
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
@@ -46,9 +47,7 @@ class ExactResume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add position and generators, and refuse to save weights that are not finite."""
-        for name, value in checkpoint["state_dict"].items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise ValueError(f"{name} holds NaN or Inf; the checkpoint before is kept")
+        refuse_together(_not_finite(checkpoint["state_dict"]))
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         due = self._validated != _batches(trainer) and loop.validation_follows
@@ -83,7 +82,7 @@ class ExactResume(Callback):
         ):
             before, after = getattr(self._expected, name), getattr(now, name)
             if before != after:
-                raise ValueError(
+                refuse_together(
                     f"the run to resume had {before} {what}, now there are {after}; resume it "
                     "with the same data and devices, or start a new run"
                 )
@@ -107,6 +106,14 @@ class ExactResume(Callback):
         if self._restore is not None:
             set_random_state(self._restore)
             self._restore = None
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """What is wrong with weights or statistics; the latter may be each process's own."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            return f"{name} holds NaN or Inf; the checkpoint before is kept"
+    return None
 
 
 def _set_rates(trainer: Trainer) -> None:

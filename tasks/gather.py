@@ -1,4 +1,4 @@
-"""Python objects of all processes, in every process."""
+"""What the processes of a run tell each other: Python objects, and what has to end them all."""
 
 from __future__ import annotations
 
@@ -16,3 +16,24 @@ def gather_objects(value: T) -> list[T]:
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, value)
     return parts
+
+
+def refuse_together(problem: str | None) -> None:
+    """End all processes of a run for what any of them has found; all have to call it.
+
+    One that went alone would leave the others waiting for it.
+
+    Args:
+        problem: What this process has found, or None.
+
+    Raises:
+        ValueError: In the first process, with the first problem.
+        SystemExit: In the others, which have nothing to say.
+    """
+    problems = gather_objects(problem)
+    for rank, found in enumerate(problems):
+        if found is None:
+            continue
+        if len(problems) > 1 and dist.get_rank() > 0:
+            raise SystemExit(2)
+        raise ValueError(f"process {rank} of the run: {found}" if rank else found)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tasks.base import BaseTask, Batch, Row
+from tasks.classes import check_several
 from tasks.drawing import draw_segments, label_map, open_upright, side_by_side
 from tasks.evaluation_loss import Summed, of_segments
 
@@ -49,6 +50,7 @@ class SegmentationTask(BaseTask):
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        check_several(self.class_names, "a class of the other pixels, which 0 would leave ignored")
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._said_absent = False
         self._stems: Counter[str] = Counter()
@@ -79,7 +81,9 @@ class SegmentationTask(BaseTask):
 
     def _say_absent(self, truth: Tensor) -> None:
         absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
-        if absent and not self._said_absent:
+        trainer: Any = self._trainer  # None outside of a run
+        told = getattr(getattr(trainer, "datamodule", None), "told_absent", False)
+        if absent and not (told or self._said_absent):
             self._said_absent = True
             shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
             say(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")

@@ -81,10 +81,14 @@ def run_here(typed, capsys) -> Ended:
 
 
 def start(typed, **options) -> subprocess.Popen:
-    """Start ``python tools/run.py`` as a user would, in a process of its own."""
+    """Start ``python tools/run.py`` as a user would, in a process of its own.
+
+    ``script`` stands in for it.
+    """
+    script = options.pop("script", ROOT / "tools" / "run.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "tools" / "run.py"), *typed],
+        [sys.executable, str(script), *typed],
         env=environment,
         cwd=options.pop("cwd", ROOT),
         stdout=subprocess.PIPE,

@@ -56,6 +56,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     from tools.running import prediction, report, resume, trainer
     from tools.running.loggers import closing
     from tools.running.outcome import failure_noted
+    from tools.running.process_group import processes
 
     check_options(config)
     check_trainer(config["trainer"])
@@ -89,9 +90,10 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         )
 
     with (
+        run_folder.kept(folder),
         run_lock.held(folder, mode),
-        trainer.processes(engine),
         failure_noted(folder),
+        processes(engine),
         closing(engine.loggers),
     ):
         if mode == "fit":
@@ -106,7 +108,9 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
             metrics = prediction.predict(engine, task, datamodule)
         else:
             metrics = trainer.evaluate(engine, mode, task, datamodule)
-    if engine.is_global_zero:
+    if not engine.is_global_zero:
+        return
+    with run_folder.kept(folder):
         facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
@@ -177,6 +181,8 @@ def main(config: DictConfig) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     with one_line_errors():
         typed_here = sys.argv[1:]
         subject = run_help.subject_of(typed_here)

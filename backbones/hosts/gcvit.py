@@ -25,7 +25,7 @@ from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.graph_sizes import is_any_size
+from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.registry import register_host
 
@@ -69,6 +69,8 @@ class GCViT(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        if same_size(images.shape[:1], (0,)):
+            return self.empty_maps(images)
         x = self.stem(images)
         maps = []
         for stage in self.stages:

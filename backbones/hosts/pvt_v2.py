@@ -21,6 +21,7 @@ from backbones.checkpoints.loading import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_tokens
+from backbones.layers.graph_sizes import same_size
 from backbones.registry import register_host
 
 Size = tuple[int, int]
@@ -53,6 +54,8 @@ class PVTv2(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), normed."""
+        if same_size(images.shape[:1], (0,)):
+            return self.empty_maps(images)
         x = self.patch_embed(images)
         maps = []
         for stage in self.stages:

@@ -88,7 +88,7 @@ class NonlinearSum(PointwiseMixer):
             for p in (self.alpha, self.beta, self.gamma, self.theta)
         )
         total = theta.sum(dim=0).expand_as(x)
-        step = max(1, CHUNK_ELEMENTS // x.numel())
+        step = max(1, CHUNK_ELEMENTS // max(1, x.numel()))
         for coefficients in zip(
             alpha.split(step), beta.split(step), gamma.split(step), strict=True
         ):

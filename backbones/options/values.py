@@ -16,8 +16,11 @@ def check_value(option: str, value: Any, hint: Any) -> None:
     Raises:
         ValueError: Names the option and what it may be.
     """
-    if not _fits(value, hint):
-        raise ValueError(f"{option}={value} is not {_described(hint)}")
+    if _fits(value, hint):
+        return
+    if _fits(_made_finite(value), hint):
+        raise ValueError(f"{option}={value} is not finite; give {_described(hint)}")
+    raise ValueError(f"{option}={value} is not {_described(hint)}")
 
 
 def check_odd(kernel_size: int | Sequence[int]) -> None:
@@ -54,10 +57,22 @@ def _fits(value: Any, hint: Any) -> bool:
     return not isinstance(value, str | int | float | list | types.NoneType) or hint is Any
 
 
+def _made_finite(value: Any) -> Any:
+    """The value with a finite number wherever it holds an infinite one."""
+    if isinstance(value, list | tuple):
+        return [_made_finite(item) for item in value]
+    return 1 if isinstance(value, float) and math.isinf(value) else value
+
+
 def _described(hint: Any) -> str:
     """A type in words: ``a number or null``."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        literals = [c for c in choices if typing.get_origin(c) is Literal]
+        if len(literals) > 1:  # one list of all values that they name
+            named = dict.fromkeys(str(value) for c in literals for value in typing.get_args(c))
+            rest = [_described(c) for c in choices if c not in literals]
+            return " or ".join([f"one of {', '.join(named)}", *rest])
         return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
     if origin is Literal:
         return f"one of {', '.join(map(str, choices))}"

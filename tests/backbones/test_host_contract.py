@@ -34,6 +34,19 @@ def test_maps_have_the_promised_sizes(name, dense):
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize("host", SMALLEST)
+@torch.no_grad()
+def test_no_image_gives_maps_of_none(host, dense):
+    backbone = short(host, dense=dense).eval()
+    maps = backbone(images(65, 93, batch=0))
+    assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (65, 93))
+    assert {len(x) for x in maps} == {0}
+    if not dense:
+        model = LinearClassifier(backbone, 3).eval()
+        assert model(images(64, 64, batch=0)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_every_map_is_contiguous(name, dense):

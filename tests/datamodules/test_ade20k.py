@@ -182,3 +182,34 @@ def test_truncated_files_are_named(root, file):
         list(data.val_dataloader())
     with pytest.raises(ValueError, match=rf"{file} is truncated"):
         data.check_files()
+
+
+def said(data, caplog):
+    caplog.clear()
+    data.setup()
+    with caplog.at_level("INFO"):
+        data.check_files()
+    return [record.message for record in caplog.records][1:]
+
+
+def test_what_may_not_be_meant_is_said(root, caplog):
+    (root / "class_names.txt").write_text("a\nb\nc\n")
+    for number in range(3):
+        save_mask(root, np.full((40, 60), 2), "training", number)
+        save_mask(root, np.full((40, 60), 2), "validation", number)
+    assert said(module(root), caplog) == ["2 of 3 classes do not occur in validation: a, c"]
+    for number, ignored in enumerate((0, 255, 0)):
+        save_mask(root, np.full((40, 60), ignored), "training", number)
+    (line, _) = said(module(root), caplog)
+    assert line.startswith("All 3 training masks that were looked at hold nothing but 0 and 255")
+    for number in range(3):
+        save_mask(root, np.full((40, 60), 255), "validation", number)
+    lines = said(module(root), caplog)
+    assert [line.split(" masks")[0] for line in lines] == ["All 3 validation", "All 3 training"]
+    (line, *_) = said(module(root, batch_size=4), caplog)
+    assert line == (
+        "The training set has 3 images, fewer than data.batch_size=4: each step has all of them"
+    )
+    save_mask(root, np.full((40, 60), 3), "training", 2)
+    (line,) = said(module(root), caplog)
+    assert line.startswith("All 3 validation masks")

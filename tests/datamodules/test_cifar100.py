@@ -165,3 +165,12 @@ def test_wrong_files(root):
     write(folder / "meta", {b"fine_label_names": [b"cat"]})
     with pytest.raises(ValueError, match="names 1 fine classes"):
         module(root).setup()
+
+
+def test_classes_without_a_test_image_are_said(root, caplog):
+    write(root / "cifar-100-python/test", content(100, fine_labels=[*range(98), 0, 0]))
+    data = module(root)
+    data.setup()
+    with caplog.at_level("INFO"):
+        data.check_files()
+    assert caplog.messages == ["2 of 100 classes do not occur in validation: class98, class99"]

@@ -360,3 +360,20 @@ def test_options_are_checked(root):
         module(root, scale_jitter=(2.0, 1.0))
     with pytest.raises(ValueError, match="exclude each other"):
         module(root, scale_jitter=(1.0, 2.0), train_sizes=[(90, 60)])
+
+
+def test_what_may_not_be_meant_is_said(root, caplog):
+    train, val = content(), content()
+    train["annotations"] = train["annotations"][:3]
+    val["annotations"] = [entry for entry in val["annotations"] if entry["category_id"] == 8]
+    save(root, train, "train2017")
+    save(root, val, "val2017")
+    data = module(root)
+    data.setup()
+    assert len(data.dataset("train")) == 3
+    with caplog.at_level("INFO"):
+        data.check_files()
+    assert [record.message for record in caplog.records][1:] == [
+        "1 of 4 training images have no box of these classes and are left out",
+        "1 of 2 classes do not occur in validation: cat",
+    ]

@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tasks.base import BaseTask
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.loggers import read_rows
 from tests.runs import arguments, command, run_here, same, start, summary, weights
@@ -142,6 +144,46 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_when_the_first_process_is_killed_the_other_says_so_and_ends(tmp_path):
+    typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
+                      trainer="ddp_cpu", epochs=50)  # fmt: skip
+    process = start(typed)
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=300)  # the other one holds stderr until it ends
+    assert err.startswith("error: the first process of this run was killed")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_is_killed_ends_the_run_in_a_sentence(tmp_path):
+    more = ["trainer.log_every_n_steps=1", "data.num_workers=1"]
+    process = start(arguments("classification", tmp_path, *more, epochs=50))
+    parent = tmp_path / "classification" / "deit_t"
+    wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
+    wait_for(process, lambda: children_of(process))
+    os.kill(children_of(process)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.startswith("error: DataLoader worker (pid ")
+    assert "lower data.num_workers" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_named(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        ended = command(arguments("classification", tmp_path, trainer="ddp_cpu"))
+    assert ended.status == 2
+    assert ended.err.startswith("error: the port by which the processes")
+    assert f"(MASTER_PORT: {port})" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
 def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
     folder = trained("classification").folder()
     typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")
@@ -206,6 +248,35 @@ class TestResumeThatCannotBe:
         assert run_here(typed, capsys).status == 0
         assert same(before, weights(folder))
         assert summary(folder)["metrics"]
+
+
+def test_half_written_files_are_gone_without(trained, tmp_path, capsys):
+    """The newest good checkpoint is taken, and the summary written anew."""
+    folder = trained("classification").folder()
+    copy = tmp_path / "classification" / "deit_t" / folder.name
+    shutil.copytree(folder, copy)
+    for name in ("summary.json", "metrics.csv"):
+        (copy / name).write_bytes((folder / name).read_bytes()[:-20])
+    (copy / "checkpoints" / "last.ckpt").write_text("no checkpoint")
+    ended = run_here(arguments("classification", tmp_path, "resume=true", epochs=2), capsys)
+    assert ended.status == 0, ended.err
+    assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
+    assert weights(copy).keys() == weights(folder).keys()
+
+
+def test_a_run_whose_folder_is_removed_says_so(tmp_path, capsys, monkeypatch):
+    step = BaseTask.training_step
+
+    def removing(self, batch, index):
+        if self.global_step == 2:
+            shutil.rmtree(self.trainer.default_root_dir)
+        return step(self, batch, index)
+
+    monkeypatch.setattr(BaseTask, "training_step", removing)
+    ended = run_here(arguments("classification", tmp_path), capsys)
+    assert ended.status == 2
+    assert re.fullmatch(r"error: the run folder .* was removed or moved while .*\n", ended.err)
+    assert not [path for path in tmp_path.rglob("2*")]
 
 
 def test_nan_stops_training_and_keeps_the_last_checkpoint(tmp_path, capsys, monkeypatch):

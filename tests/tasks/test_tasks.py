@@ -10,6 +10,7 @@ from torch import nn
 from tasks.base import BaseTask
 from tasks.classification import ClassificationTask
 from tasks.ema import WeightAverage
+from tasks.segmentation import SegmentationTask
 from tests.runs import RECIPE
 
 
@@ -35,7 +36,7 @@ def test_mixup_is_refused():
     names = "abcdef"
     task = ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"mixup_alpha": 1.0})
     odd = {"image": torch.randn(3, 3, 8, 8), "label": torch.arange(3)}
-    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size"):
+    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size that the"):
         task.prepare_batch(odd)
     with pytest.raises(ValueError, match=r"task\.mixup\.alpha; did you mean"):
         ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"alpha": 1.0})
@@ -97,6 +98,22 @@ def test_loss_that_is_not_finite(value):
     task = BaseTask(Broken(2, 2), "ab", **RECIPE)
     with pytest.raises(ValueError, match=rf"the loss is {value} at step 0.*optimizer\.lr"):
         task.training_step({"image": torch.zeros(1)}, 0)
+
+
+def test_a_batch_norm_with_one_value_names_the_batch_size():
+    class Normed(nn.BatchNorm1d):
+        def loss(self, batch):
+            return {"loss": self(batch["image"]).sum()}
+
+    task = BaseTask(Normed(2), "ab", **RECIPE)
+    with pytest.raises(ValueError, match=r"the batch is of 1; pass data\.batch_size=2 or more"):
+        task.training_step({"image": torch.zeros(1, 2)}, 0)
+
+
+@pytest.mark.parametrize("task", [ClassificationTask, SegmentationTask])
+def test_one_class_is_nothing_to_tell_apart(task):
+    with pytest.raises(ValueError, match=r"at least two classes .* have 1 \(cat\); add a class"):
+        task(nn.Linear(1, 1), ["cat"], **RECIPE)
 
 
 @pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),

@@ -103,3 +103,9 @@ def test_sweep_of_several_values_names_each_run():
         ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],
         ["backbone=b", "seed=0", "x=1"], ["backbone=b", "seed=1", "x=1"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["data.root", "ckpt", "output_dir"])
+def test_a_path_that_is_no_utf_8_is_refused(key):
+    with pytest.raises(ValueError, match=r"xff' is no UTF-8 text.* another name"):
+        command_line.prepare([f"{key}=/data/\udcff"])

@@ -10,6 +10,7 @@ from tasks.checkpoint_io import AtomicCheckpointIO
 from tools.command_line.errors import one_line_errors
 from tools.comparing.records import read_run
 from tools.running.folder import differences
+from tools.running.outcome import failure_noted, read_failure
 
 SAID = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
@@ -53,3 +54,9 @@ def test_a_broken_config_is_said_where_a_run_is_resumed_or_listed(content, tmp_p
     with pytest.raises(ValueError, match=r"is no config of a run"):
         differences(tmp_path, {})
     assert read_run(tmp_path).status == "unreadable"
+
+
+def test_a_failure_that_names_a_file_in_no_utf_8_is_noted(tmp_path):
+    with pytest.raises(ValueError, match="is broken"), failure_noted(tmp_path):
+        raise ValueError("/data/\udcff.jpg is broken")
+    assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"

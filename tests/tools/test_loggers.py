@@ -1,5 +1,7 @@
 """metrics.csv: one row a step, also after a run was resumed."""
 
+import pytest
+
 from tasks.loggers import CsvLog, read_rows
 
 
@@ -38,3 +40,13 @@ def test_resumed_log_keeps_the_rows_before(tmp_path):
         {"step": 3, "loss": 8.5, "other": 1.5},
     ]
     assert read_rows(tmp_path / "absent.csv") == []
+
+
+@pytest.mark.parametrize(
+    "damage", [b"2,1", b"2,1\n", b"x,1,2\n", b",,\n", b"\xff\x00\n", b"1,2,3,4\n"]
+)
+def test_lines_that_are_no_rows_are_left_out(damage, tmp_path):
+    (tmp_path / "metrics.csv").write_bytes(b"step,a,b\n0,0.5,\n1,,7\n" + damage)
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": 0, "a": 0.5}, {"step": 1, "b": 7}]
+    (tmp_path / "metrics.csv").write_bytes(damage)
+    assert read_rows(tmp_path / "metrics.csv") == []

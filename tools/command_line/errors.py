@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        text = _message(error)
+        text = sentence(error)
         if text is None:
             raise
         logging.shutdown()
@@ -41,7 +42,7 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(2)
 
 
-def _message(error: BaseException | None) -> str | None:
+def sentence(error: BaseException | None) -> str | None:
     """The text for the user, or None if the error is a fault.
 
     An error is the user's if our packages raise it as such, also where libraries raise another one
@@ -78,7 +79,8 @@ def _of_machine(error: BaseException, text: str) -> str | None:
             "/dev/shm): lower data.num_workers or data.batch_size"
         )
     if "address already in use" in text.lower() or "EADDRINUSE" in text:
-        port = os.environ.get("MASTER_PORT", "none is set")
+        named = re.search(r"port: (\d+)", text)
+        port = named[1] if named else os.environ.get("MASTER_PORT", "none is set")
         return (
             "the port by which the processes of a run find each other is in use (MASTER_PORT: "
             f"{port}); set the variable to a free one, or unset it"

@@ -6,6 +6,7 @@ import difflib
 import itertools
 import logging
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "tas
 # What Hydra itself would do with folders, and have called.
 OF_FOLDERS = ("hydra.run", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 OF_CODE = ("hydra.callbacks", "hydra.searchpath", "hydra/callbacks", "hydra/sweeper")
+HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
 # Groups that every run has.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
@@ -92,6 +94,12 @@ def prepare(arguments: Sequence[str]) -> list[str]:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
     register()
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise ValueError(
+                f"{os.fsencode(argument)!r} is no UTF-8 text, which neither config.yaml nor a log "
+                "can hold; give the file or folder another name, or a link to it"
+            )
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags):
         return list(arguments)  # Hydra answers --cfg and its like itself
@@ -189,6 +197,7 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
+        _check_precision(config["trainer"], config["optimizer"])
         _check_warmup(config["schedule"], config["trainer"])
     if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
@@ -259,6 +268,19 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
             )
 
 
+def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Refuse AdamW in float16, where its eps is 0 and a weight without gradient becomes NaN."""
+    eps = optimizer.get("eps", 1e-8)  # torch's default
+    if trainer["precision"] != "16-true" or optimizer.get("name") != "adamw":
+        return
+    if isinstance(eps, int | float) and eps <= HALF_ZERO:
+        raise ValueError(
+            f"trainer.precision=16-true trains weights in float16, where AdamW's eps of {eps:g} is "
+            "0 and the first step leaves NaN; pass trainer.precision=16-mixed or bf16-true, or "
+            "+optimizer.eps=1e-4"
+        )
+
+
 def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
@@ -291,6 +313,7 @@ def _check(overrides: Sequence[str]) -> None:
         _check_group(override)
         _check_removal(override)
     try:
+        _check_names(overrides)
         config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
@@ -319,6 +342,17 @@ def _check_group(override: str) -> None:
         raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+
+
+def _check_names(overrides: Sequence[str]) -> None:
+    """Refuse what has no key, and other things than names in a list of a group's options."""
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if not one.key_or_group:
+            raise ValueError(f"{one.input_line} names no option; type key=value")
+        group = one.key_or_group == "backbone" or (CONFIGS / one.key_or_group).is_dir()
+        value = None if one.is_sweep_override() else one.value()
+        if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
 
 
 def _check_removal(override: str) -> None:

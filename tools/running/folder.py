@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +90,34 @@ def opened(
                 for path in absent:
                     path.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Say it where a run fails because its folder was removed meanwhile.
+
+    Raises:
+        ValueError: The folder is gone.
+    """
+    hook = threading.excepthook
+
+    def of_thread(failed: threading.ExceptHookArgs) -> None:
+        # TensorBoard writes from a thread of its own; the run itself fails at the next write.
+        if not issubclass(failed.exc_type, OSError) or (folder / CONFIG).exists():
+            hook(failed)
+
+    threading.excepthook = of_thread
+    try:
+        yield
+    except Exception as error:
+        if (folder / CONFIG).exists():
+            raise
+        raise ValueError(
+            f"the run folder {folder} was removed or moved while the run was writing to it, so "
+            "the run ends here; start it anew"
+        ) from error
+    finally:
+        threading.excepthook = hook
 
 
 def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:

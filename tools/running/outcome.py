@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.command_line.errors import sentence
+
 FAILURE = "error.txt"
 
 
@@ -21,10 +23,18 @@ def failure_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Where nothing can be written, a full disk may be the error itself.
-        with contextlib.suppress(OSError):
-            note.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n")
+        note_failure(folder, sentence(error) or str(error) or type(error).__name__)
         raise
+
+
+def note_failure(folder: Path, text: str) -> None:
+    """Write the note of a failure, unless the process that failed first has written one."""
+    # Where nothing can be written, a full disk may be the error itself.
+    with (
+        contextlib.suppress(OSError),
+        (folder / FAILURE).open("x", encoding="utf-8", errors="backslashreplace") as note,
+    ):
+        note.write(f"{text}\n")
 
 
 def read_failure(folder: Path) -> str | None:

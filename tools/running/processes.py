@@ -94,6 +94,12 @@ def _without_gpu(options: Mapping[str, Any], count: int) -> str | None:
             "trainer=fsdp shards over GPUs, and none is used here; pass trainer=ddp_cpu for several"
             " CPU processes or trainer=cpu for one"
         )
+    devices = options["devices"]
+    if options["accelerator"] == "cpu" and devices != "auto" and not _is_number(devices):
+        return (
+            f"trainer.devices={devices} is no number of CPU processes, which have no numbers of "
+            f"their own; pass trainer.devices={max(1, count)} or another number from 1 on"
+        )
     if options["sync_batchnorm"] and count > 1:
         return (
             "trainer.sync_batchnorm=true needs GPUs, and none is used here; pass "
@@ -106,6 +112,11 @@ def _has_gpu(options: Mapping[str, Any]) -> bool:
     import torch
 
     return options["accelerator"] != "cpu" and torch.cuda.is_available()
+
+
+def _is_number(devices: Any) -> bool:
+    text = str(devices)
+    return text.isdigit() and int(text) > 0
 
 
 def _devices(options: Mapping[str, Any]) -> int:

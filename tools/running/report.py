@@ -91,8 +91,12 @@ def say_finished(folder: Path) -> bool:
     path = folder / SUMMARY
     if not path.is_file():
         return False
-    metrics = json.loads(path.read_text())["metrics"]
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        say(f"{_short(path)} is damaged; the run goes on from its last checkpoint and rewrites it")
+        return False
     say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
     return True
 

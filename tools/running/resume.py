@@ -64,7 +64,7 @@ def announce(start: Start, other_length: str | None) -> None:
 
 def _newest_first(folder: Path) -> list[Path]:
     """last.ckpt, then the others by their age."""
-    files = (folder / "checkpoints").glob("*.ckpt")
+    files = [path for path in (folder / "checkpoints").glob("*.ckpt") if path.is_file()]
     return sorted(files, key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,50 +170,6 @@ def _strategy(name: str) -> str | DDPStrategy:
     # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
     # which DDP's exchange of buffers would do. sync_batchnorm keeps running statistics in step.
     return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
-
-
-@contextlib.contextmanager
-def processes(trainer: Trainer) -> Iterator[None]:
-    """Leave no process, process group or environment of a run behind, however it ends.
-
-    Lightning starts the other processes of a run by itself and leaves them and its environment
-    variables to the end of this process, where a sweep's next run would take them for its own.
-
-    Raises:
-        ValueError: Another process of the run has ended.
-    """
-    before = dict(os.environ)
-    launcher = trainer.strategy.launcher
-    try:
-        yield
-    except BaseException as error:
-        others: list[subprocess.Popen[bytes]] = getattr(launcher, "procs", [])
-        lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-        lost = lost and "in use" not in str(error).lower() and "EADDRINUSE" not in str(error)
-        statuses = [_status(process) for process in others] if lost else []
-        for process in others:
-            process.kill()  # they wait for this one, which will not come
-        others.clear()  # a thread of Lightning's would kill this process for their end
-        if not lost:
-            raise
-        if not trainer.is_global_zero:
-            raise SystemExit(1) from None  # the first process says what there is to say
-        raise ValueError(
-            f"the other processes of this run ended with status {statuses}; what they said of it "
-            "stands above, and -9 is often a lack of memory"
-        ) from error
-    else:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-
-
-def _status(process: subprocess.Popen[bytes]) -> int | None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=5)
-    return process.returncode
 
 
 def fit(

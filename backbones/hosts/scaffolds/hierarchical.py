@@ -44,6 +44,20 @@ class HierarchicalBackbone(Backbone):
         """(B, 3, H, W) -> the stage outputs in the host's layout, before any norm."""
         raise NotImplementedError
 
+    def empty_maps(self, images: Tensor) -> list[Tensor]:
+        """Stage outputs of a batch without images, for networks that divide by how many there are.
+
+        Args:
+            images: (0, 3, H, W).
+        """
+        height, width = images.shape[2:]
+        maps = []
+        for info in self.feature_info:
+            size = -(-height // info.stride), -(-width // info.stride)
+            shape = (info.channels, *size) if self.channels_first else (*size, info.channels)
+            maps.append(images.new_empty(0, *shape))
+        return maps
+
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per stage."""
         maps = self.stage_maps(images)

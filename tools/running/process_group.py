@@ -1,0 +1,154 @@
+"""How the processes of a run end together, whichever of them ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies.launchers import subprocess_script
+
+from tools.running.outcome import note_failure
+from tools.running.processes import started
+
+POLL = 1.0  # seconds between two looks at the other processes
+GRACE = 20.0  # seconds in which a process may notice by itself that another one has ended
+REFUSED = 2  # status of a process that has said in a sentence why it ends
+
+FIRST_IS_GONE = (
+    "the first process of this run was killed, and the others end with it; that is often a lack of "
+    "memory. With resume=true the same command goes on from the last checkpoint"
+)
+
+
+@contextlib.contextmanager
+def processes(trainer: Trainer) -> Iterator[None]:
+    """Leave no process, process group or environment of a run behind, however it ends.
+
+    Lightning starts the other processes of a run by itself and leaves them and its environment
+    variables to the end of this process, where a sweep's next run would take them for its own.
+
+    Raises:
+        ValueError: Another process of the run was killed or has failed without a sentence.
+        SystemExit: It has said why; or this is not the first process, which says what there is.
+    """
+    before, parent = dict(os.environ), os.getppid()
+    launcher = trainer.strategy.launcher
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        with _watched(trainer, parent):
+            yield
+    except BaseException as error:
+        others = getattr(launcher, "procs", [])
+        lost = _is_lost(error)
+        statuses = [_status(process) for process in others] if lost else []
+        for process in others:
+            process.kill()  # they wait for this one, which will not come
+        if not lost:
+            raise
+        if not trainer.is_global_zero:
+            if _belongs_to_parent(trainer) and _orphaned(parent):
+                raise ValueError(FIRST_IS_GONE) from error
+            raise SystemExit(1) from None  # the first process says what there is to say
+        if REFUSED in statuses:
+            raise SystemExit(REFUSED) from None
+        raise ValueError(_ended(statuses)) from error
+    else:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    finally:
+        others.clear()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error says that the connection to another process broke."""
+    text = str(error)
+    if "in use" in text.lower() or "EADDRINUSE" in text:
+        return False
+    return isinstance(error, torch.distributed.DistError) or "gloo" in text
+
+
+def _ended(statuses: list[int | None]) -> str:
+    if not statuses:  # started by torchrun or srun
+        return "another process of this run has ended; what it said of it stands above"
+    return (
+        f"the other processes of this run ended with status {statuses}; what they said of it "
+        "stands above, and -9 is often a lack of memory"
+    )
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    return process.returncode
+
+
+def _belongs_to_parent(trainer: Trainer) -> bool:
+    """Whether this process was started by the first one of its machine."""
+    return trainer.local_rank > 0 and started() is None
+
+
+def _orphaned(parent: int) -> bool:
+    # The connection may break some time before the system gives a process its new parent.
+    until = time.monotonic() + 2 * POLL
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.05)
+    return os.getppid() != parent
+
+
+@contextlib.contextmanager
+def _watched(trainer: Trainer, parent: int) -> Iterator[None]:
+    """Watch the processes that Lightning starts, or the one that started this.
+
+    It takes the place of Lightning's watch, which kills the first process without a word.
+    """
+    ended = threading.Event()
+
+    def watch(gone: Callable[[], str | None]) -> None:
+        arguments = (gone, ended, Path(trainer.default_root_dir))
+        threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
+
+    def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
+        watch(lambda: _failed(others))
+
+    usual = subprocess_script._launch_process_observer
+    subprocess_script._launch_process_observer = watch_others
+    if _belongs_to_parent(trainer):
+        watch(lambda: FIRST_IS_GONE if os.getppid() != parent else None)
+    try:
+        yield
+    finally:
+        ended.set()
+        subprocess_script._launch_process_observer = usual
+
+
+def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
+    """What to say of other processes of which one has failed; nothing if it has said it."""
+    statuses = [process.poll() for process in others]
+    if not any(statuses):
+        return None
+    return "" if REFUSED in statuses else _ended(statuses)
+
+
+def _watch(gone: Callable[[], str | None], ended: threading.Event, folder: Path) -> None:
+    """End this process if it waits, in code that nothing interrupts, for one that is gone."""
+    while (text := gone()) is None:
+        if ended.wait(POLL):
+            return
+    if ended.wait(GRACE):
+        return
+    if text:
+        note_failure(folder, text)
+        logging.shutdown()
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    os._exit(REFUSED)
