@@ -31,6 +31,9 @@ TINY = {
     ),
     "segmentation": SCENES,
 }  # fmt: skip
+# One run of a sweep or search.
+SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",
+            "trainer.limit_train_batches=1", "schedule.warmup=0", "logger=csv")  # fmt: skip
 # What a task that is not trained needs.
 RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
@@ -78,6 +81,16 @@ def run_here(typed, capsys) -> Ended:
         GlobalHydra.instance().clear()
     captured = capsys.readouterr()
     return Ended(status, captured.out, captured.err)
+
+
+def refused(typed, output_dir, capsys) -> str:
+    """The one line that a command ends with, after which nothing is left."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 2, ended
+    assert ended.err.startswith("error: "), ended.err
+    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
+    assert not [path for path in output_dir.rglob("2*")]  # no run folder
+    return ended.err
 
 
 def start(typed, **options) -> subprocess.Popen:

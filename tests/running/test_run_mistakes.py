@@ -8,19 +8,9 @@ import pytest
 import torch
 
 from backbones.checkpoints.seal import seal
-from tests.runs import TINY, arguments, command, run_here
+from tests.runs import TINY, arguments, command, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-
-
-def refused(typed, output_dir, capsys):
-    """The one line that a command ends with, after which nothing is left."""
-    ended = run_here(typed, capsys)
-    assert ended.status == 2, ended
-    assert ended.err.startswith("error: "), ended.err
-    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
-    assert not [path for path in output_dir.rglob("2*")]  # no run folder
-    return ended.err
 
 
 MISTAKES = {
