@@ -1,12 +1,15 @@
 """Runs small enough for a test, within this process or as the command that a user types."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from logging import StreamHandler, getLogger
 from pathlib import Path
 
 import torch
@@ -81,6 +84,29 @@ def run_here(typed, capsys) -> Ended:
         GlobalHydra.instance().clear()
     captured = capsys.readouterr()
     return Ended(status, captured.out, captured.err)
+
+
+def run_quietly(typed) -> Ended:
+    """The same without ``capsys``, for runs that several tests share; lines are printed as typed.
+
+    With one thread, as a command of the tests has it.
+    """
+    out, err, threads, root = io.StringIO(), io.StringIO(), torch.get_num_threads(), getLogger()
+    lines, level, status = StreamHandler(out), root.level, 0  # hydra/job_logging=stdout
+    root.addHandler(lines)
+    root.setLevel("INFO")
+    torch.set_num_threads(1)
+    try:
+        with redirect_stdout(out), redirect_stderr(err), one_line_errors():
+            run(command_line.resolved(run_config.job_config(command_line.prepare(typed))))
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        GlobalHydra.instance().clear()
+        root.removeHandler(lines)
+        root.setLevel(level)
+        torch.set_num_threads(threads)
+    return Ended(status, out.getvalue(), err.getvalue())
 
 
 def refused(typed, output_dir, capsys) -> str:

@@ -159,6 +159,7 @@ def test_weights_in_bfloat16(task, tmp_path, capsys):
         assert list((evaluated.folder() / "preview").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_like_one(outputs, tmp_path, capsys, one_thread):
     more = ["trainer.log_every_n_steps=1", "++head.options.auxiliary_head.dropout_ratio=0.0",
             "backbone.drop_path_rate=0.0", "head.class_weights=null"]  # fmt: skip

@@ -230,7 +230,8 @@ class TestCheckpointsThatDoNotFit:
         assert "was trained on 10 classes, and the data have 11, not the same ones" in text
 
     def test_another_number_of_classes(self, folder, tmp_path, capsys):
-        other = ["data=sample_transfer", f"ckpt={folder}", "mode=test", f"output_dir={tmp_path}"]
+        other = ["data=sample_transfer", *TINY["transfer"], f"ckpt={folder}"]
+        other += ["mode=test", f"output_dir={tmp_path}"]
         text = refused(other, tmp_path, capsys)
         assert "10 classes, and the data have 100, not the same ones" in text
         assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text

@@ -49,6 +49,7 @@ def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
         sweeps.check_launcher(["hydra/launcher=joblib"])
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_table(tmp_path):
     typed = [*SHORTEST, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
     ended = command(["-m", *typed], cwd=tmp_path)
