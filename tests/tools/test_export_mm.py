@@ -431,8 +431,11 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
-        (["backbone=deit_t pretrained=x.pth", "to=onnx"], "pretrained=; pass the file as ckpt="),
-        (["backbone=deit_t dense=true", "to=timm"], "cannot say dense=; targets take the form"),
+        (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
+        (
+            ["backbone=deit_t", "backbone.dense=true", "to=timm"],
+            "is refused: targets take the form",
+        ),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
@@ -568,8 +571,8 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
     torch.save(ours.state_dict(), tmp_path / "ours.pth")
     folder = exported(
-        tmp_path, "backbone=deit_t_glu img_size=64", f"ckpt={tmp_path / 'ours.pth'}", SIZE,
-        "to=mmpretrain",
+        tmp_path, "backbone=deit_t_glu", "backbone.img_size=64",
+        f"ckpt={tmp_path / 'ours.pth'}", SIZE, "to=mmpretrain",
     )  # fmt: skip
     config = Config.fromfile(folder / "config.py")
     theirs = get_model(config, pretrained=str(folder / "deit_t_glu.pth"), device="cpu").eval()

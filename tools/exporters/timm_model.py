@@ -54,7 +54,7 @@ def export(request: ExportRequest) -> list[Path]:
     labels = {"label_names": list(names)} if len(names) == classes and classes else {}
     save_for_hf(
         model,
-        request.folder,
+        str(request.folder),
         model_config=labels,
         model_args=arguments,
         safe_serialization=True,

@@ -55,7 +55,7 @@ def announce(start: Start, other_length: str | None) -> None:
 
     Args:
         start: The checkpoint.
-        other_length: From ``run_folder.other_length``.
+        other_length: From ``folder.other_length``.
     """
     say(f"Going on after step {start.position.step}, from {start.path.name}")
     if other_length:
