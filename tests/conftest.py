@@ -4,13 +4,21 @@ import dataclasses
 import gc
 import json
 import os
+import resource
 
 import pytest
 import torch
 from filelock import FileLock
 
 from backbones.registry import temporary_registrations
-from tests.runs import Ended, arguments, command, run_quietly
+from tests.runs import Ended, arguments, command, run_shared
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what the session took of all processors, its own processes and theirs included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    minutes = sum(one.ru_utime + one.ru_stime for one in used) / 60
+    terminalreporter.write_line(f"{minutes:.1f} minutes of processor time in all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +80,7 @@ def trained(outputs, sample_cache):
         done = outputs / f"{task}.json"
         with FileLock(outputs / f"{task}.lock"):
             if not done.exists():
-                start = command if task == "classification" else run_quietly
+                start = command if task == "classification" else run_shared
                 ended = start(arguments(task, outputs, *more, epochs=2))
                 done.write_text(json.dumps(dataclasses.asdict(ended)))
         return Ended(**json.loads(done.read_text()))

@@ -72,42 +72,41 @@ def composed(*overrides):
     return resolved(config)
 
 
-def run_here(typed, capsys) -> Ended:
-    """What ``python tools/run.py`` does, without a new process."""
-    capsys.readouterr()
-    status = 0
+def _status_of(typed) -> int:
     try:
         with one_line_errors():
             given = read(typed)
             run(resolved(run_config.job_config(given.overrides, given.config)))
     except SystemExit as ended:
-        status = ended.code
+        return ended.code
     finally:
         GlobalHydra.instance().clear()
+    return 0
+
+
+def run_here(typed, capsys) -> Ended:
+    """What ``python tools/run.py`` does, without a new process."""
+    capsys.readouterr()
+    status = _status_of(typed)
     captured = capsys.readouterr()
     return Ended(status, captured.out, captured.err)
 
 
-def run_quietly(typed) -> Ended:
-    """The same without ``capsys``, for runs that several tests share; lines are printed as typed.
-
-    With one thread, as a command of the tests has it.
-    """
-    out, err, threads, root = io.StringIO(), io.StringIO(), torch.get_num_threads(), getLogger()
-    lines, level, status = StreamHandler(out), root.level, 0  # hydra/job_logging=stdout
+def run_shared(typed) -> Ended:
+    """The same for a run that several tests share: lines as printed, and one thread."""
+    out, err = io.StringIO(), io.StringIO()
+    root, threads = getLogger(), torch.get_num_threads()
+    lines, level = StreamHandler(out), root.level  # as hydra/job_logging=stdout
     root.addHandler(lines)
     root.setLevel("INFO")
     torch.set_num_threads(1)
     try:
-        with redirect_stdout(out), redirect_stderr(err), one_line_errors():
-            run(command_line.resolved(run_config.job_config(command_line.prepare(typed))))
-    except SystemExit as ended:
-        status = ended.code
+        with redirect_stdout(out), redirect_stderr(err):
+            status = _status_of(typed)
     finally:
-        GlobalHydra.instance().clear()
-        root.removeHandler(lines)
-        root.setLevel(level)
         torch.set_num_threads(threads)
+        root.setLevel(level)
+        root.removeHandler(lines)
     return Ended(status, out.getvalue(), err.getvalue())
 
 
