@@ -41,7 +41,7 @@ def test_full_disk_is_one_line(capsys):
 
 
 def test_help_fits_a_screen():
-    text = run_help.text(run_help.subject_of(["--help"]))
+    text = run_help.help_on(run_help.subject_of(["--help"]))
     lines = text.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
