@@ -1,23 +1,27 @@
 """Runs small enough for a test, within this process or as the command that a user types."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from logging import StreamHandler, getLogger
 from pathlib import Path
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
+from tools.command_line.overrides import read
 from tools.run import run
 from tools.running import config as run_config
+from tools.running.config_checks import resolved
 
-CONFIGS = command_line.CONFIGS
+CONFIGS = run_config.CONFIGS
 ROOT = Path(__file__).resolve().parent.parent
 SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
 # A few steps of 64 pixels for each task; ++ as the sample files may or may not name an option.
@@ -31,6 +35,9 @@ TINY = {
     ),
     "segmentation": SCENES,
 }  # fmt: skip
+# One run of a sweep or search.
+SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",
+            "trainer.limit_train_batches=1", "schedule.warmup=0", "logger=csv")  # fmt: skip
 # What a task that is not trained needs.
 RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
@@ -62,22 +69,55 @@ def options(group):
 def composed(*overrides):
     config = run_config.job_config(overrides)
     config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
-    return command_line.resolved(config)
+    return resolved(config)
+
+
+def _status_of(typed) -> int:
+    try:
+        with one_line_errors():
+            given = read(typed)
+            run(resolved(run_config.job_config(given.overrides, given.config)))
+    except SystemExit as ended:
+        return ended.code
+    finally:
+        GlobalHydra.instance().clear()
+    return 0
 
 
 def run_here(typed, capsys) -> Ended:
     """What ``python tools/run.py`` does, without a new process."""
     capsys.readouterr()
-    status = 0
-    try:
-        with one_line_errors():
-            run(command_line.resolved(run_config.job_config(command_line.prepare(typed))))
-    except SystemExit as ended:
-        status = ended.code
-    finally:
-        GlobalHydra.instance().clear()
+    status = _status_of(typed)
     captured = capsys.readouterr()
     return Ended(status, captured.out, captured.err)
+
+
+def run_shared(typed) -> Ended:
+    """The same for a run that several tests share: lines as printed, and one thread."""
+    out, err = io.StringIO(), io.StringIO()
+    root, threads = getLogger(), torch.get_num_threads()
+    lines, level = StreamHandler(out), root.level  # as hydra/job_logging=stdout
+    root.addHandler(lines)
+    root.setLevel("INFO")
+    torch.set_num_threads(1)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = _status_of(typed)
+    finally:
+        torch.set_num_threads(threads)
+        root.setLevel(level)
+        root.removeHandler(lines)
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def refused(typed, output_dir, capsys) -> str:
+    """The one line that a command ends with, after which nothing is left."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 2, ended
+    assert ended.err.startswith("error: "), ended.err
+    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
+    assert not [path for path in output_dir.rglob("2*")]  # no run folder
+    return ended.err
 
 
 def start(typed, **options) -> subprocess.Popen:

@@ -41,7 +41,7 @@ def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") ->
 
 def _grouped(backbone: Backbone, layers: Layers) -> tuple[dict[str, int], int]:
     """The layer of each parameter with stage 3 in threes, and the layer of what follows stage 4."""
-    depths = backbone.depth.depths
+    depths = backbone.layer_ids.depths
     shift = 0 if layers == "convnext" else 1
     longest = 3 * (FFNET_LAST - 3) + 2
     if len(depths) != 4 or (shift and depths[2] > longest):
@@ -59,7 +59,7 @@ def _grouped(backbone: Backbone, layers: Layers) -> tuple[dict[str, int], int]:
             return fourth + 1 if unfound else 0
         if layer == backbone.num_layers - 1:
             return fourth + 1
-        stage = backbone.depth.stage_of_layer(layer)
+        stage = backbone.layer_ids.stage_of_layer(layer)
         block = layer - 1 - sum(depths[:stage])
         return (1, 2, 3 + (block + shift) // 3, fourth)[stage]
 

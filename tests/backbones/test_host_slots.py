@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import Mixer, create_backbone, register_mixer, registry
-from backbones.checkpoints.loading import load_state_dict
+from backbones import Mixer, create_backbone, register_mixer
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
 from tests.families import TOKEN_SLOTS, rest_slow
 from tests.references.names import AUTHORS
@@ -33,8 +34,7 @@ class Recorder(Mixer):
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def recorder(monkeypatch, registering):
     monkeypatch.setattr(Recorder, "seen", [])
     register_mixer("recorder", kind="token", source="this test")(Recorder)
     register_mixer("recorded", kind="channel", source="this test")(Recorder)
@@ -83,7 +83,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
         backbone = create_backbone(host, token_mixer="recorder", **options)
-        report = load_state_dict(backbone, convert(plain), "plain")
+        report = adopt(backbone, in_memory(convert(plain), "plain"))
         expected = {f"{prefix}weight" for prefix in recorders(backbone)}
         assert expected
         assert expected <= set(report.initialised)

@@ -10,22 +10,19 @@ import torch.nn.functional as F
 from backbones import Mixer, create_backbone, create_mixer, list_backbones
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
-from tests.backbones.test_posmlp import plain, randomise, tokens
 from tests.families import rest_slow, short
 from tests.references import posmlp as reference
+from tests.tensors import images, randomise, tokens
 from tools.comparing.published import load_rows
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 NAMES = list_backbones("posmlp_t*") + list_backbones("gmlp_ti*")
 SIZES = [(64, 64), (65, 93), (200, 304)]
-
-
-def images(*size, batch=1):
-    return tokens(batch, 3, *size)
 
 
 def narrow(unit=ggqpe, dense=False, **options):
@@ -36,7 +33,7 @@ def narrow(unit=ggqpe, dense=False, **options):
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
 
     config = HostConfig((64, 64), dense=dense, token_mixer=mixer)
-    return randomise(PosMLP(16, config, **options))
+    return randomise(PosMLP(config, width=16, **options))
 
 
 # Equations
@@ -72,7 +69,7 @@ def maps_by_equations(model, x, shifted):
             mixer = block.mixer
 
             def mixed(u, mixer=mixer, j=j):
-                return plain(mixer.gate.relation, u, shifted=shifted and j % 2 == 1)
+                return reference.relation(mixer.gate.relation, u, shifted=shifted and j % 2 == 1)
 
             y = channel_norm(x, block.norm).permute(0, 2, 3, 1)
             x = x + reference.branch(y, mixer, mixed, "gate").permute(0, 3, 1, 2)
@@ -180,7 +177,7 @@ def test_drop_path_rises_linearly():
 def test_gmlp_equals_timm():
     theirs = randomise(timm.create_model("gmlp_ti16_224", num_classes=7))
     model = LinearClassifier(create_backbone("gmlp_ti"), 7).double().eval()
-    report = load_state_dict(model.backbone, theirs.state_dict(), "timm")
+    report = adopt(model.backbone, in_memory(theirs.state_dict(), "timm"))
     assert not report.initialised
     assert report.loaded == len(model.backbone.state_dict())
     model.classifier.load_state_dict(theirs.head.state_dict())
@@ -346,7 +343,7 @@ def test_compiles_into_one_graph(name):
 def test_classification_weights_load_into_dense(name):
     plain_weights = create_backbone(name).state_dict()
     dense = create_backbone(name, dense=True)
-    report = load_state_dict(dense, dict(plain_weights), "file")
+    report = adopt(dense, in_memory(dict(plain_weights), "file"))
     assert set(report.skipped) == {"norm.weight", "norm.bias"}
     assert all(key.startswith(dense.map_keys) for key in report.initialised)
 

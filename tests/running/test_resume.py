@@ -12,7 +12,7 @@ from datamodules import SampleClassification
 from tasks import keeping
 from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
-from tests.running.test_training import tiny_task
+from tests.running.tiny import tiny_task
 from tools.command_line.overrides import prepare
 from tools.running import trainer as trainers
 from tools.running.config import compose_config
@@ -216,6 +216,14 @@ def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
     damage(best)
     with pytest.raises(DamagedCheckpoint, match=r"best\.ckpt is damaged"):
         train("broken", resume=True, ckpt=str(best))
+
+
+def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
+    train("broken", kill=(BATCH, 14), every=1e-9)
+    read, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
+    train("broken", resume=True)
+    assert [path.name for path in read] == ["last.ckpt", "best.ckpt"]
 
 
 def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):

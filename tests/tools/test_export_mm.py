@@ -14,9 +14,9 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
-from backbones import create_backbone, list_backbones, list_hosts
+from backbones import create_backbone, list_hosts
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow
+from tests.families import SMALLEST, drawn, rest_slow
 from tests.runs import arguments, run_here
 from tools import export
 
@@ -243,8 +243,8 @@ def test_every_parameter_has_a_layer(host, dense):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_backbones())
-def test_every_parameter_of_every_backbone_has_a_layer(name):
+@pytest.mark.parametrize("name", drawn(0, 1, 2, 3))
+def test_every_parameter_of_hosts_with_mixers_has_a_layer(name):
     check_layers(name, dense=True)
 
 
@@ -258,8 +258,8 @@ def check_layers(name, dense):
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
     assert all(n.startswith(ends) for n in last)
-    stages = {backbone.depth.stage(n) for n in names}
-    assert set(range(len(backbone.depth.depths) + 1)) <= stages
+    stages = {backbone.layer_ids.stage(n) for n in names}
+    assert set(range(len(backbone.layer_ids.depths) + 1)) <= stages
 
 
 @pytest.mark.parametrize(
@@ -333,9 +333,10 @@ def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", TOOLKITS)
-@pytest.mark.parametrize("name", list_backbones())
-def test_every_backbone_goes_to_every_toolkit_and_back(tmp_path, name, to):
+@pytest.mark.parametrize(
+    ("to", "name"), [(to, name) for seed, to in enumerate(TOOLKITS) for name in drawn(seed)]
+)
+def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
     check_export(tmp_path, name, to)
 
 
@@ -430,8 +431,11 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
-        (["backbone=deit_t pretrained=x.pth", "to=onnx"], "pretrained=; pass the file as ckpt="),
-        (["backbone=deit_t dense=true", "to=timm"], "cannot say dense=; targets take the form"),
+        (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
+        (
+            ["backbone=deit_t", "backbone.dense=true", "to=timm"],
+            "is refused: targets take the form",
+        ),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
@@ -550,12 +554,22 @@ def test_a_standalone_export_runs_without_us(tmp_path, capsys, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_backbones())
+@pytest.mark.parametrize("name", drawn(3))
 def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
     exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
 
 
 # ---- whole models, there and back
+
+
+def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in ("mine", "../beside"):
+        typed = ["backbone=deit_t", "backbone.img_size=64", "to=mmpretrain", f"out={out}", SIZE]
+        assert export.main(typed) == 0
+        config = Config.fromfile(Path(out) / "config.py")
+        assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
 
 
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
@@ -567,8 +581,8 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
     torch.save(ours.state_dict(), tmp_path / "ours.pth")
     folder = exported(
-        tmp_path, "backbone=deit_t_glu img_size=64", f"ckpt={tmp_path / 'ours.pth'}", SIZE,
-        "to=mmpretrain",
+        tmp_path, "backbone=deit_t_glu", "backbone.img_size=64",
+        f"ckpt={tmp_path / 'ours.pth'}", SIZE, "to=mmpretrain",
     )  # fmt: skip
     config = Config.fromfile(folder / "config.py")
     theirs = get_model(config, pretrained=str(folder / "deit_t_glu.pth"), device="cpu").eval()
@@ -635,7 +649,8 @@ def trained(task, to, tmp_path, capsys, *more):
     """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
     import yaml
 
-    from tasks.base import load_exactly
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import in_memory
     from tasks.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
@@ -654,5 +669,5 @@ def trained(task, to, tmp_path, capsys, *more):
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     # With an average it is what was validated.
-    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
+    adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

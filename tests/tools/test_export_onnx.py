@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import create_backbone, list_backbones
+from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.families import shorten
+from tests.families import drawn, shorten
 from tests.small_export import FAMILIES, small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
-from tools.exporters.networks import content_of
+from tools.exporters.networks import held_by
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
 FIXED = ("gmlp", "mixer", "posmlp")
@@ -121,14 +121,14 @@ def test_a_backbone_is_for_classes_or_for_dense_prediction_by_what_it_has(name, 
         path = tmp_path / f"{dense}.pth"
         torch.save(create_backbone(name, dense=dense, **options).state_dict(), path)
         request = ExportRequest("onnx", name, options, path, None, tmp_path, (64, 64), {})
-        assert content_of(request) == ("dense" if dense and name != "resnet18" else "maps")
+        assert held_by(request).content == ("dense" if dense and name != "resnet18" else "maps")
 
 
 def test_a_plain_backbone_around_new_mixers_is_for_classes(tmp_path):
     torch.save(create_backbone("lvt_r1").state_dict(), tmp_path / "x.pth")
     path = tmp_path / "x.pth"
     request = ExportRequest("onnx", "lvt_r1_glu", {}, path, None, tmp_path, (64, 64), {})
-    assert content_of(request) == "maps"
+    assert held_by(request).content == "maps"
 
 
 class Branching(nn.Module):
@@ -239,9 +239,11 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["onnx", "torch_export"])
-@pytest.mark.parametrize("name", list_backbones())
-def test_every_backbone_goes_out(name, to, tmp_path):
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [(to, name) for seed, to in enumerate(("onnx", "torch_export")) for name in drawn(seed)],
+)
+def test_every_host_and_mixer_go_out(name, to, tmp_path):
     check_sizes(name, written(name, to, tmp_path, network="classifier"))
 
 

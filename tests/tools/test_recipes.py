@@ -16,9 +16,8 @@ from backbones import create_backbone, list_hosts
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
-from tests.runs import composed
+from tests.runs import CONFIGS, composed
 from tools.command_line import overrides as command_line
-from tools.command_line.overrides import CONFIGS
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
