@@ -132,6 +132,8 @@ class TensorBoardLog(RunLog):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add the metrics of a step."""
         if self._writer is None:
+            if not self.folder.parent.is_dir():
+                return  # a run folder that was removed does not come back
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(self.folder, purge_step=self._purge_step)
