@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as lightning
@@ -101,6 +102,20 @@ class TestTraining:
             return task.model.seen, folder
 
         return train
+
+    def test_what_a_checkpoint_has_done_is_in_the_log_on_the_disk(self, train, monkeypatch):
+        """A kill right after it loses no row: what is done never comes again."""
+        logged = []
+
+        class Look(Callback):
+            def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+                rows = read_rows(Path(trainer.default_root_dir) / "metrics.csv")
+                logged.append((trainer.global_step, [row["step"] for row in rows]))
+
+        monkeypatch.setattr(keeping.KeepLast, "_is_time", lambda self: True)
+        train("looked", extra=[Look()])
+        assert {step for step, _ in logged} == set(range(1, 19))
+        assert all(steps == list(range(step)) for step, steps in logged)
 
     def weights(self, folder, name, container="state_dict"):
         path = folder / "checkpoints" / f"{name}.ckpt"
