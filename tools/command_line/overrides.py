@@ -193,7 +193,7 @@ def resolved(config: Any) -> dict[str, Any]:
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
     recipe = config.pop("recipe", {})
     _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
-    check_data(recipe, config["data"]["_target_"])
+    check_data(recipe, config["data"]["_target_"], config["data"].pop("_like_", None))
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
