@@ -30,7 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbones import backbone_schema, create_backbone, list_backbones
 from backbones.base import Backbone
-from backbones.checkpoints.loading import LoadReport, load_state_dict, read_state_dict, read_tensors
+from backbones.checkpoints.adoption import LoadReport, adopt
+from backbones.checkpoints.opening import in_memory, open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
 
 OutType = Literal["featmap", "embedding"]
@@ -132,7 +133,8 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                         f"init_cfg.checkpoint={checkpoint} is no address of a file; download it "
                         "and pass its path, or pass one that begins with http:// or https://"
                     ) from None
-            tensors = read_state_dict(path) if prefix is None else read_tensors(path)
+            opened = open_checkpoint(path)
+            tensors = opened.state_dict if prefix is None else opened.tensors
         if prefix is not None:
             start = f"{prefix.removesuffix('.')}."
             found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
@@ -143,7 +145,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                     f"{', '.join(tops[:8])}"
                 )
             tensors = found
-        return load_state_dict(self._backbone, tensors, checkpoint)
+        return adopt(self._backbone, in_memory(tensors, checkpoint))
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Layer of a parameter and number of layers, as MMPretrain's layer decay asks for them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split, probability, range_of
-from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco
+from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
 from datamodules.console import say
 from datamodules.dense import (
     META_KEYS,
@@ -33,9 +33,9 @@ class CocoDataModule(DenseDataModule):
         train_images: Folder of the training images, relative to ``root``.
         val_annotations: Validation json, relative to ``root``.
         val_images: Folder of the validation images, relative to ``root``.
-        image_size: Longest and shortest edge an image is resized into, its shape kept.
+        scale: Longest and shortest edge an image is resized into, its shape kept.
         train_sizes: Several such sizes, one of which is drawn for each training image.
-        scale_jitter: Smallest and largest factor by which ``image_size`` is scaled in training.
+        scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
         with_mask: Load instance masks.
@@ -56,7 +56,7 @@ class CocoDataModule(DenseDataModule):
         train_images: str = "train2017",
         val_annotations: str = "annotations/instances_val2017.json",
         val_images: str = "val2017",
-        image_size: int | Sequence[int] = (1333, 800),
+        scale: int | Sequence[int] = (1333, 800),
         train_sizes: Sequence[Sequence[int]] | None = None,
         scale_jitter: Sequence[float] | None = None,
         flip: float = 0.5,
@@ -69,12 +69,13 @@ class CocoDataModule(DenseDataModule):
         super().__init__(root, batch_size=batch_size, **options)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
-        self.image_size = size_of("image_size", image_size)
+        self.scale = size_of("scale", scale)
         self.train_sizes = [size_of("train_sizes", size) for size in train_sizes or []]
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
         self._facts: dict[Split, CocoFacts] = {}
+        self._annotations_of_val: Mapping[str, Any] = {}
         self.classes = None if classes is None else tuple(classes)
         if self.train_sizes and self.scale_jitter:
             raise ValueError(
@@ -82,14 +83,16 @@ class CocoDataModule(DenseDataModule):
             )
 
     @property
-    def annotation_file(self) -> str:
-        """The validation json, for evaluators."""
-        return str(self.folder / self.val_annotations)
+    def annotations(self) -> Mapping[str, Any]:
+        """The content of the validation json, for evaluators; known after ``setup``."""
+        return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
-        train = self._check(self.train_annotations, self.train_images, training=True)
-        val = self._check(self.val_annotations, self.val_images, training=False)
+        train_content = self._read(self.train_annotations, self.train_images)
+        val_content = self._read(self.val_annotations, self.val_images)
+        train = self._check(train_content, self.train_annotations, self.train_images, training=True)
+        val = self._check(val_content, self.val_annotations, self.val_images, training=False)
         if train.class_names != val.class_names:
             difference = sorted(set(train.class_names) ^ set(val.class_names))
             raise ValueError(
@@ -99,13 +102,12 @@ class CocoDataModule(DenseDataModule):
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
         self._facts = {"train": train, "val": val}
+        self._annotations_of_val = val_content
         return {
             "train": self.wrap(
-                self._coco(self.train_annotations, self.train_images, self.train_steps(), False)
+                self._coco(train_content, self.train_images, self.train_steps(), False)
             ),
-            "val": self.wrap(
-                self._coco(self.val_annotations, self.val_images, self.test_steps(), True)
-            ),
+            "val": self.wrap(self._coco(val_content, self.val_images, self.test_steps(), True)),
         }
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
@@ -145,11 +147,11 @@ class CocoDataModule(DenseDataModule):
 
         # Passed as a class: by the name "Resize" mmcv's is built, which leaves masks alone.
         keep: dict[str, Any] = {"resize_type": transforms.Resize, "keep_ratio": True}
-        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         if self.train_sizes:
             resize = RandomChoiceResize(scales=self.train_sizes, **keep)
         elif self.scale_jitter:
-            resize = RandomResize(scale=self.image_size, ratio_range=self.scale_jitter, **keep)
+            resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
         steps = [StrictImage(), self._annotations(), resize]
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
@@ -161,7 +163,7 @@ class CocoDataModule(DenseDataModule):
         """The evaluation pipeline; annotations keep the original size, as in mmdet's configs."""
         from mmdet.datasets import transforms
 
-        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         annotations = [self._annotations()] if annotated else []
         return [StrictImage(), resize, *annotations, transforms.PackDetInputs(meta_keys=META_KEYS)]
 
@@ -171,9 +173,15 @@ class CocoDataModule(DenseDataModule):
         step: Step = LoadAnnotations(with_bbox=True, with_mask=self.with_mask)
         return step
 
-    def _check(self, annotations: str, images: str, *, training: bool) -> CocoFacts:
+    def _read(self, annotations: str, images: str) -> dict[str, Any]:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
+        return read_coco(self.folder / annotations)
+
+    def _check(
+        self, content: Mapping[str, Any], annotations: str, images: str, *, training: bool
+    ) -> CocoFacts:
         return check_coco(
+            content,
             self.folder / annotations,
             self.folder / images,
             self.classes,
@@ -181,15 +189,33 @@ class CocoDataModule(DenseDataModule):
             training=training,
         )
 
-    def _coco(self, annotations: str, images: str, steps: list[Step], test_mode: bool) -> Any:
+    def _coco(
+        self, content: Mapping[str, Any], images: str, steps: list[Step], test_mode: bool
+    ) -> Any:
         from mmdet.datasets import CocoDataset
 
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does.
-            return CocoDataset(
-                ann_file=str(self.folder / annotations),
-                data_prefix={"img": str(self.folder / images)},
-                metainfo=self.metainfo,
-                filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
-                pipeline=steps,
-                test_mode=test_mode,
-            )
+        dataset = CocoDataset(
+            data_prefix={"img": str(self.folder / images)},
+            metainfo=self.metainfo,
+            filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
+            pipeline=steps,
+            test_mode=test_mode,
+            lazy_init=True,
+        )
+        # mmdet would read the file a second time.
+        dataset.COCOAPI = lambda path: indexed(content)
+        dataset.full_init()
+        del dataset.COCOAPI
+        return dataset
+
+
+def indexed(content: Mapping[str, Any]) -> Any:
+    """Annotations as mmdet's ``COCO`` that has read them from a file."""
+    from mmdet.datasets.api_wrappers import COCO
+
+    coco = COCO()
+    coco.dataset = content
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+        coco.createIndex()
+    coco.img_ann_map, coco.cat_img_map = coco.imgToAnns, coco.catToImgs
+    return coco

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class CocoFacts:
 
 
 def check_coco(
+    content: Mapping[str, list[Entry]],
     path: Path,
     image_folder: Path,
     classes: Sequence[str] | None,
@@ -55,20 +56,20 @@ def check_coco(
     with_mask: bool,
     training: bool,
 ) -> CocoFacts:
-    """Check an annotation file against the MM toolkits' needs and against the images on disk.
+    """Check annotations against the MM toolkits' needs and against the images on disk.
 
     Args:
-        path: The json.
+        content: What ``read_coco`` gave.
+        path: The json, for messages.
         image_folder: Where its ``file_name`` entries lie.
         classes: Names to restrict the set to; None means all categories.
         with_mask: Check the masks too.
         training: Check that images with boxes are left, which mmdet keeps for training.
 
     Raises:
-        FileNotFoundError: The file or some of its images do not exist.
+        FileNotFoundError: Some of its images do not exist.
         ValueError: Anything else is wrong.
     """
-    content = _read(path)
     categories, images, annotations = (content[key] for key in REQUIRED_KEYS)
     for kind in ("categories", "images"):
         if not content[kind]:
@@ -90,7 +91,13 @@ def check_coco(
     return facts
 
 
-def _read(path: Path) -> dict[str, list[Entry]]:
+def read_coco(path: Path) -> dict[str, list[Entry]]:
+    """Parse an annotation file, which is done once; what it says is not checked yet.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        ValueError: It is no JSON, or its entries are not of COCO's form.
+    """
     if not path.is_file():
         raise FileNotFoundError(
             f"no annotation file {path}; set data.train_annotations and data.val_annotations "

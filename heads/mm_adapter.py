@@ -52,7 +52,8 @@ class ToolkitModel(nn.Module):
         """Losses (names with "loss", to be summed) and figures to watch, each a scalar."""
         data = self._prepared(batch, training=True)
         losses = self.model(**data, mode="loss")
-        return {name: _total(value) for name, value in losses.items()}
+        _, totals = self.model.parse_losses(losses)  # some come per feature level
+        return {name: totals[name] for name in losses}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
         """The toolkit's data samples with predictions at the original image size."""
@@ -273,10 +274,3 @@ def _has(node: Any, name: str | int) -> bool:
     if isinstance(node, list):
         return isinstance(name, int) and name < len(node)
     return isinstance(node, dict) and name in node
-
-
-def _total(value: Tensor | list[Tensor]) -> Tensor:
-    """Some toolkit losses come per feature level; their sum is the loss, as in mmengine."""
-    if isinstance(value, Tensor):
-        return value.mean()
-    return sum((item.mean() for item in value[1:]), start=value[0].mean())

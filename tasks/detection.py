@@ -24,7 +24,7 @@ SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
 class DetectionTask(BaseTask):
     """A detector of MMDetection; COCO's average precision for boxes and, where predicted, masks.
 
-    The datamodule tells the ground truth: ``annotation_file`` and ``category_ids``.
+    The datamodule tells the ground truth: ``annotations`` and ``category_ids``.
     """
 
     monitor = "val/AP50"
@@ -41,7 +41,7 @@ class DetectionTask(BaseTask):
         trainer: Any = self.trainer
         data = trainer.datamodule
         with_masks = bool(getattr(self.model.model, "with_mask", False))
-        self.metric = CocoMetric(data.annotation_file, data.category_ids, with_masks=with_masks)
+        self.metric = CocoMetric(data.annotations, data.category_ids, with_masks=with_masks)
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy import ndimage
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.utils import draw_segmentation_masks
 
 Box = tuple[float, float, float, float]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -114,8 +117,8 @@ def draw_instances(
 ) -> Image.Image:
     """Draw boxes (x1, y1, x2, y2) with captions, and masks (N, H, W) as a tint."""
     canvas, factor = enlarge(picture)
-    for index, mask in enumerate(masks if masks is not None else ()):
-        canvas = _tint(canvas, mask, _colour(labels[index]))
+    if masks is not None:
+        canvas = _tint(canvas, list(masks), labels)
     draw, font = ImageDraw.Draw(canvas), _font(13)
     scaled = []
     for box, label in zip(boxes, labels, strict=True):
@@ -168,8 +171,7 @@ def draw_segments(
     canvas, factor = enlarge(picture)
     present = [int(label) for label in np.unique(labels) if label < len(names)]
     present = [label for label in present if names[label] != background]
-    for label in present:
-        canvas = _tint(canvas, labels == label, _colour(label))
+    canvas = _tint(canvas, [labels == label for label in present], present)
     draw, font = ImageDraw.Draw(canvas), _font(15)
     for label in present:
         row, column, width = inmost(labels == label)
@@ -222,12 +224,22 @@ def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str])
 
 
 def _tint(
-    canvas: Image.Image, mask: NDArray[np.bool_], colour: tuple[int, int, int]
+    canvas: Image.Image, masks: Sequence[NDArray[np.bool_]], labels: Sequence[int]
 ) -> Image.Image:
-    alpha = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 130).resize(
-        canvas.size, Image.Resampling.NEAREST
+    """Masks (H, W), enlarged to the canvas, in half transparent colours of their labels."""
+    if not masks:
+        return canvas
+    enlarged = [
+        Image.fromarray(np.asarray(mask, dtype=bool)).resize(canvas.size, Image.Resampling.NEAREST)
+        for mask in masks
+    ]
+    tinted = draw_segmentation_masks(
+        pil_to_tensor(canvas),
+        torch.from_numpy(np.stack([np.asarray(mask) for mask in enlarged])),
+        alpha=0.5,
+        colors=[_colour(label) for label in labels],
     )
-    return Image.composite(Image.new("RGB", canvas.size, colour), canvas, alpha)
+    return cast("Image.Image", to_pil_image(tinted))
 
 
 def _colour(label: int) -> tuple[int, int, int]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 # Widths of the soft maximum that stands for lambda_max, in units of rho at the start.
@@ -175,68 +177,24 @@ def solve(part: Part, solver: str) -> tuple[float, Tensor]:
 def _minimise(
     evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, iterations: int, tolerance: float
 ) -> Tensor:
-    """L-BFGS with a bisecting line search, for functions that may be inf.
+    """L-BFGS of a function that may be inf, until ten iterations gain less than ``tolerance``."""
+    values = [evaluate(x)[0]]
+    wall = 10 * abs(values[0]) + 1  # scipy's line search cannot reckon with inf
 
-    It ends when ten iterations gain less than ``tolerance``.
-    """
-    value, gradient = evaluate(x)
-    pairs: list[tuple[Tensor, Tensor]] = []
-    values = [value]
-    for _ in range(iterations):
-        direction = -_inverse_hessian_times(gradient, pairs)
-        slope = float(gradient @ direction)
-        if slope >= 0:
-            break
-        found = _line_search(evaluate, x, value, direction, slope)
-        if found is None:
-            break
-        new_x, value, new_gradient = found
-        step, change = new_x - x, new_gradient - gradient
-        if step @ change > 0:
-            pairs = [*pairs[-MEMORY + 1 :], (step, change)]
-        x, gradient = new_x, new_gradient
-        values.append(value)
-        if len(values) > 10 and values[-11] - value < tolerance:
-            break
-    return x
+    def finite(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        value, gradient = evaluate(torch.from_numpy(point))
+        return (value, gradient.numpy()) if math.isfinite(value) else (wall, np.zeros_like(point))
 
+    def stop_when_slow(intermediate_result: OptimizeResult) -> None:
+        values.append(float(intermediate_result.fun))
+        if len(values) > 10 and values[-11] - values[-1] < tolerance:
+            raise StopIteration
 
-def _inverse_hessian_times(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The two loops of L-BFGS (Nocedal and Wright, Algorithm 7.4)."""
-    if not pairs:
-        return gradient / max(1.0, float(gradient.norm()))
-    result, factors = gradient.clone(), []
-    for step, change in reversed(pairs):
-        factors.append((step @ result) / (step @ change))
-        result -= factors[-1] * change
-    step, change = pairs[-1]
-    result *= (step @ change) / (change @ change)
-    for (step, change), factor in zip(pairs, reversed(factors), strict=True):
-        result += (factor - (change @ result) / (step @ change)) * step
-    return result
-
-
-def _line_search(
-    evaluate: Callable[[Tensor], tuple[float, Tensor]],
-    x: Tensor,
-    value: float,
-    direction: Tensor,
-    slope: float,
-) -> tuple[Tensor, float, Tensor] | None:
-    """A step of sufficient decrease, and of sufficient flattening if 25 trials find one."""
-    low, high, length, kept = 0.0, math.inf, 1.0, None
-    for _ in range(25):
-        point = x + length * direction
-        new_value, gradient = evaluate(point)
-        if not new_value <= value + 1e-4 * length * slope:
-            high = length
-        else:
-            kept = (point, new_value, gradient)
-            if float(gradient @ direction) >= 0.9 * slope:
-                break
-            low = length
-        length = 2 * low if math.isinf(high) else (low + high) / 2
-    return kept
+    options = {"maxiter": iterations, "maxcor": MEMORY, "maxls": 25, "ftol": 0.0, "gtol": 0.0}
+    found = minimize(
+        finite, x.numpy(), jac=True, method="L-BFGS-B", callback=stop_when_slow, options=options
+    )
+    return torch.from_numpy(found.x)
 
 
 def _norm(matrix: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc

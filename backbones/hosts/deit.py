@@ -15,7 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw

@@ -20,7 +20,7 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc

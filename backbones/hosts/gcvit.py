@@ -21,7 +21,7 @@ from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalCon
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import to_nchw, to_nhwc

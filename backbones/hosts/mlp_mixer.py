@@ -21,7 +21,7 @@ from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model

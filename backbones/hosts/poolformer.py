@@ -18,7 +18,7 @@ from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_nchw

@@ -15,7 +15,7 @@ from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.registry import register_host

@@ -26,7 +26,7 @@ from timm.models.swin_transformer import (
 from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.graph_sizes import is_any_size, missing

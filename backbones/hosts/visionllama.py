@@ -35,7 +35,7 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained

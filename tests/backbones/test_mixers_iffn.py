@@ -17,7 +17,8 @@ from backbones import (
     registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
@@ -373,8 +374,8 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     path = tmp_path / "plain.pth"
     torch.save(plain.state_dict(), path)
     with pytest.warns(UserWarning, match="class token and this DeiT has none.*class_token=True"):
-        report = load_state_dict(
-            create_backbone("deit_t_iffn"), plain.backbone.state_dict(), "plain"
+        report = adopt(
+            create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
         )
     assert "cls_token" in report.skipped
     assert all(".mlp." in key for key in report.initialised)
@@ -391,12 +392,12 @@ def test_weights_without_a_class_token(tmp_path):
     tensors = create_backbone("deit_t", class_token=False).state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_state_dict(create_backbone("deit_t", class_token=False), dict(tensors), "file")
+        adopt(create_backbone("deit_t", class_token=False), in_memory(dict(tensors), "file"))
     small = create_backbone("deit_t", class_token=False, img_size=64)
-    load_state_dict(small, dict(tensors), "file")
+    adopt(small, in_memory(dict(tensors), "file"))
     assert small.pos_embed.shape == (1, 16, 192)
     with pytest.raises(ValueError, match=r"have no class token .* build it with class_token=False"):
-        load_state_dict(create_backbone("deit_t"), dict(tensors), "file")
+        adopt(create_backbone("deit_t"), in_memory(dict(tensors), "file"))
 
 
 # The sum of Eq. 11

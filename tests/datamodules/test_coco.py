@@ -11,6 +11,7 @@ pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
 from datamodules import CocoDataModule, coco_checks
+from tasks.coco_metric import CocoMetric
 
 SQUARE = [[10, 10, 30, 10, 30, 30, 10, 30]]
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}]
@@ -58,7 +59,7 @@ def save(root, entry, split="train2017"):
 
 
 def module(root, **options):
-    defaults = {"image_size": (120, 80), "batch_size": 2, "num_workers": 0, "flip": 0.0}
+    defaults = {"scale": (120, 80), "batch_size": 2, "num_workers": 0, "flip": 0.0}
     return CocoDataModule(root, **{**defaults, **options})
 
 
@@ -94,7 +95,28 @@ def test_val_batches(root):
     assert sample.ori_shape == (40, 60)
     assert sample.scale_factor == (2.0, 2.0)
     assert sample.gt_instances.bboxes.tensor.tolist() == [[10, 10, 30, 30]]
-    assert data.annotation_file == str(root / "annotations/instances_val2017.json")
+    written = json.loads((root / "annotations/instances_val2017.json").read_text())
+    assert [entry["id"] for entry in data.annotations["annotations"]] == [
+        entry["id"] for entry in written["annotations"]
+    ]
+
+
+def test_each_file_is_parsed_once(root, monkeypatch):
+    """Checked, served to mmdet and kept for evaluation from one reading."""
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda raw: parsed.append(len(raw)) or loads(raw))
+    monkeypatch.setattr(json, "load", lambda file: pytest.fail(f"{file.name} is read again"))
+    data = module(root)
+    data.setup()
+    metric = CocoMetric(data.annotations, data.category_ids, with_masks=True)
+    sizes = [
+        (root / f"annotations/instances_{split}2017.json").stat().st_size
+        for split in ("train", "val")
+    ]
+    assert parsed == sizes
+    metric.update([])
+    assert metric.compute()
 
 
 def test_images_are_bgr(root):
@@ -352,8 +374,8 @@ def test_annotated_size_must_be_the_images(root):
 
 
 def test_options_are_checked(root):
-    with pytest.raises(ValueError, match=r"data\.image_size="):
-        module(root, image_size=(1, 2, 3))
+    with pytest.raises(ValueError, match=r"data\.scale="):
+        module(root, scale=(1, 2, 3))
     with pytest.raises(ValueError, match=r"data\.flip=2"):
         module(root, flip=2)
     with pytest.raises(ValueError, match=r"data\.scale_jitter=\[2.0, 1.0\]"):

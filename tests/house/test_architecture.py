@@ -33,6 +33,10 @@ NEVER = {
     "tasks": HYDRA | MM,
     "datamodules": HYDRA,
 }
+# What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
+COMMANDS = {
+    "run", "complexity", "export", "benchmark", "results", "search", "lipschitz", "doctor",
+}  # fmt: skip
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}
 
@@ -163,6 +167,32 @@ def test_a_wrong_import_is_noticed(name, source):
 )
 def test_a_right_import_is_let_through(name, source):
     assert not broken_rules(name, source)
+
+
+def imported_commands(name: str, source: str) -> list[str]:
+    """The commands that a file of tools imports, which are for people to type."""
+    return [
+        f"{found.place}: {found.module}"
+        for found in imports_of(source, name)
+        if found.top == "tools" and found.module.split(".")[1] in COMMANDS
+    ]
+
+
+def test_tools_are_the_commands_and_folders_of_what_helps_them():
+    files = {path.name for path in (ROOT / "tools").iterdir() if path.is_file()}
+    assert files == {"__init__.py", "install.sh", *(f"{name}.py" for name in COMMANDS)}
+    for name in COMMANDS:
+        assert 'if __name__ == "__main__":' in (ROOT / "tools" / f"{name}.py").read_text()
+    helpers = [path for path in (ROOT / "tools").rglob("*.py") if path.stem not in COMMANDS]
+    assert all(ast.get_docstring(ast.parse(path.read_text())) for path in helpers)
+
+
+def test_nothing_in_tools_imports_a_command():
+    for path in (ROOT / "tools").rglob("*.py"):
+        assert not imported_commands(path.relative_to(ROOT).as_posix(), path.read_text())
+    for wrong in ("from tools import results", "def f():\n    from tools.run import run"):
+        assert imported_commands("tools/running/sweeps.py", wrong)
+    assert not imported_commands("tools/run.py", "from tools.running import sweeps")
 
 
 def test_no_module_is_named_like_a_library_or_says_nothing():

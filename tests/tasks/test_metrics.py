@@ -122,11 +122,15 @@ def coco(tmp_path):
     return coco_case(tmp_path)
 
 
+def content_of(path):
+    return json.loads(Path(path).read_text())
+
+
 @pytest.mark.parametrize("seen", [8, 5])
 def test_coco_metric_equals_pycocotools(coco, seen):
     path, samples = coco
     samples = samples[:seen]
-    metric = CocoMetric(path, CATEGORIES, with_masks=True)
+    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=True)
     metric.update(samples[:3])
     metric.update(samples[2:])  # the third image comes twice, as a padded sampler sends it
     figures = metric.compute()
@@ -135,11 +139,12 @@ def test_coco_metric_equals_pycocotools(coco, seen):
         assert 0.1 < expected[0] < 1
         ours = [figures[f"{prefix}AP{name}"].item() for name in STATS]
         assert ours == pytest.approx(expected, abs=1e-6)
+    assert metric.compute() == figures  # the same index serves every evaluation of a run
 
 
 def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
     path, samples = coco
-    metrics = [CocoMetric(path, CATEGORIES, with_masks=True) for _ in range(3)]
+    metrics = [CocoMetric(content_of(path), CATEGORIES, with_masks=True) for _ in range(3)]
     for metric, part in zip(metrics, (samples, samples[::2], samples[1::2]), strict=True):
         metric.update(part)
     whole, *parts = metrics
@@ -152,7 +157,7 @@ def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
 
 def test_coco_metric_without_masks_or_detections(coco):
     path, samples = coco
-    metric = CocoMetric(path, CATEGORIES, with_masks=False)
+    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=False)
     metric.update(samples[1:2])
     assert metric.compute() == {"AP": 0, "AP50": 0, "AP75": 0}
     metric.reset()
@@ -162,14 +167,12 @@ def test_coco_metric_without_masks_or_detections(coco):
     assert not metric.detections
 
 
-def test_size_range_without_objects_has_no_figure(coco, tmp_path):
+def test_size_range_without_objects_has_no_figure(coco):
     path, samples = coco
-    content = json.loads(Path(path).read_text())
+    content = content_of(path)
     for row in content["annotations"]:
         row["area"] = 50.0
-    small = tmp_path / "small.json"
-    small.write_text(json.dumps(content))
-    metric = CocoMetric(str(small), CATEGORIES, with_masks=False)
+    metric = CocoMetric(content, CATEGORIES, with_masks=False)
     metric.update(samples)
     assert metric.compute().keys() == {"AP", "AP50", "AP75", "AP_small"}
 

@@ -133,11 +133,12 @@ def _differences(run: RunRecord, row: Row, experiment: Any) -> list[str]:
             return [f"{parameters} parameters instead of {row.params}, so another model or classes"]
     if experiment is None:
         return []
-    from tools.command_line.overrides import prepare
+    from omegaconf import OmegaConf
+
+    from tools.command_line.backbone_group import register
     from tools.running.config import compose_config
 
-    prepare([])
-    from omegaconf import OmegaConf
+    register()
 
     meant = OmegaConf.to_container(compose_config([f"experiment={experiment}"]), resolve=True)
     return [

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from tools.command_line.typed_network import label
+
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
 ROUNDING = 0.005  # residuals and tolerances are written with two decimals
 # Why a figure is further off than its file's tolerance.
@@ -44,9 +46,9 @@ class Row:
     cause: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
+        """Backbone and options as they are typed: ``deit_t_afbo backbone.mixer.g2=6``."""
         size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
-        return " ".join([self.backbone, *dotted(self.options), *size])
+        return " ".join([label((self.backbone, dict(self.options))), *size])
 
     def changes(self, params: float, macs: float, base: tuple[float, float]) -> dict[str, float]:
         """Our change against the base, in M and G, of the figures that a paper prints a change of.
@@ -131,12 +133,3 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
                     f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
                 )
     return [row for row in rows if task in (None, row.task)]
-
-
-def dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Options as they are typed, for example ``mixer.g2=6``."""
-    flat = []
-    for key, value in options.items():
-        nested = isinstance(value, Mapping)
-        flat += dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
-    return flat

@@ -7,6 +7,7 @@ the data, the classes and the pipelines are variables, written once.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -61,8 +62,8 @@ def write_config(
     path = folder / file
     path.write_text("\n".join(lines) + "\n")
     found = Config.fromfile(path).to_dict()
-    # mmengine puts the folder's path where the text has a name for it.
-    here = {"{{ fileDirname }}": str(folder)}
+    # mmengine puts the folder's path, by this very function, where the text has a name for it.
+    here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
     lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
     assert not lost, f"the written config has other values of {lost}"
     return [path, *copies]

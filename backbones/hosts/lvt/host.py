@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.lvt.blocks import SPECS, ClassBlock, Stage
 from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
