@@ -7,6 +7,7 @@ from datamodules.class_folders import ClassFoldersDataModule
 from datamodules.coco import CocoDataModule
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.inaturalist import INaturalist2019DataModule
+from datamodules.robustness import RobustnessDataModule
 from datamodules.sample import (
     SampleClassification,
     SampleDetection,
@@ -27,6 +28,7 @@ __all__ = [
     "ImageFolderDataModule",
     "LightAugmentation",
     "PaperAugmentation",
+    "RobustnessDataModule",
     "SampleClassification",
     "SampleDetection",
     "SampleSegmentation",

@@ -70,6 +70,7 @@ class ClassificationTask(BaseTask):
                 f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
                 "set one of them to 0"
             )
+        self._others: Tensor | None = None
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -94,6 +95,21 @@ class ClassificationTask(BaseTask):
             )
         image, label = self.mixup(batch["image"], batch["label"])
         return batch | {"image": image, "label": label}
+
+    def only_classes(self, labels: Sequence[int] = ()) -> None:
+        """Let evaluation choose among these classes alone; without any, among all again.
+
+        Source: as the authors of ImageNet-A and ImageNet-R do with networks of 1000 classes.
+        """
+        others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
+        self._others = torch.tensor(others, dtype=torch.int64) if others else None
+
+    def evaluated(self, batch: Batch) -> Tensor:
+        """Logits (B, K), minus infinity of classes that are not to be chosen."""
+        logits: Tensor = self.model.predict(batch)
+        if self._others is None:
+            return logits
+        return logits.index_fill(1, self._others.to(logits.device), -math.inf)
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Count hits."""
