@@ -13,6 +13,7 @@ from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import LoadReport, adopt, convert
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.layers.classifier import Classifier
+from heads.losses import classification_losses
 
 
 class LinearClassifier(nn.Module):
@@ -84,13 +85,14 @@ class LinearClassifier(nn.Module):
         return self.backbone.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> logits (B, K)."""
+        """The classifier on what the backbone gives: (B, 3, H, W) -> logits (B, K)."""
         return self.classifier(self._features(images))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K)."""
         smoothing = self.label_smoothing if self.training else 0.0
-        return self.classifier.loss(self._features(batch["image"]), batch["label"], smoothing)
+        features = self._features(batch["image"])
+        return classification_losses(self.classifier, features, batch["label"], smoothing)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""

@@ -306,7 +306,7 @@ class BaseTask(LightningModule):
         return rows
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
-        """The same for a batch of the trainer's datamodule; arrays go to files of the run."""
+        """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
         return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +55,22 @@ class KeepLast(Checkpoint):
         self._since = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's handlers."""
+        """Take over from Lightning's signal handlers: a signal ends the step, saves and stops."""
         self._training = True
         self._since = time.monotonic()
         self._listen(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, to stop at once."""
+        """Take over from Lightning's signal handlers: a signal stops the test at once."""
         self._training = False
         self._listen(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, unless it is training that validates."""
+        """Take over from Lightning's signal handlers; outside training a signal stops at once."""
         self._listen(trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, to stop at once."""
+        """Take over from Lightning's signal handlers: a signal stops the prediction at once."""
         self._listen(trainer)
 
     def on_train_batch_end(
@@ -80,17 +81,20 @@ class KeepLast(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save before a validation, when it is time to, and on a signal."""
+        """Save before a validation, when it is time to, and on a signal; the step is logged first.
+
+        What a checkpoint has done comes never again, and neither does its row in the logs.
+        """
         last = trainer.is_last_batch
         if not last and (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         if loop.validation_follows:
-            self._save(trainer)
+            loop.save = partial(self._save, trainer)
         # All processes must agree, as saving takes all of them.
         elif not last and self._any(trainer, self._signum is not None or self._is_time()):
-            self._save(trainer)
+            loop.save = partial(self._save, trainer)
             self._stop_if_told(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,11 +115,13 @@ class KeepLast(Checkpoint):
             raise self._stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same after the last epoch."""
+        """Stop, if told to, now that the last epoch is saved."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def _save(self, trainer: Trainer) -> None:
         if not getattr(trainer, "fast_dev_run", False):
+            for log in trainer.loggers:
+                log.save()  # a kill would take the rows with it
             trainer.save_checkpoint(self.last)
             self._since = time.monotonic()
 

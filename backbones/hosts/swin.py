@@ -4,7 +4,8 @@ timm pads a map after rolling it; the authors' code, torchvision and MMDetection
 differ on every map that the window does not divide, hence on all detection and segmentation sizes
 (7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten here.
 
-Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 (shifted windows).
+Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14030, Table 7
+(networks), Sec. 3.2 (shifted windows).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
 from backbones.registry import register_host
@@ -63,12 +64,12 @@ class Swin(HierarchicalBackbone):
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
             if isinstance(layer.downsample, PatchMerging):
-                layer.downsample.__class__ = AnyPatchMerging
+                become(layer.downsample, AnyPatchMerging)
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
-                block.__class__ = SwinBlock
+                become(block, SwinBlock)
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
-                block.attn.__class__ = AnyWindowAttention
+                become(block.attn, AnyWindowAttention)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
@@ -99,13 +100,13 @@ class SwinBlock(SwinTransformerBlock):
     shift_single_window: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention of windows, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path1(self._attn(self.norm1(x)))
-        return cast("Tensor", x + self.drop_path2(self.mlp(self.norm2(x))))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
 
     def _attn(self, x: Tensor) -> Tensor:
         if isinstance(self.attn, Mixer):
-            return cast("Tensor", self.attn(x))
+            return self.attn(x)
         _, height, width, channels = x.shape
         if is_any_size(x.shape[1:3]):
             return self._attn_any_size(x)
@@ -124,7 +125,7 @@ class SwinBlock(SwinTransformerBlock):
         return x[:, :height, :width]
 
     def _attn_any_size(self, x: Tensor) -> Tensor:
-        """The same where a graph is recorded for any size, hence without a branch on sizes."""
+        """Shifted-window attention where a graph is recorded for any size: no branch on sizes."""
         _, height, width, channels = x.shape
         side: int = self.window_size[0]
         window, shift = (side, side), self.target_shift_size[0]
@@ -150,7 +151,7 @@ class AnyPatchMerging(PatchMerging):
     """timm's merging of 2x2 neighbours, without a view that a graph for any size cannot take."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 C)."""
+        """Four neighbours, normed and projected: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), 2 C)."""
         # One more row and column are as good as H % 2 of them: every second one is taken.
         rows = (x, F.pad(x, (0, 0, 0, 0, 0, 1)))
         parts = []
@@ -159,7 +160,7 @@ class AnyPatchMerging(PatchMerging):
                 part = rows[row][:, row::2]
                 part = F.pad(part, (0, 0, 0, 1)) if column else part
                 parts.append(part[:, :, column::2])
-        return cast("Tensor", self.reduction(self.norm(torch.cat(parts, dim=-1))))
+        return self.reduction(self.norm(torch.cat(parts, dim=-1)))
 
 
 class AnyWindowAttention(WindowAttention):
@@ -186,7 +187,7 @@ class AnyWindowAttention(WindowAttention):
         query, key, value = qkv.unbind(0)
         x = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=drop)
         x = x.transpose(1, 2).reshape(-1, num_tokens, self.proj.in_features)
-        return cast("Tensor", self.proj_drop(self.proj(x)))
+        return self.proj_drop(self.proj(x))
 
     def _bias(self, window: Size) -> Tensor:
         """Relative position bias (1, heads, h * w, h * w).
@@ -198,9 +199,7 @@ class AnyWindowAttention(WindowAttention):
             return bias
         height, width = window
         bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
-        return cast(
-            "Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
-        )
+        return bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
 
 
 def _build(variant: str, config: HostConfig) -> Swin:

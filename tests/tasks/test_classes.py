@@ -12,8 +12,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
 from tasks.classes import check_classes, classes_of, readable
 from tasks.classification import ClassificationTask
-from tests.running.test_run_mistakes import refused
-from tests.runs import RECIPE, arguments, run_here
+from tests.runs import RECIPE, arguments, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

@@ -130,7 +130,7 @@ GRAPHS = ("onnx", "torch_export")  # which take long to record
     "to", [pytest.param(to, marks=[pytest.mark.slow] * (to in GRAPHS)) for to in EXPORTS]
 )
 def test_an_export_takes_over_a_checkpoint(to, files, counts, tmp_path):
-    typed = ["backbone=deit_t img_size=64", f"to={to}", f"ckpt={files / 'ours.ckpt'}"]
+    typed = ["backbone=deit_t", "backbone.img_size=64", f"to={to}", f"ckpt={files / 'ours.ckpt'}"]
     assert export.main([*typed, "image_size=64", f"out={tmp_path / to}"]) == 0
     networks, conversions = EXPORTS[to]
     counts.check(files / "ours.ckpt", networks=networks, conversions=conversions)

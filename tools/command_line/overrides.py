@@ -150,7 +150,7 @@ def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
 
 
 def varied_keys(arguments: Sequence[str]) -> list[str]:
-    """The same, but for those that the folders of the runs tell already; none without a sweep."""
+    """Keys of a sweep that the folders of its runs do not tell already; none without a sweep."""
     if not any(argument in SWEEP for argument in arguments):
         return []
     return [key for key in swept_keys(arguments) if key not in ("task", "backbone", "ckpt")]

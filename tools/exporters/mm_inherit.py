@@ -131,7 +131,7 @@ def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str
 
 
 def _name_variables(text: str) -> str:
-    """The same text with variables in place of their marks."""
+    """A config's text with variables in place of their marks."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
     def named(found: re.Match[str]) -> str:

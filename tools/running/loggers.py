@@ -212,7 +212,7 @@ def _title(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _identifier(folder: Path) -> str:
-    """The same for a run and its continuation, and no other run's: the folder says it once."""
+    """What a run and its continuation are known by and no other run: the folder keeps it."""
     note = folder / "wandb_run.txt"
     if not note.is_file():
         note.write_text(f"{os.urandom(8).hex()}\n")

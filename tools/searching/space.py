@@ -48,7 +48,7 @@ class Space:
         return f"{self.key}={self.choices[-1] if self.choices else self.high}"
 
     def distribution(self) -> Any:
-        """The same for Optuna."""
+        """The dimension as a distribution of Optuna's."""
         from optuna.distributions import (
             CategoricalDistribution,
             FloatDistribution,

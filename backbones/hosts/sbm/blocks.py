@@ -8,8 +8,6 @@ Axes: B images, (h, w) map, d channels.
 
 from __future__ import annotations
 
-from typing import cast
-
 from timm.layers import DropPath
 from torch import Tensor, nn
 
@@ -50,12 +48,12 @@ class SBMBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, d) -> (B, h, w, d)."""
+        """Mixer, then FFN, each with position, norm and shortcut: (B, h, w, d) -> (B, h, w, d)."""
         x = _encoded(x, self.cpe1)
         y = self.drop_path1(self.mixer(self.norm1(x)))
         x = _encoded(x + y if self.shortcut else y, self.cpe2)
         y = self.drop_path2(self.mlp(self.norm2(x)))
-        return cast("Tensor", x + y if self.shortcut else y)
+        return x + y if self.shortcut else y
 
 
 class Stem(nn.Module):
@@ -71,9 +69,9 @@ class Stem(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
+        """Convolutions, one with a shortcut: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
         x = self.conv1(images)
-        return cast("Tensor", self.conv3(x + self.conv2(x)))
+        return self.conv3(x + self.conv2(x))
 
 
 def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:

@@ -1,8 +1,6 @@
-"""What plain hosts share: one map at stride 16, or a pyramid made from it."""
+"""What isotropic hosts share: one map at stride 16, or a pyramid made from it."""
 
 from __future__ import annotations
-
-from typing import cast
 
 from torch import Tensor, nn
 
@@ -53,4 +51,4 @@ class IsotropicBackbone(Backbone):
             ValueError: The backbone was built for dense prediction.
         """
         self.check_embeds()
-        return cast("Tensor", self.norm(self.last_map(images)).mean(dim=(1, 2)))
+        return self.norm(self.last_map(images)).mean(dim=(1, 2))
