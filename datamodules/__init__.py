@@ -2,9 +2,13 @@
 
 from datamodules.ade20k import ADE20KDataModule
 from datamodules.base import BaseDataModule
-from datamodules.cifar100 import CIFAR100DataModule
+from datamodules.cifar100 import CIFAR10DataModule, CIFAR100DataModule
+from datamodules.class_folders import ClassFoldersDataModule
 from datamodules.coco import CocoDataModule
 from datamodules.image_folder import ImageFolderDataModule
+from datamodules.image_tars import ImageTarsDataModule
+from datamodules.inaturalist import INaturalist2019DataModule
+from datamodules.robustness import RobustnessDataModule
 from datamodules.sample import (
     SampleClassification,
     SampleDetection,
@@ -17,11 +21,16 @@ __all__ = [
     "ADE20KDataModule",
     "Augmentation",
     "BaseDataModule",
+    "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "ClassFoldersDataModule",
     "CocoDataModule",
+    "INaturalist2019DataModule",
     "ImageFolderDataModule",
+    "ImageTarsDataModule",
     "LightAugmentation",
     "PaperAugmentation",
+    "RobustnessDataModule",
     "SampleClassification",
     "SampleDetection",
     "SampleSegmentation",

@@ -51,6 +51,7 @@ class BaseDataModule(LightningDataModule):
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
         example: The command-line options that select this dataset, for error messages.
         told_absent: Whether it is known, and was said, which classes validation lacks.
+        parts: Of data that are evaluated part by part, what there is; see ``robustness``.
     """
 
     layout: ClassVar[str] = ""
@@ -60,6 +61,7 @@ class BaseDataModule(LightningDataModule):
     category_ids: tuple[int, ...] = ()
     repeated_augmentation: int = 1
     told_absent: bool = False
+    parts: Sequence[Any] = ()
 
     def __init__(
         self,

@@ -1,13 +1,14 @@
-"""CIFAR-100 from its original Python pickles, read without running any code in them."""
+"""CIFAR-10 and CIFAR-100 from their original Python pickles, read without running code in them."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import pickletools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +19,67 @@ from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.sampling import SeededDataset
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
 
-NUM_CLASSES = 100
 SIDE = 32
-ARCHIVE_FOLDER = "cifar-100-python"
-FILES = ("train", "test", "meta")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What the files of one of the two sets are called, and what is in them.
+
+    Attributes:
+        name: Of the set.
+        folder: That the archive unpacks to.
+        train: Files of the training set.
+        test: File of the test set.
+        meta: File of the classes' names.
+        labels: Key of the labels.
+        names: Key of the names in ``meta``.
+        classes: How many there are.
+    """
+
+    name: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: str
+    names: str
+    classes: int
+
+
+CIFAR100 = Archive(
+    name="CIFAR-100",
+    folder="cifar-100-python",
+    train=("train",),
+    test="test",
+    meta="meta",
+    labels="fine_labels",
+    names="fine_label_names",
+    classes=100,
+)
+CIFAR10 = Archive(
+    name="CIFAR-10",
+    folder="cifar-10-batches-py",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    labels="labels",
+    names="label_names",
+    classes=10,
+)
 
 
 class CIFAR100DataModule(ClassificationDataModule):
     """The 100 fine classes of CIFAR-100, enlarged to ``image_size``; its test set is ``val``.
 
     Args:
-        root: The unpacked folder ``cifar-100-python`` or the folder that holds it.
+        root: The unpacked folder of the archive or the folder that holds it.
         augmentation: Makes the transforms; None means the papers' recipe, uncropped in evaluation.
         **options: Of ``ClassificationDataModule``; ``image_size`` is the side to enlarge to.
     """
 
-    layout = f"{ARCHIVE_FOLDER}/train, test and meta"
+    archive: ClassVar[Archive] = CIFAR100
+    layout = "cifar-100-python/train, test and meta"
     example = "data=cifar100 data.root=/data/cifar100"
 
     def __init__(
@@ -48,13 +94,14 @@ class CIFAR100DataModule(ClassificationDataModule):
         )
 
     def build(self) -> dict[Any, SeededDataset]:
-        """Read the three files and check them."""
-        folder = self._archive()
-        self.class_names = _class_names(folder / "meta")
+        """Read the files and check them."""
+        folder, archive = self._unpacked(), self.archive
+        self.class_names = _class_names(folder / archive.meta, archive)
         make = self.augmentation
+        train = [folder / name for name in archive.train]
         return {
-            "train": self._split(folder / "train", make.train(self.image_size)),
-            "val": self._split(folder / "test", make.eval(self.image_size)),
+            "train": self._split(train, make.train(self.image_size)),
+            "val": self._split([folder / archive.test], make.eval(self.image_size)),
         }
 
     def notices(self, looked: Mapping[Split, int]) -> list[str]:
@@ -63,11 +110,13 @@ class CIFAR100DataModule(ClassificationDataModule):
         absent = sorted(set(range(self.num_classes)) - set(rows.labels.tolist()))
         return super().notices(looked) + self.absent_notice(absent)
 
-    def _archive(self) -> Path:
-        for folder in (self.folder / ARCHIVE_FOLDER, self.folder):
-            if all((folder / name).is_file() for name in FILES):
+    def _unpacked(self) -> Path:
+        archive = self.archive
+        files = (*archive.train, archive.test, archive.meta)
+        for folder in (self.folder / archive.folder, self.folder):
+            if all((folder / name).is_file() for name in files):
                 return folder
-        packed = list(self.folder.glob("cifar-100-python*.tar.gz"))
+        packed = list(self.folder.glob(f"{archive.name.lower()}-python*.tar.gz"))
         remedy = (
             f"unpack it: tar -xzf {packed[0]} -C {self.folder}"
             if packed
@@ -75,33 +124,53 @@ class CIFAR100DataModule(ClassificationDataModule):
         )
         raise FileNotFoundError(f"{self.folder} lacks {self.layout}; {remedy}")
 
-    def _split(self, path: Path, transform: Transform) -> SeededDataset:
-        content = read_pickle(path)
-        images = check_images(path, content)
-        labels = check_labels(path, content, len(images))
-        rows = PixelRows(path, images, labels, transform)
+    def _split(self, paths: Sequence[Path], transform: Transform) -> SeededDataset:
+        images, labels = [], []
+        for path in paths:
+            content = read_pickle(path, self.archive)
+            images.append(check_images(path, content))
+            labels.append(check_labels(path, content, len(images[-1]), self.archive))
+        rows = PixelRows(paths, images, labels, transform)
         return self.seeded(rows, rows.describe)
+
+
+class CIFAR10DataModule(CIFAR100DataModule):
+    """CIFAR-10, enlarged to ``image_size``; its test set is ``val``.
+
+    Args:
+        root: The unpacked folder of the archive or the folder that holds it.
+        **options: Of ``CIFAR100DataModule``.
+    """
+
+    archive = CIFAR10
+    layout = "cifar-10-batches-py/data_batch_1 to data_batch_5, test_batch and batches.meta"
+    example = "data=cifar10 data.root=/data/cifar10"
+
+    def build(self) -> dict[Any, SeededDataset]:
+        """Read the seven files and check them."""
+        return super().build()
 
 
 class PixelRows:
     """Images in memory.
 
     Args:
-        path: The file that they come from.
-        images: (N, 3072) pixels, channel by channel, row by row.
-        labels: (N,) classes.
+        paths: The files that they come from.
+        images: Of each file, (N, 3072) pixels, channel by channel, row by row.
+        labels: Of each file, (N,) classes.
         transform: From RGB image to tensor.
     """
 
     def __init__(
         self,
-        path: Path,
-        images: NDArray[np.uint8],
-        labels: NDArray[np.int64],
+        paths: Sequence[Path],
+        images: Sequence[NDArray[np.uint8]],
+        labels: Sequence[NDArray[np.int64]],
         transform: Transform,
     ) -> None:
-        self.path, self.transform = path, transform
-        self.images, self.labels = images, labels
+        self.paths, self.transform = tuple(paths), transform
+        self.images, self.labels = np.concatenate(images), np.concatenate(labels)
+        self.ends = np.cumsum([len(rows) for rows in labels])
 
     def __len__(self) -> int:
         """Number of images."""
@@ -109,7 +178,9 @@ class PixelRows:
 
     def describe(self, index: int) -> str:
         """The place of a sample, for error messages."""
-        return f"{self.path}, row {index}"
+        file = int(np.searchsorted(self.ends, index, side="right"))
+        first = int(self.ends[file - 1]) if file else 0
+        return f"{self.paths[file]}, row {index - first}"
 
     def __getitem__(self, index: int, /) -> Sample:
         """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
@@ -181,7 +252,7 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def read_pickle(path: Path) -> dict[str, Any]:
+def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
     """Load a CIFAR file; its keys become text, whichever Python wrote them."""
     try:
         raw = path.read_bytes()
@@ -189,12 +260,12 @@ def read_pickle(path: Path) -> dict[str, Any]:
         content = ArrayUnpickler(io.BytesIO(raw), encoding="latin1").load()
     except Exception as error:  # A damaged pickle may raise nearly anything.
         raise ValueError(
-            f"{path} cannot be read as a CIFAR-100 file ({type(error).__name__}: {error}); "
+            f"{path} cannot be read as a {archive.name} file ({type(error).__name__}: {error}); "
             "unpack the archive again"
         ) from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-100 file"
+            f"{path} holds a {type(content).__name__}, not the dictionary of a {archive.name} file"
         )
     return {_text(key): getattr(value, "values", value) for key, value in content.items()}
 
@@ -210,11 +281,12 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _class_names(path: Path) -> tuple[str, ...]:
-    names = [_text(name) for name in read_pickle(path).get("fine_label_names", [])]
-    if len(set(names)) != NUM_CLASSES:
+def _class_names(path: Path, archive: Archive) -> tuple[str, ...]:
+    names = [_text(name) for name in read_pickle(path, archive).get(archive.names, [])]
+    if len(set(names)) != archive.classes:
+        kind = "fine classes" if archive is CIFAR100 else "classes"
         raise ValueError(
-            f"{path} names {len(set(names))} fine classes; CIFAR-100 has {NUM_CLASSES}"
+            f"{path} names {len(set(names))} {kind}; {archive.name} has {archive.classes}"
         )
     return tuple(names)
 
@@ -238,20 +310,24 @@ def check_images(path: Path, content: dict[str, Any]) -> NDArray[np.uint8]:
     return images
 
 
-def check_labels(path: Path, content: dict[str, Any], count: int) -> NDArray[np.int64]:
-    """The fine labels of a file, (count,)."""
-    labels = content.get("fine_labels")
+def check_labels(
+    path: Path, content: dict[str, Any], count: int, archive: Archive = CIFAR100
+) -> NDArray[np.int64]:
+    """The labels of a file, (count,); of CIFAR-100 the fine ones."""
+    labels = content.get(archive.labels)
     if labels is None:
-        hint = " (these are CIFAR-10's keys)" if "labels" in content else ""
-        raise ValueError(f"{path} has no 'fine_labels' but {sorted(content)}{hint}")
+        other = CIFAR10 if archive is CIFAR100 else CIFAR100
+        hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
+        raise ValueError(f"{path} has no {archive.labels!r} but {sorted(content)}{hint}")
     if len(labels) != count or not all(isinstance(label, int) for label in labels):
         raise ValueError(
-            f"'fine_labels' in {path} must be {count} integers, one per image; found {len(labels)}"
+            f"{archive.labels!r} in {path} must be {count} integers, one per image; "
+            f"found {len(labels)}"
         )
-    wrong = [row for row, label in enumerate(labels) if not 0 <= label < NUM_CLASSES]
+    wrong = [row for row, label in enumerate(labels) if not 0 <= label < archive.classes]
     if wrong:
         raise ValueError(
-            f"{len(wrong)} labels in {path} lie outside 0 to {NUM_CLASSES - 1}, "
+            f"{len(wrong)} labels in {path} lie outside 0 to {archive.classes - 1}, "
             f"the first {labels[wrong[0]]} in row {wrong[0]}"
         )
     return np.array(labels, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -77,12 +78,37 @@ def decode(path: str | Path) -> Image.Image:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, no image, truncated or too large.
     """
-    tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # Some libraries switch tolerance on for everybody.
+    with strict(), readable(path), Image.open(plain_file(path)) as image:
+        image.load()
+        return image
+
+
+def decode_bytes(content: bytes, name: str) -> Image.Image:
+    """Decode the bytes of a whole image file as ``decode`` does.
+
+    Args:
+        content: Of the file.
+        name: What messages call it.
+
+    Raises:
+        ValueError: The file is empty, no image, truncated or too large.
+    """
     try:
-        with readable(path), Image.open(plain_file(path)) as image:
+        with strict(), readable(name), Image.open(io.BytesIO(content)) as image:
             image.load()
             return image
+    except (FileNotFoundError, NotADirectoryError):  # readable has looked for it on the disk
+        reason = "is no image, whatever its name says" if content else "is empty (0 bytes)"
+        raise ValueError(f"{name} {reason}; replace or remove it") from None
+
+
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Let Pillow refuse truncated files: some libraries switch tolerance on for everybody."""
+    tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         for folder in (train, val):
             require_folder(folder, f"an image folder has {self.layout}")
         self.class_names = tuple(class_folders(train))
-        if self.expected_classes not in (None, len(self.class_names)):
-            raise ValueError(
-                f"{train} has {len(self.class_names)} class folders but data.num_classes is "
-                f"{self.expected_classes}; correct one of them"
-            )
+        self.check_count(train)
         strays = sorted(set(class_folders(val)) - set(self.class_names))
         if strays:
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
@@ -65,6 +61,14 @@ class ImageFolderDataModule(ClassificationDataModule):
             "train": self._split(train, make.train(self.image_size)),
             "val": self._split(val, make.eval(self.image_size)),
         }
+
+    def check_count(self, folder: Path) -> None:
+        """Refuse another number of classes than is expected."""
+        if self.expected_classes not in (None, len(self.class_names)):
+            raise ValueError(
+                f"{folder} has {len(self.class_names)} class folders but data.num_classes is "
+                f"{self.expected_classes}; correct one of them"
+            )
 
     def file_check(self, split: Split) -> Callable[[int], None]:
         """The header and the end of an image."""
@@ -90,6 +94,12 @@ class ImageFolderDataModule(ClassificationDataModule):
                 f"{folder} has no images of {first_few(empty)}; "
                 "its accuracy says nothing about them"
             )
+        return self.labelled(folder, found, transform)
+
+    def labelled(
+        self, folder: Path, found: Mapping[str, Sequence[str]], transform: Any
+    ) -> SeededDataset:
+        """The images of all classes, given in label order by the name of their folder."""
         names = [f"{name}/{image}" for name, images in found.items() for image in images]
         labels = [label for label, images in enumerate(found.values()) for _ in images]
         return self.files(folder, names, labels, transform)

@@ -217,12 +217,16 @@ class BaseTask(LightningModule):
                 self._judge(batch)
 
     def _judge(self, batch: Batch) -> None:
-        predictions = self.model.predict(batch)
+        predictions = self.evaluated(batch)
         self.update_metrics(batch, predictions)
         if not self.why_no_loss:
             loss, count = self.evaluation_loss(batch, predictions)
             self.loss_sum.update(loss)
             self.loss_count.update(count)
+
+    def evaluated(self, batch: Batch) -> Any:
+        """The predictions that metrics see."""
+        return self.model.predict(batch)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last epoch's predictions; in training, turn to the average or judge both."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from timm.data import ImageNetInfo
+
 from backbones.checkpoints.opening import Checkpoint
 
+SYNSET = re.compile(r"n\d{8}")  # WordNet's numbers of nouns, by which ImageNet's folders are called
 LISTED = 20  # classes that are listed whole
 SHOWN = 5  # differences shown of longer lists
 
@@ -24,6 +29,22 @@ class Classes:
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...] = ()
+
+
+def readable(name: str) -> str:
+    """The name of a class as people say it: of one of ImageNet's synsets its first word.
+
+    Source: WordNet's lemmas, as timm has them.
+    """
+    if not SYNSET.fullmatch(name):
+        return name
+    return _lemmas().get(name, name).partition(",")[0]
+
+
+@functools.cache
+def _lemmas() -> dict[str, str]:
+    known: Any = ImageNetInfo("imagenet-22k")
+    return {name: known.label_name_to_description(name) for name in known.label_names()}
 
 
 def classes_of(checkpoint: Checkpoint) -> Classes | None:

@@ -18,11 +18,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from backbones.options import check_arguments, check_value
 from tasks.base import BaseTask, Batch, Row
-from tasks.classes import check_several
+from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
 
-COLUMNS = ("class", "probability")  # of predictions.csv, for each place
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
 
@@ -66,6 +65,8 @@ class ClassificationTask(BaseTask):
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         check_several(self.class_names, "a class folder or label of the other images")
         classes = len(self.class_names)
+        self.shown_names = tuple(readable(name) for name in self.class_names)
+        self._has_other_names = self.shown_names != self.class_names
         check_arguments(Mixup, mixup or {}, "task.mixup")
         check_mixup(mixup or {})
         self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
@@ -78,6 +79,7 @@ class ClassificationTask(BaseTask):
                 f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
                 "set one of them to 0"
             )
+        self._others: Tensor | None = None
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -111,6 +113,21 @@ class ClassificationTask(BaseTask):
             image = self.erasing(image)
         return batch | {"image": image, "label": label}
 
+    def only_classes(self, labels: Sequence[int] = ()) -> None:
+        """Let evaluation choose among these classes alone; without any, among all again.
+
+        Source: as the authors of ImageNet-A and ImageNet-R do with networks of 1000 classes.
+        """
+        others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
+        self._others = torch.tensor(others, dtype=torch.int64) if others else None
+
+    def evaluated(self, batch: Batch) -> Tensor:
+        """Logits (B, K), minus infinity of classes that are not to be chosen."""
+        logits: Tensor = self.model.predict(batch)
+        if self._others is None:
+            return logits
+        return logits.index_fill(1, self._others.to(logits.device), -math.inf)
+
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Count hits."""
         self.accuracy.update(predictions, batch["label"])
@@ -128,7 +145,10 @@ class ClassificationTask(BaseTask):
         self.accuracy.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Per image: ``image``, its name; the five best ``classes`` and their ``probabilities``."""
+        """Per image: ``image``, its name; the five best ``classes`` and their ``probabilities``.
+
+        Where classes are ImageNet's synsets, ``names`` says what they mean.
+        """
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
         samples, indices, values = (
@@ -138,27 +158,43 @@ class ClassificationTask(BaseTask):
             {
                 "image": datamodule.predict_name(sample),
                 "classes": [self.class_names[i] for i in labels],
+                **(
+                    {"names": [self.shown_names[i] for i in labels]}
+                    if self._has_other_names
+                    else {}
+                ),
                 "probabilities": [round(share, 6) for share in shares],
             }
             for sample, labels, shares in zip(samples, indices, values, strict=True)
         ]
 
+    def _meanings(self, labels: Sequence[int]) -> Row:
+        return {"names": [self.shown_names[i] for i in labels]} if self._has_other_names else {}
+
     def answer(self, row: Row) -> str:
         """The best classes with their probabilities."""
-        best = zip(row["classes"], row["probabilities"], strict=True)
+        best = zip(row["names" if "names" in row else "classes"], row["probabilities"], strict=True)
         return ", ".join(f"{name} ({share:.3f})" for name, share in best)
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
-        """Write predictions.csv: the image, then its classes and probabilities by turns."""
+        """Write predictions.csv: the image, then its classes and probabilities by turns.
+
+        Where ``describe`` has names, they stand between the two.
+        """
+        kinds = ["class", "probability"]
+        keys = ["classes", "probabilities"]
+        if self._has_other_names:
+            kinds.insert(1, "name")
+            keys.insert(1, "names")
         places = range(1, 1 + min(5, len(self.class_names)))
         path = folder / "predictions.csv"
         # Names of files need not be UTF-8; they are written as they are.
         with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
-            writer.writerow(["image", *(f"{what}_{i}" for i in places for what in COLUMNS)])
+            writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
             for row in rows:
-                pairs = zip(row["classes"], row["probabilities"], strict=True)
-                writer.writerow([row["image"], *(value for pair in pairs for value in pair)])
+                groups = zip(*(row[key] for key in keys), strict=True)
+                writer.writerow([row["image"], *(value for group in groups for value in group)])
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
@@ -177,9 +213,9 @@ class ClassificationTask(BaseTask):
             strict=True,
         ):  # fmt: skip
             right = None if label < 0 else label == guess
-            truth = self.class_names[label] if right is False else None
+            truth = self.shown_names[label] if right is False else None
             picture = to_image(image, *datamodule.normalisation)
-            tiles.append(Tile(picture, self.class_names[guess], share, right, truth))
+            tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
 
 

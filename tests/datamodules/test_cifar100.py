@@ -1,4 +1,4 @@
-"""CIFAR-100's pickles, read without running code."""
+"""The pickles of CIFAR-100 and CIFAR-10, read without running code."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import CIFAR100DataModule, LightAugmentation
+from datamodules import CIFAR10DataModule, CIFAR100DataModule, LightAugmentation
 from datamodules.cifar100 import read_pickle
 
 
@@ -174,3 +174,43 @@ def test_classes_without_a_test_image_are_said(root, caplog):
     with caplog.at_level("INFO"):
         data.check_files()
     assert caplog.messages == ["2 of 100 classes do not occur in validation: class98, class99"]
+
+
+def write_cifar10(folder, per_batch=20):
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        entry = content(per_batch)
+        entry.pop(b"coarse_labels"), entry.pop(b"fine_labels")
+        entry[b"labels"] = [(i + number) % 10 for i in range(per_batch)]
+        write(folder / name, entry)
+    write(folder / "batches.meta", {b"label_names": [f"kind{i}".encode() for i in range(10)]})
+
+
+@pytest.mark.parametrize("inner", ["", "cifar-10-batches-py"])
+def test_cifar10(tmp_path, inner):
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    data = CIFAR10DataModule(tmp_path / inner, image_size=32, batch_size=10, num_workers=0)
+    data.setup()
+    assert data.class_names == tuple(f"kind{i}" for i in range(10))
+    assert data.sizes() == {"train": 100, "val": 20}
+    labels = [int(data.dataset("train")[0, i]["label"]) for i in (0, 19, 20, 99)]
+    assert labels == [0, 9, 1, 3]
+    assert data.dataset("train").describe(20).endswith("data_batch_2, row 0")
+    assert data.dataset("train").describe(19).endswith("data_batch_1, row 19")
+
+
+def test_wrong_cifar10(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    with pytest.raises(ValueError, match=r"data=cifar10 data.root="):
+        CIFAR10DataModule(None).setup()
+    write_cifar10(folder)
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks cifar-10-batches-py/data_batch_1 to"):
+        CIFAR10DataModule(tmp_path).setup()
+    write(folder / "data_batch_3", content(20))
+    with pytest.raises(ValueError, match=r"data_batch_3 has no 'labels' .*CIFAR-100's keys"):
+        CIFAR10DataModule(tmp_path).setup()
+    write_cifar10(folder)
+    write(folder / "batches.meta", {b"label_names": [b"cat"]})
+    with pytest.raises(ValueError, match="names 1 classes; CIFAR-10 has 10"):
+        CIFAR10DataModule(tmp_path).setup()

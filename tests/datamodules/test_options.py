@@ -6,6 +6,7 @@ import yaml
 from tests.runs import CONFIGS
 
 # What says where a set's files are, or how a sample is made.
+SPLIT = {"val_share", "split_seed"}
 PLACES = {"train_annotations", "train_images", "val_annotations", "val_images"}
 MADE = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
         "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
@@ -24,3 +25,10 @@ def test_sample_and_real_set_have_the_same_options(sample, real):
     assert options(sample) - MADE == options(real) - PLACES
     size = {"image_size"} & options(real) or {"scale"}
     assert {"eval_batch_size", "num_workers", *size} <= options(real)
+
+
+@pytest.mark.parametrize("other", ["folder", "inaturalist2019", "imagenet_tar", "cifar10"])
+def test_sets_of_one_kind_have_the_same_options(other):
+    kind = "cifar100" if other == "cifar10" else "imagenet"
+    own = options(other) - SPLIT - {"_like_"} | {"num_classes"} & options(kind)
+    assert own == options(kind)

@@ -1,6 +1,8 @@
 """Checkpoints are used with the classes that they were trained on, in their order."""
 
+import csv
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from safetensors.torch import save_file
 
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
-from tasks.classes import check_classes, classes_of
-from tests.runs import arguments, refused, run_here
+from tasks.classes import check_classes, classes_of, readable
+from tasks.classification import ClassificationTask
+from tests.runs import RECIPE, arguments, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -26,6 +29,37 @@ def test_what_is_compared():
         check_classes({"class_names": ["a", "b"]}, ("b", "a"), "x")
     with pytest.raises(ValueError, match=r"on 3 classes, and the data have 2, not the same ones"):
         check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
+
+
+def test_synsets_are_read_as_words(tmp_path):
+    assert readable("n01440764") == "tench"
+    assert readable("n02085620") == "Chihuahua"
+    assert readable("n00000000") == "n00000000"
+    assert readable("tench") == "tench"
+
+    class Model(torch.nn.Module):
+        weight = torch.nn.Parameter(torch.zeros(1))
+
+        def predict(self, batch):
+            return torch.tensor([[0.0, 2.0, 1.0]])
+
+    def described(names):
+        task = ClassificationTask(Model(), names, **RECIPE)
+        data = SimpleNamespace(predict_name=lambda index: "fish.jpg")
+        (row,) = task.describe({"sample_id": torch.tensor([0])}, data)
+        task.write_results(tmp_path, [row])
+        return row, task.answer(row), list(csv.reader((tmp_path / "predictions.csv").open()))
+
+    row, answer, table = described(("n01443537", "n01440764", "bird"))
+    assert row["classes"] == ["n01440764", "bird", "n01443537"]
+    assert row["names"] == ["tench", "bird", "goldfish"]
+    assert answer.startswith("tench (0.665), bird (")
+    assert table[0][:4] == ["image", "class_1", "name_1", "probability_1"]
+    assert table[1][:3] == ["fish.jpg", "n01440764", "tench"]
+    row, answer, table = described(("a", "b", "c"))
+    assert "names" not in row
+    assert answer.startswith("b (0.665), c (")
+    assert table[0][:3] == ["image", "class_1", "probability_1"]
 
 
 def test_long_lists_are_shown_where_they_differ():

@@ -110,6 +110,15 @@ def test_the_long_recipe_of_the_sample_data():
         assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
 
 
+@pytest.mark.parametrize("data", ["folder", "inaturalist2019"])
+def test_recipes_of_imagenet_serve_what_is_like_it(data):
+    config = composed(f"data={data}", "recipe=deit", "backbone=deit_t")
+    assert "_like_" not in config["data"]
+    assert config["data"]["repeated_augmentation"] == 3
+    with pytest.raises(ValueError, match="made for data=imagenet"):
+        composed("data=cifar10", "recipe=deit", "backbone=deit_t")
+
+
 PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
 # Where neither recipe nor paper has a drop path for some size, one is passed.
 DROP_PATH = "backbone.drop_path_rate=0.1"

@@ -180,6 +180,10 @@ def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     for group in IDENTITY:
         if identity(group, now[group]) == identity(group, run.config[group]):
             merged[group] = _followed(group, now, reference)
+    # Images are prepared as the network was trained with them, whatever data it is tried on.
+    taken = now["data"].get("_as_run_", ()) if merged["data"] is now["data"] else ()
+    own_data = run.config["data"]
+    merged["data"] = {**merged["data"], **{key: own_data[key] for key in taken if key in own_data}}
     new = {name for name in ("recipe", "experiment") if name in chosen}
     new -= {name for name in new if chosen[name] in run.config.get("overrides", ())}
     if new:

@@ -54,9 +54,10 @@ def resolved(config: Any) -> dict[str, Any]:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    config["data"].pop("_as_run_", None)
     recipe = config.pop("recipe", {})
     _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
-    check_data(recipe, config["data"]["_target_"])
+    check_data(recipe, config["data"]["_target_"], config["data"].pop("_like_", None))
     _check_mode(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":

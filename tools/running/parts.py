@@ -17,7 +17,7 @@ from tasks.base import BaseTask
 from tasks.instantiate import build
 from tasks.loading import build_task
 from tasks.optim import build_optimizer, learning_rate_factor
-from tools.running import prediction, report, resume, trainer
+from tools.running import prediction, report, resume, robustness, trainer
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -114,6 +114,8 @@ def work(
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
     if config["mode"] == "predict":
         return prediction.predict(engine, task, datamodule)
+    if config["mode"] != "fit" and datamodule.parts:
+        return robustness.measure(engine, task, datamodule, config, folder)
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)

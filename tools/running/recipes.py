@@ -22,14 +22,19 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("of_head", _of_head, replace=True)
 
 
-def check_data(recipe: Mapping[str, Any], target: str) -> None:
+def check_data(recipe: Mapping[str, Any], target: str, like: str | None = None) -> None:
     """Refuse a recipe that is made for other data.
+
+    Args:
+        recipe: The group of the config.
+        target: The datamodule.
+        like: The data whose recipes serve these, too.
 
     Raises:
         ValueError: Names the data that it is for.
     """
     wanted = recipe.get("_data_")
-    if wanted is None:
+    if wanted is None or wanted == like:
         return
     file = yaml.safe_load((DATA / f"{wanted}.yaml").read_text())
     if file["data"]["_target_"] != target:

@@ -1,0 +1,24 @@
+"""Noise that is drawn for each value by itself. Pixels are (S, S, 3), from 0 to 1."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.float64]
+
+
+def gaussian(pixels: Pixels, sigma: float, rng: np.random.Generator) -> Pixels:
+    """Add normal noise of this deviation."""
+    return pixels + rng.normal(scale=sigma, size=pixels.shape)
+
+
+def shot(pixels: Pixels, photons: float, rng: np.random.Generator) -> Pixels:
+    """Count photons, so many where the image is white."""
+    return rng.poisson(pixels * photons) / photons
+
+
+def impulse(pixels: Pixels, share: float, rng: np.random.Generator) -> Pixels:
+    """Set this share of the values to 0 or 1."""
+    hit, white = rng.random(pixels.shape) < share, rng.random(pixels.shape) < 0.5
+    return np.where(hit, white, pixels).astype(np.float64)

@@ -1,0 +1,123 @@
+"""iNaturalist 2019 from its json files: classes are categories, whatever folders are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import Split
+from datamodules.classification import ImageFiles
+from datamodules.files import first_few, require_names
+from datamodules.image_folder import ImageFolderDataModule
+from datamodules.sampling import SeededDataset
+from datamodules.transforms import Transform
+
+FILES = {"train": "train2019.json", "val": "val2019.json"}
+
+
+class INaturalist2019DataModule(ImageFolderDataModule):
+    """The species of iNaturalist 2019, in the order of the json files' category ids.
+
+    The ids are not the alphabetical order of the folders, so the json decides. Names of classes are
+    the categories', or their ids where several share a name.
+
+    Args:
+        root: Folder that holds train2019.json, val2019.json and train_val2019.
+        num_classes: Expected number of categories; None accepts any.
+        **options: Of ``ClassificationDataModule``.
+    """
+
+    layout = (
+        "train2019.json, val2019.json and the images that they name, train_val2019/<kingdom>/<id>/*"
+    )
+    example = "data=inaturalist2019 data.root=/data/inaturalist2019"
+
+    def build(self) -> dict[Any, SeededDataset]:
+        """Read both files, check them against each other and against the images' folders."""
+        content = {split: read_split(self.folder / name) for split, name in FILES.items()}
+        categories = content["train"]["categories"]
+        if content["val"]["categories"] != categories:
+            raise ValueError(
+                f"{self.folder}: {FILES['train']} and {FILES['val']} have different categories; "
+                "take both from one release"
+            )
+        ids = sorted(categories)
+        names = [categories[number] for number in ids]
+        self.class_names = tuple(names if len(set(names)) == len(names) else map(str, ids))
+        self.category_ids = tuple(ids)
+        if self.expected_classes not in (None, len(ids)):
+            raise ValueError(
+                f"{self.folder / FILES['train']} has {len(ids)} categories but data.num_classes is "
+                f"{self.expected_classes}; iNaturalist 2019 has 1010, null accepts any number"
+            )
+        label_of = {number: label for label, number in enumerate(ids)}
+        make = self.augmentation
+        transforms: dict[Split, Transform] = {
+            "train": make.train(self.image_size),
+            "val": make.eval(self.image_size),
+        }
+        return {
+            split: self._listed(content[split], label_of, transform)
+            for split, transform in transforms.items()
+        }
+
+    def _listed(
+        self, content: dict[str, Any], label_of: dict[int, int], transform: Transform
+    ) -> SeededDataset:
+        files, labels = content["files"], content["labels"]
+        images = sorted(files)
+        names = [files[image] for image in images]
+        require_names(
+            [name for name in names if not (self.folder / name).is_file()],
+            "images of the json file do not exist",
+            "unpack the whole archive of the images beside it",
+        )
+        dataset = ImageFiles(
+            self.folder, names, [label_of[labels[image]] for image in images], transform
+        )
+        return self.seeded(dataset, dataset.path)
+
+
+def read_split(path: Path) -> dict[str, Any]:
+    """What a json file says.
+
+    Returns:
+        ``categories``, names by id; ``files``, names of images by id; ``labels``, the category of
+        each image by its id.
+
+    Raises:
+        ValueError: No json, keys are missing, or images without exactly one known category.
+        FileNotFoundError: There is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no file {path}; iNaturalist 2019 has {INaturalist2019DataModule.layout}"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        categories = {int(one["id"]): str(one["name"]) for one in content["categories"]}
+        files = {int(one["id"]): str(one["file_name"]) for one in content["images"]}
+        found = content["annotations"]
+        pairs = [(int(one["image_id"]), int(one["category_id"])) for one in found]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no json of iNaturalist's ({error}); unpack it again"
+        ) from error
+    except KeyError as error:
+        raise ValueError(
+            f"{path} lacks {error}; it needs categories (id, name), images (id, file_name) and "
+            "annotations (image_id, category_id)"
+        ) from error
+    labels = dict(pairs)
+    wrong = [image for image, category in pairs if image not in files or category not in categories]
+    wrong += [image for image in files if image not in labels]
+    if wrong or len(labels) != len(pairs):
+        named = first_few(wrong) if wrong else "some have two"
+        raise ValueError(f"{path}: each image needs one annotation of a known category: {named}")
+    if not files:
+        raise ValueError(f"{path} names no images; the test file has no labels, take {FILES}")
+    outside = [name for name in files.values() if Path(name).is_absolute() or ".." in name]
+    if outside:
+        raise ValueError(f"{path} names files outside of its folder: {first_few(outside)}")
+    return {"categories": categories, "files": files, "labels": labels}

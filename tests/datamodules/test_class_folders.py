@@ -1,0 +1,81 @@
+"""Any folder of classes: which images validate, and what is refused."""
+
+import shutil
+
+import pytest
+from PIL import Image
+
+from datamodules import ClassFoldersDataModule
+
+
+def write(folder, counts):
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            colour = (number, len(name), 9)
+            Image.new("RGB", (8, 8), colour).save(folder / name / f"{number:03d}.png")
+
+
+def module(root, **options):
+    data = ClassFoldersDataModule(root, image_size=32, batch_size=4, num_workers=0, **options)
+    data.setup()
+    return data
+
+
+def paths(data, split):
+    dataset = data.dataset(split)
+    return {dataset.describe(index) for index in range(len(dataset))}
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_a_share_of_each_class_validates(tmp_path, inner, caplog):
+    write(tmp_path / inner, {"cat": 20, "dog": 40, "owl": 3})
+    caplog.set_level("INFO")
+    data = module(tmp_path, val_share=0.1)
+    assert data.class_names == ("cat", "dog", "owl")
+    train, val = paths(data, "train"), paths(data, "val")
+    assert not train & val
+    assert len(train | val) == 63
+    assert sorted(label for label in data.dataset("val").dataset.labels) == [0, 0, 1, 1, 1, 1, 2]
+    for split in ("train", "val"):
+        for index in range(len(data.dataset(split))):
+            name = data.class_names[data.dataset(split).dataset.labels[index]]
+            assert f"/{name}/" in data.dataset(split).describe(index)
+    assert "7 of its 63 images validate (data.val_share=0.1, data.split_seed=0)" in caplog.text
+    assert paths(module(tmp_path), "val") == val
+    assert paths(module(tmp_path, split_seed=1), "val") != val
+    assert paths(module(tmp_path, split_seed=0, seed=5), "val") == val
+
+
+def test_later_images_hardly_move_others(tmp_path):
+    write(tmp_path, {"cat": 100, "dog": 100})
+    before = paths(module(tmp_path, val_share=0.2), "val")
+    for number in range(100, 110):
+        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / f"{number:03d}.png")
+    after = paths(module(tmp_path, val_share=0.2), "val")
+    assert len(after) == 42
+    moved = {path for path in before - after}
+    assert len(moved) <= 4  # a draw from the list of names would move 16 of the 20 cats
+    assert {path for path in before if "/dog/" in path} <= after
+
+
+def test_a_validation_folder_is_taken(tmp_path):
+    write(tmp_path / "train", {"cat": 5, "dog": 5})
+    write(tmp_path / "val", {"cat": 2, "dog": 1})
+    assert module(tmp_path).sizes() == {"train": 10, "val": 3}
+
+
+def test_what_cannot_be_divided_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.val_share=1 is no share"):
+        module(tmp_path, val_share=1)
+    with pytest.raises(ValueError, match="no class folders"):
+        module(tmp_path)
+    write(tmp_path, {"cat": 5, "dog": 1})
+    with pytest.raises(ValueError, match=r"fewer than two images.*: dog; fill or remove"):
+        module(tmp_path)
+    shutil.rmtree(tmp_path / "dog")
+    write(tmp_path, {"dog": 2})
+    with pytest.raises(ValueError, match=r"2 class folders but data.num_classes is 3"):
+        module(tmp_path, num_classes=3)
+    with pytest.raises(ValueError, match=r"data=folder data.root=/data/pets data.val_share=0.1"):
+        module(None)

@@ -1,0 +1,238 @@
+"""The 15 corruptions: parameters seen in their effects, determinism, copies of folders."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage
+from sklearn.datasets import load_sample_image
+
+from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
+from datamodules.corruptions.copies import Copy, write_copy
+from tools.corrupt import main
+
+SIDE = 96
+
+
+@pytest.fixture(scope="module")
+def photo():
+    photo = Image.fromarray(load_sample_image("china.jpg"))
+    return photo.crop((0, 0, 427, 427)).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def made(image, kind, severity, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    return np.asarray(corrupt(image, kind, severity, rng, **options)).astype(float)
+
+
+def grey(value, side=SIDE):
+    return Image.new("RGB", (side, side), (value, value, value))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(photo, kind):
+    clean = np.asarray(photo).astype(float)
+    far = []
+    for severity in SEVERITIES:
+        image = made(photo, kind, severity)
+        assert image.shape == (SIDE, SIDE, 3)
+        assert np.array_equal(image, made(photo, kind, severity))
+        far.append(np.abs(image - clean).mean())
+    assert min(far) > 1
+    if kind not in ("elastic_transform", "glass_blur", "frost", "snow"):
+        # The published severities of these four are not in order of the pixels' differences.
+        assert far == sorted(far)
+    random = kind not in ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate",
+                          "jpeg_compression")  # fmt: skip
+    assert random != np.array_equal(made(photo, kind, 3), made(photo, kind, 3, seed=1))
+
+
+def test_noise_has_the_published_strength():
+    image = grey(128, 256)
+    for severity, sigma in zip(SEVERITIES, (0.08, 0.12, 0.18), strict=False):
+        assert made(image, "gaussian_noise", severity).std() / 255 == pytest.approx(sigma, rel=0.02)
+    for severity, photons in zip(SEVERITIES, (60, 25), strict=False):
+        expected = (128 / 255 / photons) ** 0.5
+        assert made(image, "shot_noise", severity).std() / 255 == pytest.approx(expected, rel=0.02)
+    for severity, share in zip(SEVERITIES, (0.03, 0.06, 0.09, 0.17, 0.27), strict=True):
+        values = made(image, "impulse_noise", severity)
+        assert (values == 255).mean() == pytest.approx(share / 2, rel=0.06)
+        assert (values == 0).mean() == pytest.approx(share / 2, rel=0.06)
+        assert set(np.unique(values)) == {0, 128, 255} or set(np.unique(values)) == {0, 127, 255}
+
+
+def test_defocus_by_opencv(photo):
+    cv2 = pytest.importorskip("cv2")
+    pixels = np.asarray(photo) / 255
+    for radius, sigma in CORRUPTIONS["defocus_blur"][1]:
+        reach = 8 if radius <= 8 else radius
+        y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
+        flat = (x**2 + y**2 <= radius**2).astype(np.float32)
+        size = (3, 3) if radius <= 8 else (5, 5)
+        kernel = cv2.GaussianBlur(flat / flat.sum(), size, sigmaX=sigma)
+        assert np.abs(kernel - blur.disk(radius, sigma)).max() < 1e-6
+        ours = blur.defocus(pixels, (radius, sigma), np.random.default_rng(0))
+        assert np.abs(cv2.filter2D(pixels, -1, kernel) - ours).max() < 1e-5
+
+
+def test_elastic_by_opencv(photo):
+    """Its affine part, with shifts so small that nothing of them is left."""
+    cv2 = pytest.importorskip("cv2")
+    pixels = np.asarray(photo) / 255
+    reach = 0.1 * digital.UNIT
+    rng = np.random.default_rng(5)
+    corners = SIDE // 2 + SIDE // 3 * np.array([[1, 1], [1, -1], [-1, -1]])
+    moved = corners + rng.uniform(-reach, reach, corners.shape)
+    matrix = cv2.getAffineTransform(corners.astype(np.float32), moved.astype(np.float32))
+    theirs = cv2.warpAffine(pixels, matrix, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101)
+    ours = digital.elastic(pixels, (0, 0.01, 0.1), np.random.default_rng(5))
+    assert np.abs(theirs - ours).mean() < 2e-3  # OpenCV interpolates by 32nds of a pixel
+
+
+def test_blur_by_loops(photo):
+    pixels = np.asarray(photo) / 255
+    for angle in (0, 30, -45, -100):
+        radius, sigma = 6, 3.0
+        weights = np.exp(-(np.arange(13) ** 2) / (2 * sigma**2))
+        weights /= weights.sum()
+        turned = np.deg2rad(angle)
+        for y, x in ((40, 50), (0, 0), (SIDE - 1, 3)):
+            expected = sum(
+                weight * pixels[
+                    np.clip(y + int(np.ceil(step * np.sin(turned) - 0.5)), 0, SIDE - 1),
+                    np.clip(x + int(np.ceil(step * np.cos(turned) - 0.5)), 0, SIDE - 1),
+                ]
+                for step, weight in enumerate(weights)
+            )  # fmt: skip
+            assert np.allclose(blur.along(pixels, radius, sigma, angle)[y, x], expected)
+    # Zooming leaves the middle of a symmetric image where it is.
+    line = np.zeros((65, 65, 3))
+    line[:, 32] = 1
+    assert blur.zoom(line, (1.31, 0.03), np.random.default_rng(0))[:, 32].min() > 0.3
+
+
+def test_glass_by_loops(photo):
+    pixels = np.asarray(photo.resize((24, 24))) / 255
+    sigma, reach, times = 0.9, 2, 1
+
+    def soften(x):
+        return ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
+
+    shifts = np.random.default_rng(3).integers(-reach, reach, (2, (24 - 2 * reach) ** 2))
+    steps = iter(shifts.T)
+    x = np.floor(soften(pixels) * 255).astype(np.uint8)
+    for _ in range(times):
+        for h in range(24 - reach, reach, -1):
+            for w in range(24 - reach, reach, -1):
+                dx, dy = next(steps)
+                x[h, w], x[h + dy, w + dx] = x[h + dy, w + dx], x[h, w]
+    ours = blur.glass(pixels, (sigma, reach, times), np.random.default_rng(3))
+    assert np.abs(soften(x / 255) - ours).max() < 1e-12
+
+
+def test_weather_and_digital():
+    rng = np.random.default_rng(0)
+    for side in (32, 200, 224):
+        clouds = weather.plasma(side, 2, rng)
+        assert clouds.shape == (side, side)
+        assert clouds.min() >= 0
+        assert clouds.max() <= 1
+    # Finer parts fade faster with a larger decay.
+    rough, smooth = (np.abs(np.diff(weather.plasma(256, d, rng))).mean() for d in (1.4, 2.0))
+    assert rough > 1.5 * smooth
+    assert made(grey(100), "brightness", 5).mean() == pytest.approx(100 + 127, abs=1)
+    red = made(Image.new("RGB", (8, 8), (100, 50, 0)), "brightness", 1)[0, 0]
+    assert np.abs(red - (125, 62, 0)).max() <= 1  # hue and saturation stay
+    assert np.array_equal(np.unique(made(grey(0), "brightness", 2)), [51])
+    ramp = np.linspace(0, 1, 64)[:, None, None] * np.ones((1, 64, 3))
+    assert digital.contrast(ramp, 0.1, rng).std() == pytest.approx(0.1 * ramp.std())
+    boxes = made(Image.fromarray((ramp * 255).astype(np.uint8)), "pixelate", 5)
+    assert len(np.unique(boxes)) == 16
+    every = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    values = np.stack([every] * 3, -1) / 255
+    assert np.array_equal(
+        (digital.pixelate(values, 1.0, rng) * 255).astype(np.uint8)[..., 0], every
+    )
+    frost = [np.full((100, 120, 3), 0.5)]
+    assert made(grey(100), "frost", 1, frost=frost).mean() == pytest.approx(
+        100 + 0.4 * 127.5, abs=1
+    )
+
+
+def test_what_cannot_be_corrupted(photo):
+    with pytest.raises(ValueError, match="no corruption 'rain' of severity 1: kinds are gaussian"):
+        made(photo, "rain", 1)
+    with pytest.raises(ValueError, match="no corruption 'fog' of severity 6"):
+        made(photo, "fog", 6)
+    with pytest.raises(ValueError, match="square images"):
+        made(photo.crop((0, 0, 10, 20)), "fog", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, colour in (("cat", (200, 80, 10)), ("dog", (10, 90, 220))):
+        (tmp_path / "set/val" / name).mkdir(parents=True)
+        for number in range(2):
+            image = Image.effect_mandelbrot((50, 40), (-2, -1.5, 1, 1.5), 20 + number)
+            image = Image.blend(image.convert("RGB"), Image.new("RGB", (50, 40), colour), 0.5)
+            image.save(tmp_path / "set/val" / name / f"{number}.png")
+    return tmp_path
+
+
+def digests(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*.jpg"))
+    }
+
+
+def test_copies(folder, capsys):
+    base = [f"root={folder}/set", "size=32", "resize=36"]
+    assert main([*base, f"out={folder}/c", "workers=1"]) == 0
+    assert "4 images, 15 kinds in 5 severities each" in capsys.readouterr().out
+    first = digests(folder / "c")
+    assert len(first) == 4 * 75
+    assert len(set(first.values())) == 4 * 75
+    assert "motion_blur/3/dog/1.png.jpg" in first
+    assert Image.open(folder / "c/fog/1/cat/0.png.jpg").size == (32, 32)
+    assert main([*base, f"out={folder}/d", "workers=2"]) == 0
+    assert digests(folder / "d") == first
+    assert main([*base, f"out={folder}/e", "seed=1", "kinds=fog,contrast", "severities=2"]) == 0
+    other = digests(folder / "e")
+    assert set(other) == {name for name in first if name.startswith(("fog/2/", "contrast/2/"))}
+    assert {name.split("/")[0] for name in other if other[name] != first[name]} == {"fog"}
+
+
+def test_a_copy_that_was_broken_off_goes_on(folder):
+    out, how = folder / "c", Copy(kinds=("fog",), size=32, resize=32)
+    write_copy(folder / "set", out, how)
+    before = digests(out)
+    for name in list(before)[::2]:
+        (out / name).unlink()
+    write_copy(folder / "set", out, how)
+    assert digests(out) == before
+    assert json.loads((out / "corrupted.json").read_text())["kinds"] == ["fog"]
+    assert not list(out.rglob(".*"))
+
+
+def test_what_no_copy_is_made_of(folder, capsys):
+    def said(*arguments):
+        assert main(list(arguments)) == 2
+        return capsys.readouterr().err
+
+    root, out = f"root={folder}/set", f"out={folder}/c"
+    assert "out=FOLDER is missing" in said(root)
+    assert "no corruption rain; there are gaussian_noise" in said(root, out, "kinds=rain")
+    assert "severities are 1 to 5" in said(root, out, "severities=6")
+    assert "is below size" in said(root, out, "size=32", "resize=30")
+    assert "is no folder" in said(f"root={folder}/absent", out)
+    assert "no class folders" in said(f"root={folder}/set/val/cat", out)
+    assert "lies in the folder" in said(root, f"out={folder}/set/val/c")
+    assert "must have 224 pixels" in said(root, out, f"frost={folder}/set/val/cat")
+    write_copy(folder / "set", folder / "c2", Copy(kinds=("fog",), size=32, resize=32))
+    assert "made otherwise (kinds, " in said(root, f"out={folder}/c2", "size=32")
+    assert "not empty" in said(root, f"out={folder}/set")
+    (folder / "set/val/cat/0.png").write_bytes(b"no image")
+    assert "0.png is not an image" in said(root, f"out={folder}/c3", "size=32", "workers=1")

@@ -1,0 +1,98 @@
+"""iNaturalist 2019: labels by the json's category ids, and wrong json files."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from datamodules import INaturalist2019DataModule
+
+# Ids of folders sort differently as text: 10 before 2.
+CATEGORIES = {2: "Aves bubo", 10: "Insecta apis", 7: "Plantae abies"}
+
+
+def write(root, per_class=2):
+    for number, split in enumerate(("train", "val")):
+        content = {"categories": [{"id": i, "name": n} for i, n in CATEGORIES.items()],
+                   "images": [], "annotations": []}  # fmt: skip
+        for category in CATEGORIES:
+            for copy in range(per_class):
+                image = 1000 * number + 10 * category + copy
+                name = f"train_val2019/Some/{category}/{image}.jpg"
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8)).save(root / name)
+                content["images"].append({"id": image, "file_name": name})
+                content["annotations"].append(
+                    {"id": image, "image_id": image, "category_id": category}
+                )
+        (root / f"{split}2019.json").write_text(json.dumps(content))
+
+
+def module(root, **options):
+    options = {"num_classes": None, **options}
+    data = INaturalist2019DataModule(root, image_size=32, batch_size=3, num_workers=0, **options)
+    data.setup()
+    return data
+
+
+@pytest.fixture
+def root(tmp_path):
+    write(tmp_path)
+    return tmp_path
+
+
+def change(root, split, edit):
+    path = root / f"{split}2019.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def test_labels_follow_the_category_ids(root):
+    data = module(root)
+    assert data.category_ids == (2, 7, 10)
+    assert data.class_names == ("Aves bubo", "Plantae abies", "Insecta apis")
+    for split in ("train", "val"):
+        dataset = data.dataset(split)
+        assert len(dataset) == 6
+        for index in range(6):
+            label = int(dataset[0, index]["label"])
+            assert f"/{data.category_ids[label]}/" in dataset.describe(index)
+    assert len(list(data.train_dataloader())) == 2
+
+
+def test_names_that_are_not_unique_give_way_to_ids(root):
+    def same(content):
+        for category in content["categories"]:
+            category["name"] = "hidden"
+
+    for split in ("train", "val"):
+        change(root, split, same)
+    assert module(root).class_names == ("2", "7", "10")
+
+
+def test_wrong_files_are_refused(root):
+    with pytest.raises(ValueError, match=r"3 categories but data.num_classes is 1010"):
+        module(root, num_classes=1010)
+    good = (root / "val2019.json").read_text()
+    (root / "val2019.json").write_text(good[:50])
+    with pytest.raises(ValueError, match=r"val2019.json is no json .*line 1 column"):
+        module(root)
+    (root / "val2019.json").write_text(good)
+    for edit, message in (
+        (lambda c: c.pop("annotations"), "lacks 'annotations'; it needs categories"),
+        (lambda c: c["annotations"].pop(), "one annotation of a known category: 1071"),
+        (lambda c: c["annotations"].append(c["annotations"][0]), "some have two"),
+        (lambda c: c["annotations"][0].update(category_id=3), "known category: 1020"),
+        (lambda c: c["categories"][0].update(name="Aves strix"), "have different categories"),
+        (lambda c: c["images"][0].update(file_name="../x.jpg"), "outside of its folder"),
+        (lambda c: c["images"][0].update(file_name="train_val2019/x.jpg"),
+         "1 images of the json file do not exist: train_val2019/x.jpg"),
+    ):  # fmt: skip
+        change(root, "val", edit)
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            module(root)
+        (root / "val2019.json").write_text(good)
+    (root / "train2019.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no file .*train2019\.json"):
+        module(root)

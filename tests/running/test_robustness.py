@@ -1,0 +1,264 @@
+"""mode=test on robustness sets: figures by the protocols, what is kept, what is printed."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from backbones import create_backbone
+from datamodules import RobustnessDataModule
+from datamodules.corruptions import KINDS
+from datamodules.corruptions.copies import Copy, write_copy
+from datamodules.robustness_sets import SYNSETS
+from heads.linear import LinearClassifier
+from tasks.classification import ClassificationTask
+from tasks.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
+from tests.runs import RECIPE, composed, run_here
+from tests.stand_ins import write_c, write_classes, write_subset, write_v2
+from tools.command_line.backbone_group import register
+from tools.running import robustness
+from tools.running.config_checks import resolved
+
+PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816,
+             0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _backbones_are_options():
+    register()
+
+
+def as_errors(table, factor=1.0):
+    return {kind: {s: factor * e for s, e in enumerate(row, 1)} for kind, row in table.items()}
+
+
+def test_mean_corruption_error():
+    assert tuple(ALEXNET) == KINDS
+    for row, mean in zip(ALEXNET.values(), PUBLISHED, strict=True):
+        assert sum(row) / 5 == pytest.approx(mean, abs=1e-12)
+    errors = as_errors(ALEXNET)
+    assert mean_corruption_error(errors) == pytest.approx(100, abs=1e-9)
+    assert mean_corruption_error(as_errors(ALEXNET, 0.5)) == pytest.approx(50, abs=1e-9)
+    # The errors of severities are averaged first, kinds after they are divided.
+    flat = {kind: dict.fromkeys(range(1, 6), 0.4) for kind in KINDS}
+    expected = sum(40 / mean for mean in PUBLISHED) / 15
+    assert mean_corruption_error(flat) == pytest.approx(expected)
+    assert corruption_errors(flat)["fog"] == pytest.approx(40 / 0.819324)
+    del errors["fog"][3]
+    assert mean_corruption_error(errors) is None
+    assert "fog" not in corruption_errors(errors)
+    assert len(corruption_errors(errors)) == 14
+
+
+def test_predictions_among_some_classes():
+    class Model(torch.nn.Module):
+        weight = torch.nn.Parameter(torch.zeros(1))
+
+        def predict(self, batch):
+            return batch["image"]
+
+    task = ClassificationTask(Model(), "abcd", **RECIPE)
+    logits = torch.tensor([[9.0, 1.0, 2.0, 3.0], [0.0, 5.0, 4.0, 1.0]])
+    batch = {"image": logits, "label": torch.tensor([3, 2])}
+
+    def top1():
+        task.reset_metrics()
+        task.validation_step(batch, 0)
+        return float(task.compute_metrics()["top1"])
+
+    assert top1() == 0
+    task.only_classes((2, 3))
+    # The official rule: the columns of the classes, argmax among them.
+    chosen = torch.tensor([2, 3])[logits[:, [2, 3]].argmax(1)]
+    assert chosen.tolist() == [3, 2]
+    assert top1() == 100
+    task.only_classes()
+    assert top1() == 0
+    assert torch.isfinite(task.loss_sum.compute())
+
+
+@pytest.fixture
+def sets(tmp_path):
+    """Stand-ins for all, but for sketches."""
+    write_c(tmp_path / "data/imagenet-c", SYNSETS[:2])
+    for name in ("imagenet_a", "imagenet_r"):
+        write_subset(tmp_path / "data" / name.replace("_", "-"), name)
+    write_v2(tmp_path / "data/imagenetv2-matched-frequency-format-val")
+    write_classes(tmp_path / "data/imagenet/val", SYNSETS)
+    return tmp_path / "data"
+
+
+def config_for(sets, tmp_path, *more):
+    (tmp_path / "weights.pth").write_bytes(b"weights")
+    return composed("mode=test", "data=robustness", f"data.root={sets}", "backbone=swin_t_afbo",
+                    f"ckpt={tmp_path / 'weights.pth'}", "data.published_counts=false",
+                    "data.num_workers=0", *more)  # fmt: skip
+
+
+@pytest.fixture
+def measured(sets, tmp_path, monkeypatch, capsys):
+    """Measure with a network that errs as AlexNet does in ImageNet-C, and 40 % elsewhere."""
+    asked = []
+
+    def run(folder, config=None, stop_after=None, root=sets):
+        config = config or config_for(sets, tmp_path)
+        data = RobustnessDataModule(root, published_counts=False, image_size=32, num_workers=0)
+        data.setup()
+        chosen = []
+
+        def evaluate(engine, mode, task, datamodule):
+            if stop_after is not None and len(asked) == stop_after:
+                raise KeyboardInterrupt
+            name = datamodule.dataset("val").describe(0)
+            asked.append(name)
+            part = next(p for p in data.parts if str(p.folder / p.files[0]) == name
+                        and p.columns == chosen[-1])  # fmt: skip
+            _, *place = part.name.split("/")
+            wrong = ALEXNET[place[0]][int(place[1]) - 1] if len(place) == 2 else 0.6
+            return {"top1": 100 * (1 - wrong), "loss": 1.0}
+
+        monkeypatch.setattr(robustness.trainer, "evaluate", evaluate)
+        task = SimpleNamespace(only_classes=lambda columns=(): chosen.append(columns))
+        folder.mkdir(parents=True)
+        asked.clear()
+        found = robustness.measure(SimpleNamespace(is_global_zero=True), task, data, config, folder)
+        assert chosen[-1] == ()
+        return found, len(asked), capsys.readouterr().out
+
+    return run
+
+
+def test_figures_and_the_papers_line(measured, tmp_path):
+    found, count, out = measured(tmp_path / "runs/a")
+    assert count == 75 + 6
+    assert found["mce"] == pytest.approx(100)
+    assert found["ce_fog"] == pytest.approx(100)
+    others = {"top1", "in_a", "in_r", "in_v2", "top1_on_a", "top1_on_r"}
+    assert {name: found[name] for name in others} == dict.fromkeys(others, pytest.approx(40))
+    lines = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines()
+             if line.count("│") == 5}  # fmt: skip
+    assert [cell.strip() for cell in lines["mce"]] == ["100.00", "56.4", "+43.60"]
+    assert [cell.strip() for cell in lines["in_a"]] == ["40.00", "26.0", "+14.00"]
+    assert [cell.strip() for cell in lines["in_sketch"]] == ["not there", "31.7", ""]
+    assert "AFBO Table 2" in out
+    assert "67.47" in out  # AlexNet's error in fog of severity 1
+
+
+def test_what_is_incomplete_is_never_averaged(measured, sets, tmp_path):
+    shutil.rmtree(sets / "imagenet-c/fog/3")
+    shutil.rmtree(sets / "imagenet-a" / SYNSETS[6])
+    found, count, out = measured(tmp_path / "runs/a")
+    assert count == 74 + 5
+    assert "mce" not in found
+    assert "in_a" not in found
+    assert "ce_fog" not in found
+    assert found["ce_snow"] == pytest.approx(100)
+    assert "incomplete: no imagenet_c/fog/3" in out
+    assert "incomplete: no images of 1 classes" in out
+    assert "missing" in next(line for line in out.splitlines() if "│ fog " in line)
+
+
+def test_done_parts_are_kept(measured, sets, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path / "runs/a", stop_after=30)
+    kept = json.loads((tmp_path / "runs/a/robustness.json").read_text())
+    assert len(kept["parts"]) == 30
+    found, count, _ = measured(tmp_path / "runs/b")
+    assert count == 81 - 30
+    assert found["mce"] == pytest.approx(100)
+    assert measured(tmp_path / "runs/c")[1] == 0
+    # Other images, another size and other weights are measured anew.
+    (sets / "imagenet-a" / SYNSETS[6] / "new.JPEG").write_bytes(b"")
+    assert measured(tmp_path / "runs/d")[1] == 1
+    other = config_for(sets, tmp_path, "data.image_size=64")
+    assert measured(tmp_path / "runs/e", other)[1] == 81
+    config = config_for(sets, tmp_path)
+    (tmp_path / "weights.pth").write_bytes(b"others")
+    assert measured(tmp_path / "runs/f", config)[1] == 81
+    # A damaged file is said and not believed.
+    for folder in (tmp_path / "runs").iterdir():
+        (folder / "robustness.json").write_text('{"key"')
+    assert measured(tmp_path / "runs/g", config)[1] == 81
+
+
+def test_limited_batches_are_refused():
+    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would leave images out"):
+        robustness.check_whole({"limit_val_batches": 2})
+    robustness.check_whole({"limit_val_batches": None})
+
+
+def test_other_options_are_no_published_network():
+    def row(*more):
+        return robustness.published_row(composed(*more))
+
+    assert str(row("backbone=swin_t_afbo")) == "swin_t_afbo"
+    assert row("backbone=swin_t_afbo", "backbone.mixer.g2=12") is None
+    assert row("backbone=swin_t_glu") is None
+
+
+def test_images_are_prepared_as_in_the_run(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/best.ckpt").write_bytes(b"")
+    trained = composed("backbone=deit_t", "data=imagenet", "data.root=/x", "data.image_size=160",
+                       "+data.augmentation.interpolation=bilinear")  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump(trained))
+    base = ("mode=test", f"ckpt={run}", "data=imagenet_a", "data.root=/a")
+
+    def data(*more):
+        from tools.running.config import job_config
+
+        return resolved(job_config([*base, *more]))
+
+    config = data()
+    assert config["data"]["image_size"] == config["backbone"]["img_size"] == 160
+    assert config["data"]["augmentation"]["interpolation"] == "bilinear"
+    assert config["data"]["crop_pct"] == 0.875
+    assert "_as_run_" not in config["data"]
+    assert data("data.image_size=192")["backbone"]["img_size"] == 192
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_sample_data(trained, sample_cache, tmp_path, capsys):
+    """What README says: corrupt the validation images, then mCE of a run on them."""
+    folder = trained("classification").folder()
+    root = yaml.safe_load((folder / "config.yaml").read_text())
+    source = next(path for path in sample_cache.rglob("val") if (path / "0").is_dir())
+    for name in source.iterdir():
+        (tmp_path / "few" / name.name).mkdir(parents=True)
+        shutil.copy(sorted(name.iterdir())[0], tmp_path / "few" / name.name)
+    write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64))
+    typed = ["mode=test", "data=imagenet_c", f"data.root={tmp_path / 'c'}", f"ckpt={folder}",
+             "trainer=cpu", "data.num_workers=0", f"output_dir={tmp_path / 'out'}"]  # fmt: skip
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    assert root["data"]["image_size"] == 64
+    metrics = json.loads((ended.folder() / "summary.json").read_text())["metrics"]
+    assert 0 < metrics["mce"] < 200
+    parts = json.loads((ended.folder() / "robustness.json").read_text())["parts"]
+    assert len(parts) == 75
+    assert list((ended.folder() / "preview").glob("*.png"))
+    again = run_here(typed, capsys)
+    assert json.loads((again.folder() / "summary.json").read_text())["metrics"] == metrics
+    ended = run_here([*typed, "mode=fit"], capsys)
+    assert ended.status == 2
+
+
+@pytest.mark.slow
+def test_all_sets_with_weights_of_others(sets, tmp_path, capsys):
+    model = LinearClassifier(create_backbone("deit_t", img_size=64), 1000)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    typed = ["mode=test", "task=classification", "backbone=deit_t", "data=robustness",
+             f"data.root={sets}", f"ckpt={tmp_path / 'weights.pth'}", "trainer=cpu",
+             "data.num_workers=0", "data.image_size=64", "data.published_counts=false",
+             f"output_dir={tmp_path / 'out'}"]  # fmt: skip
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    metrics = json.loads((ended.folder() / "summary.json").read_text())["metrics"]
+    assert {"mce", "top1", "in_a", "in_r", "in_v2", "top1_on_a"} <= set(metrics)
+    assert "AFBO Table 2" in ended.out
+    typed = [word for word in typed if not word.startswith(("mode=", "ckpt="))]
+    assert "only evaluate" in run_here(typed, capsys).err
