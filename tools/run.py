@@ -50,6 +50,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     import lightning.pytorch as lightning
 
     from tasks.loading import build_task
+    from tools.comparing.paper_figures import compared
     from tools.running import facts as run_facts
     from tools.running import folder as run_folder
     from tools.running import lock as run_lock
@@ -113,6 +114,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     with run_folder.kept(folder):
         facts |= run_facts.of_run(config, engine, datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
+        beside = compared(config, facts) if mode != "predict" else None
+        facts |= {"paper": beside} if beside else {}
         report.write(folder, facts, task.to(engine.strategy.root_device), datamodule)
 
 

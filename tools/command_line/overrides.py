@@ -25,7 +25,9 @@ from backbones import backbone_schema, list_backbones
 from backbones.options import check_value, unknown
 from backbones.registry import look_up
 from tasks.saved import checkpoint_file
-from tools.running.config import CONFIGS, config_of, for_hydra
+from tools.command_line.experiments import check_runs, experiment_nodes
+from tools.comparing.experiments import find_experiment
+from tools.running.config import CONFIGS, config_of, for_hydra, option_groups
 from tools.running.processes import is_first_process
 from tools.running.recipes import check_data, register_resolvers
 from tools.running.sweeps import check_launcher, expanded
@@ -72,13 +74,17 @@ class BackboneGroup(dict[str, ConfigNode | None]):
 
 
 def register() -> BackboneGroup:
-    """Register the backbones as Hydra's group ``backbone``, and what configs may compute."""
+    """Register what Hydra finds in no file, and what configs may compute.
+
+    That is the group ``backbone``, from the registry, and ``experiment``, from configs/published.
+    """
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     ConfigStore.__deepcopy__ = lambda self, memo: self
     group = BackboneGroup.fromkeys(f"{name}.yaml" for name in list_backbones())
     ConfigStore.instance().repo["backbone"] = group
+    ConfigStore.instance().repo["experiment"] = experiment_nodes()
     register_resolvers()
     return group
 
@@ -298,6 +304,14 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
         return
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    experiment = (config.get("paper") or {}).get("experiment")
+    if experiment is not None:
+        raise ValueError(
+            f"experiment={experiment} starts from trained weights. Train them:\n"
+            f"  python tools/run.py {find_experiment(experiment).train.start}\n"
+            "with data.root=<folder of the data>, then pass backbone.pretrained=<that run folder>; "
+            "or pass backbone.pretrained=true for timm's weights, false for random ones"
+        )
     raise ValueError(
         f"task={task} starts from a trained backbone. Train one:\n"
         f"  python tools/run.py task=classification backbone={name}\n"
@@ -340,6 +354,8 @@ def _check_group(override: str) -> None:
         raise ValueError(f"{override} is refused: a run needs its {group}")
     if key == "logger" and value in ("", "null"):
         raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
+    if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
+        check_runs(find_experiment(value))
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
 
@@ -349,7 +365,7 @@ def _check_names(overrides: Sequence[str]) -> None:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
             raise ValueError(f"{one.input_line} names no option; type key=value")
-        group = one.key_or_group == "backbone" or (CONFIGS / one.key_or_group).is_dir()
+        group = one.key_or_group in option_groups()
         value = None if one.is_sweep_override() else one.value()
         if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
             raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
@@ -379,6 +395,11 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if group == "backbone":  # its options are too many for a message
         return _refusal(name)
+    if group == "experiment":
+        try:
+            find_experiment(name)
+        except ValueError as refused:
+            return str(refused)
     options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
