@@ -1,6 +1,6 @@
 # make install takes PYTHON=python3.12, say; tools/install.sh says which will do.
 PY := .venv/bin/python
-PACKAGES := backbones heads tasks datamodules
+PACKAGES := backbones heads tasks datamodules tools
 # One process a core, each with one thread: small networks gain little from a second one.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
@@ -33,4 +33,4 @@ doctor:  ## what is installed, what is missing, what to type
 
 clean:  ## remove caches; keeps .venv and outputs
 	rm -rf .mypy_cache .pytest_cache .ruff_cache *.egg-info build
-	find $(PACKAGES) tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
-from backbones.parameters.layer_ids import Depth, depths_of
+from backbones.parameters.layer_ids import LayerIds, depths_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Backbone(nn.Module):
     def features(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.
 
-        In training it may be more than in evaluation, for what the classifier's losses need.
+        In training it may be more than in evaluation, for what its losses need.
         """
         return self.embed(images)
 
@@ -93,15 +93,15 @@ class Backbone(nn.Module):
     @property
     def num_layers(self) -> int:
         """How many ids ``layer_id`` gives: the stem, every block, and what follows them."""
-        return self.depth.num_layers
+        return self.layer_ids.num_layers
 
     def layer_id(self, name: str) -> int:
         """How deep a parameter lies, for layer-wise learning rates: 0 for the stem."""
-        return self.depth.layer(name)
+        return self.layer_ids.layer(name)
 
     @functools.cached_property
-    def depth(self) -> Depth:
-        """Where the parameters lie.
+    def layer_ids(self) -> LayerIds:
+        """The rule that gives layers and stages to the names of parameters.
 
         Raises:
             ValueError: The network has no blocks under the names that the rule knows.
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
                 "parts like this"
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
-        return Depth(depths, maps, self.classification_keys, self.merges_end_stages)
+        return LayerIds(depths, maps, self.classification_keys, self.merges_end_stages)
 
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
@@ -166,7 +166,7 @@ class Mixer(nn.Module):
         return self.mix(x), self.mix_prefix(prefix)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """What the mixer does to a map: (B, H, W, C) -> (B, H, W, C)."""
         raise NotImplementedError
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -198,7 +198,7 @@ class PointwiseMixer(Mixer):
     """A mixer that treats all tokens alike: any (..., C) will do, and prefix tokens are tokens."""
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C), as any other token."""
+        """Mix prefix tokens as any other token: (B, P, C) -> (B, P, C)."""
         return self.mix(prefix)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
-from backbones.checkpoints.loading import load_backbone_weights
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -126,7 +127,7 @@ def create_backbone(
     backbone = host.build(config, **{**host_overrides_of(host, mixer_name), **host_kwargs})
     backbone.name = name
     if isinstance(pretrained, str | Path):
-        load_backbone_weights(backbone, pretrained)
+        adopt(backbone, open_checkpoint(pretrained))
     return backbone
 
 

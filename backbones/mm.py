@@ -30,7 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbones import backbone_schema, create_backbone, list_backbones
 from backbones.base import Backbone
-from backbones.checkpoints.loading import LoadReport, load_state_dict, read_state_dict, read_tensors
+from backbones.checkpoints.adoption import LoadReport, adopt
+from backbones.checkpoints.opening import in_memory, open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
 
 OutType = Literal["featmap", "embedding"]
@@ -68,10 +69,10 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
     def train(self, mode: bool = True) -> Self:
         """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
         super().train(mode)
-        depth = self._backbone.depth
+        ids = self._backbone.layer_ids
         if self.frozen_stages >= 0:
             for name, module in self.named_modules():
-                if name and depth.stage(f"{name}.") <= self.frozen_stages:
+                if name and ids.stage(f"{name}.") <= self.frozen_stages:
                     module.eval()
         if self.norm_eval:
             for module in self.modules():
@@ -81,17 +82,17 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
 
     def freeze(self) -> None:
         """Stop the gradients of frozen stages and of what no output reads, as DDP waits for all."""
-        depth, last = self._backbone.depth, max(self.out_indices)
+        ids, last = self._backbone.layer_ids, max(self.out_indices)
         # What merges after the last map that is read is not read either.
-        order = dataclasses.replace(depth, merges_end_stages=False)
+        order = dataclasses.replace(ids, merges_end_stages=False)
         unread = [key for i, key in enumerate(self._backbone.map_keys) if i not in self.out_indices]
         for name, parameter in self.named_parameters():
-            stage = depth.stage(name)
+            stage = ids.stage(name)
             frozen = stage <= self.frozen_stages
             if self.out_type == "featmap":
-                of_maps = len(depth.depths) == len(self._backbone.feature_info)
+                of_maps = len(ids.depths) == len(self._backbone.feature_info)
                 frozen = frozen or name.startswith(tuple(unread))
-                frozen = frozen or (of_maps and last + 1 < order.stage(name) <= len(depth.depths))
+                frozen = frozen or (of_maps and last + 1 < order.stage(name) <= len(ids.depths))
             if frozen:
                 parameter.requires_grad_(False)
 
@@ -132,7 +133,8 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                         f"init_cfg.checkpoint={checkpoint} is no address of a file; download it "
                         "and pass its path, or pass one that begins with http:// or https://"
                     ) from None
-            tensors = read_state_dict(path) if prefix is None else read_tensors(path)
+            opened = open_checkpoint(path)
+            tensors = opened.state_dict if prefix is None else opened.tensors
         if prefix is not None:
             start = f"{prefix.removesuffix('.')}."
             found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
@@ -143,7 +145,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                     f"{', '.join(tops[:8])}"
                 )
             tensors = found
-        return load_state_dict(self._backbone, tensors, checkpoint)
+        return adopt(self._backbone, in_memory(tensors, checkpoint))
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Layer of a parameter and number of layers, as MMPretrain's layer decay asks for them."""
@@ -189,7 +191,7 @@ def build_toolkit_backbone(
         options["norm_eval"] = norm_eval
     dense = out_type == "featmap"
     backbone = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
-    num_maps, num_stages = len(backbone.feature_info), len(backbone.depth.depths)
+    num_maps, num_stages = len(backbone.feature_info), len(backbone.layer_ids.depths)
     chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
     if not chosen or not set(chosen) <= set(range(num_maps)):
         raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")

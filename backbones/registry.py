@@ -98,7 +98,7 @@ def register_mixer(
     The module maps (B, H, W, C) to the same shape; subclass ``backbones.Mixer`` (or
     ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio``, ``grid`` and
     ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every other keyword is
-    an option of the user's.
+    an option of the user's. ``options.variant_of`` makes a mixer out of another with options fixed.
 
     Args:
         name: Short lower-case name, written out; it becomes the suffix of backbone names.

@@ -15,7 +15,7 @@ refuses any other difference by its keys. timm reads files with ``weights_only``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,9 @@ from timm.models._features import feature_take_indices
 from timm.models._pretrained import PretrainedCfg
 from torch import Tensor, nn
 
-from backbones import create_backbone, list_backbones
-from backbones.checkpoints.loading import load_state_dict, strip_wrappers
+from backbones import Backbone, create_backbone, list_backbones
+from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 
 PREFIX = "mixerlab_"
@@ -47,6 +48,7 @@ class TimmModel(nn.Module):
         in_chans: Only 3.
         global_pool: None for the host's own; "" (with ``num_classes=0``) gives the last map.
         drop_rate: Dropout before the classifier.
+        backbone: It, where it is built already; else it is built by its name and options.
         **options: Of ``create_backbone``. With ``dense=True`` there are maps only.
 
     Attributes:
@@ -64,12 +66,13 @@ class TimmModel(nn.Module):
         in_chans: int = 3,
         global_pool: str | None = None,
         drop_rate: float = 0.0,
+        backbone: Backbone | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         if in_chans != 3:
             raise ValueError(f"{name} takes images of 3 channels, got in_chans={in_chans}")
-        self.backbone = create_backbone(name, **options)
+        self.backbone = create_backbone(name, **options) if backbone is None else backbone
         self.dense, self.in_chans = self.backbone.dense, in_chans
         self.num_features = self.head_hidden_size = self.backbone.num_features
         self.feature_info = [
@@ -220,6 +223,19 @@ def register() -> list[str]:
     return added
 
 
+def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
+    """The model of a backbone that is built already, as ``timm.create_model`` describes it.
+
+    Args:
+        backbone: Becomes part of the model.
+        options: Those of ``TimmModel`` and ``create_backbone`` that say how to build it anew.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    kind = partial(TimmModel, backbone.name, backbone=backbone)
+    model: TimmModel = build_model_with_cfg(kind, timm_name(backbone.name), False, **given)
+    return model
+
+
 def _is_free(name: str) -> bool:
     """Whether timm has no model of this name but ours."""
     return not timm.is_model(name) or timm.model_entrypoint(name).__module__ == __name__
@@ -270,14 +286,14 @@ def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]
     Raises:
         ValueError: Weights of another model; the keys are listed.
     """
-    backbone = model.backbone
-    given = strip_wrappers({k: v for k, v in state_dict.items() if isinstance(v, Tensor)})
-    load_state_dict(backbone, given, str(model.pretrained_cfg.get("file") or "the checkpoint"))
+    backbone, source = model.backbone, str(model.pretrained_cfg.get("file") or "the checkpoint")
+    tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
+    converted = convert(in_memory(tensors, source), backbone)
+    adopt(backbone, converted)
     classifier = {}
     # Of another number of classes timm itself leaves out one layer only, and LVT's has two.
     if model.num_classes == model.pretrained_cfg.get("num_classes"):
-        converted = backbone.convert_state_dict(dict(given))
-        classifier = {k: v for k, v in converted.items() if k.startswith("classifier.")}
+        classifier = {k: v for k, v in converted.tensors.items() if k.startswith(CLASSIFIER)}
     return {f"backbone.{key}": value for key, value in backbone.state_dict().items()} | classifier
 
 

@@ -74,9 +74,9 @@ class ADE20KDataModule(DenseDataModule):
 
     Args:
         root: Folder that holds ``images`` and ``annotations``, or the folder that holds that one.
-        image_size: Longest and shortest edge an image is resized into, its shape kept.
+        scale: Longest and shortest edge an image is resized into, its shape kept.
         crop_size: Height and width of a training crop.
-        scale_jitter: Smallest and largest factor by which ``image_size`` is scaled in training.
+        scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
         cat_max_ratio: A training crop is drawn anew while one class fills more than this share.
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
@@ -92,7 +92,7 @@ class ADE20KDataModule(DenseDataModule):
         self,
         root: str | Path | None = None,
         *,
-        image_size: int | Sequence[int] = (2048, 512),
+        scale: int | Sequence[int] = (2048, 512),
         crop_size: int | Sequence[int] = 512,
         scale_jitter: Sequence[float] = (0.5, 2.0),
         cat_max_ratio: float = 0.75,
@@ -102,7 +102,7 @@ class ADE20KDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.image_size = size_of("image_size", image_size)
+        self.scale = size_of("scale", scale)
         self.crop_size = size_of("crop_size", crop_size)
         self.scale_jitter = range_of("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
@@ -179,7 +179,7 @@ class ADE20KDataModule(DenseDataModule):
             StrictImage(),
             StrictMask(self.num_classes),
             RandomResize(
-                scale=self.image_size,
+                scale=self.scale,
                 ratio_range=self.scale_jitter,
                 resize_type=Resize,
                 keep_ratio=True,
@@ -198,7 +198,7 @@ class ADE20KDataModule(DenseDataModule):
         from mmseg.datasets import transforms
 
         masks: list[Step] = [StrictMask(self.num_classes)] if annotated else []
-        resize: Step = Resize(scale=self.image_size, keep_ratio=True)
+        resize: Step = Resize(scale=self.scale, keep_ratio=True)
         return [StrictImage(), resize, *masks, transforms.PackSegInputs()]
 
     def _dataset(self, folder: Path, split: str, steps: list[Step], test_mode: bool) -> Any:

@@ -33,9 +33,9 @@ class CocoDataModule(DenseDataModule):
         train_images: Folder of the training images, relative to ``root``.
         val_annotations: Validation json, relative to ``root``.
         val_images: Folder of the validation images, relative to ``root``.
-        image_size: Longest and shortest edge an image is resized into, its shape kept.
+        scale: Longest and shortest edge an image is resized into, its shape kept.
         train_sizes: Several such sizes, one of which is drawn for each training image.
-        scale_jitter: Smallest and largest factor by which ``image_size`` is scaled in training.
+        scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
         with_mask: Load instance masks.
@@ -56,7 +56,7 @@ class CocoDataModule(DenseDataModule):
         train_images: str = "train2017",
         val_annotations: str = "annotations/instances_val2017.json",
         val_images: str = "val2017",
-        image_size: int | Sequence[int] = (1333, 800),
+        scale: int | Sequence[int] = (1333, 800),
         train_sizes: Sequence[Sequence[int]] | None = None,
         scale_jitter: Sequence[float] | None = None,
         flip: float = 0.5,
@@ -69,7 +69,7 @@ class CocoDataModule(DenseDataModule):
         super().__init__(root, batch_size=batch_size, **options)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
-        self.image_size = size_of("image_size", image_size)
+        self.scale = size_of("scale", scale)
         self.train_sizes = [size_of("train_sizes", size) for size in train_sizes or []]
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
@@ -147,11 +147,11 @@ class CocoDataModule(DenseDataModule):
 
         # Passed as a class: by the name "Resize" mmcv's is built, which leaves masks alone.
         keep: dict[str, Any] = {"resize_type": transforms.Resize, "keep_ratio": True}
-        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         if self.train_sizes:
             resize = RandomChoiceResize(scales=self.train_sizes, **keep)
         elif self.scale_jitter:
-            resize = RandomResize(scale=self.image_size, ratio_range=self.scale_jitter, **keep)
+            resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
         steps = [StrictImage(), self._annotations(), resize]
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
@@ -163,7 +163,7 @@ class CocoDataModule(DenseDataModule):
         """The evaluation pipeline; annotations keep the original size, as in mmdet's configs."""
         from mmdet.datasets import transforms
 
-        resize: Step = transforms.Resize(scale=self.image_size, keep_ratio=True)
+        resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         annotations = [self._annotations()] if annotated else []
         return [StrictImage(), resize, *annotations, transforms.PackDetInputs(meta_keys=META_KEYS)]
 

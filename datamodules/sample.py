@@ -148,7 +148,7 @@ class SampleDetection(SampleDataModule, CocoDataModule):
         num_val: Validation scenes.
         scene_size: Side of a scene in pixels.
         sample_seed: Decides the generated data.
-        options: Of ``CocoDataModule``; ``image_size`` is the scene's and ``flip`` 0 unless given.
+        options: Of ``CocoDataModule``; ``scale`` is the scene's and ``flip`` 0 unless given.
     """
 
     def __init__(
@@ -161,9 +161,7 @@ class SampleDetection(SampleDataModule, CocoDataModule):
         sample_seed: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(
-            None, **{"image_size": scene_size, "flip": 0.0, "batch_size": 4, **options}
-        )
+        super().__init__(None, **{"scale": scene_size, "flip": 0.0, "batch_size": 4, **options})
         self._describe(
             "detection", root, scene_size, {"train": num_train, "val": num_val}, sample_seed
         )
@@ -182,7 +180,7 @@ class SampleSegmentation(SampleDataModule, ADE20KDataModule):
         num_val: Validation scenes.
         scene_size: Side of a scene in pixels.
         sample_seed: Decides the generated data.
-        options: Of ``ADE20KDataModule``; ``image_size`` and ``crop_size`` are the scene's, and the
+        options: Of ``ADE20KDataModule``; ``scale`` and ``crop_size`` are the scene's, and the
             augmentation is lighter, unless given.
     """
 
@@ -199,7 +197,7 @@ class SampleSegmentation(SampleDataModule, ADE20KDataModule):
         **options: Any,
     ) -> None:
         defaults = {
-            "image_size": scene_size,
+            "scale": scene_size,
             "crop_size": scene_size,
             "scale_jitter": (0.8, 1.25),
             # The photo fills most of every crop.

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
-from backbones.checkpoints.loading import (
-    LoadReport,
-    load_state_dict,
-    read_state_dict,
-    refuse_untrained,
-)
+from backbones.checkpoints.adoption import LoadReport, adopt, convert
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.layers.classifier import Classifier
+from heads.losses import classification_losses
 
 
 class LinearClassifier(nn.Module):
@@ -66,11 +63,10 @@ class LinearClassifier(nn.Module):
                 lacks makes it one.
         """
         backbone = create_backbone(name, **backbone_options)
-        state_dict = read_state_dict(path)
-        refuse_untrained(backbone, load_state_dict(backbone, state_dict, str(path)))
-        tensors = _classifier(backbone.convert_state_dict(dict(state_dict)), path)
-        model = cls(backbone, num_classes=len(tensors["weight"]))
-        model._load_classifier(tensors, path)
+        converted = convert(open_checkpoint(path), backbone)
+        converted.check(trained=True)  # another model's classifier may have another name
+        model = cls(backbone, num_classes=converted.num_classes)
+        adopt(model, converted)
         return model
 
     def load_weights(self, path: str | Path) -> LoadReport:
@@ -80,27 +76,7 @@ class LinearClassifier(nn.Module):
             ValueError: Weights of another model, or of another number of classes; a mixer that the
                 file lacks makes it another model.
         """
-        state_dict = read_state_dict(path)
-        tensors = _classifier(self.backbone.convert_state_dict(dict(state_dict)), path)
-        if len(tensors["weight"]) != self.classifier.out_features:
-            raise ValueError(
-                f"{path} was trained on {len(tensors['weight'])} classes, this data has "
-                f"{self.classifier.out_features}"
-            )
-        report = load_state_dict(self.backbone, state_dict, str(path))
-        refuse_untrained(self.backbone, report)
-        self._load_classifier(tensors, path)
-        return report
-
-    def _load_classifier(self, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-        expected = {key: value.shape for key, value in self.classifier.state_dict().items()}
-        if expected != {key: value.shape for key, value in tensors.items()}:
-            raise ValueError(
-                f"{path} holds the classifier tensors {_described(tensors)} where "
-                f"{self.backbone.name} has {_described(self.classifier.state_dict())}; name the "
-                "backbone and options it was trained with"
-            )
-        self.classifier.load_state_dict(tensors)
+        return adopt(self, convert(open_checkpoint(path), self.backbone))
 
     def _make_classifier(self, num_classes: int, drop: float) -> Classifier:
         return self.backbone.classifier(num_classes, drop)
@@ -109,13 +85,14 @@ class LinearClassifier(nn.Module):
         return self.backbone.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> logits (B, K)."""
+        """The classifier on what the backbone gives: (B, 3, H, W) -> logits (B, K)."""
         return self.classifier(self._features(images))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K)."""
         smoothing = self.label_smoothing if self.training else 0.0
-        return self.classifier.loss(self._features(batch["image"]), batch["label"], smoothing)
+        features = self._features(batch["image"])
+        return classification_losses(self.classifier, features, batch["label"], smoothing)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""
@@ -150,18 +127,3 @@ class LinearProbe(LinearClassifier):
         with torch.no_grad():
             embedding = self.backbone.embed(images)
         return self.norm(embedding)
-
-
-def _classifier(state_dict: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
-    """The classifier's tensors of a converted state dict, by their names in it."""
-    prefix = "classifier."
-    tensors = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-    if not {"weight", "bias"} <= tensors.keys():
-        raise ValueError(
-            f"{path} holds no classifier, only a backbone: pass it as backbone.pretrained instead"
-        )
-    return tensors
-
-
-def _described(tensors: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())

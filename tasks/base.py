@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import SumMetric
 
-from backbones.checkpoints.loading import read_tensors, read_values
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments
 from tasks.classes import check_classes
 from tasks.ema import WeightAverage
@@ -248,19 +249,20 @@ class BaseTask(LightningModule):
             state = {"tensors": tensors, "steps": checkpoint["ema_steps"]}
             self.average.load_state_dict(state, self.model)
 
-    def load_weights(self, path: str | Path) -> None:
-        """Load the model's weights from a checkpoint of this task, or from a file the model reads.
+    def load_weights(self, checkpoint: Checkpoint | str | Path) -> None:
+        """Load the model's weights from a checkpoint of this task.
+
+        A classifier takes files of timm's and the authors' as well.
+
+        Args:
+            checkpoint: A file, or what it holds.
 
         Raises:
             ValueError: Weights of another model or for other classes; what differs is listed.
         """
-        given = read_tensors(path)
-        check_classes(read_values(path), self.class_names, path)
-        ours = all(key.startswith("model.") for key in given)
-        if not ours and hasattr(self.model, "load_weights"):
-            self.model.load_weights(path)
-            return
-        load_exactly(self.model, given, path)
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        check_classes(opened.values, self.class_names, opened.path)
+        adopt(self.model, opened)
 
     def update_metrics(self, batch: Batch, predictions: Any) -> None:
         """Take in one batch."""
@@ -300,7 +302,7 @@ class BaseTask(LightningModule):
         return rows
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
-        """The same for a batch of the trainer's datamodule; arrays go to files of the run."""
+        """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
         return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
 
@@ -350,40 +352,3 @@ class BaseTask(LightningModule):
 def batch_size(batch: Batch) -> int:
     """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
     return len(batch["image"] if "image" in batch else batch["inputs"])
-
-
-def load_exactly(model: nn.Module, given: Mapping[str, Tensor], path: str | Path) -> None:
-    """Load the tensors of a task's checkpoint into its model.
-
-    Args:
-        model: What the task wraps.
-        given: The tensors, ``model.`` before their names.
-        path: For messages.
-
-    Raises:
-        ValueError: Weights of another model; the keys that differ are listed.
-    """
-    refuse_other_model(model, given, path)
-    model.load_state_dict({key.removeprefix("model."): value for key, value in given.items()})
-
-
-def refuse_other_model(model: nn.Module, given: Mapping[str, Tensor], path: str | Path) -> None:
-    """Check that a task's checkpoint is one of this model; as ``load_exactly``, without loading.
-
-    Raises:
-        ValueError: Weights of another model; the keys that differ are listed.
-    """
-    given = {key.removeprefix("model."): value for key, value in given.items()}
-    own = model.state_dict()
-    wrong = [f"missing {key}" for key in own if key not in given]
-    wrong += [f"unexpected {key}" for key in given if key not in own]
-    wrong += [
-        f"{key}: {tuple(given[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own
-        if key in given and own[key].shape != given[key].shape
-    ]
-    if wrong:
-        raise ValueError(
-            f"{path} holds another model: {len(wrong)} keys differ ({'; '.join(wrong[:6])}); "
-            "pass the task, backbone, head and data that it was trained with"
-        )

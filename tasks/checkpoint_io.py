@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from backbones.checkpoints.seal import DamagedCheckpoint, seal, verify
+from backbones.checkpoints.opening import Checkpoint, UnreadableFile, open_checkpoint
+from backbones.checkpoints.seal import DamagedCheckpoint, seal
 
 TEMPORARY = ".partial"
 LAST, PREVIOUS = "last.ckpt", "last.previous.ckpt"
@@ -24,6 +25,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     before this one stays too, should a file be damaged later.
     """
 
+    def __init__(self) -> None:
+        self._held: Checkpoint | None = None
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """Give this checkpoint when its file is next loaded, which then is not read again."""
+        self._held = checkpoint
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
@@ -32,6 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: The file cannot be written; names it.
         """
+        self._held = None  # what was not asked for by now will not be
         target = Path(path)
         target.parent.mkdir(exist_ok=True)  # a run folder that was removed does not come back
         for stale in target.parent.glob(f"*{TEMPORARY}"):
@@ -66,18 +75,35 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ValueError: No such file, or one of a newer format.
             DamagedCheckpoint: Not a whole checkpoint of ours.
         """
-        if not Path(path).is_file():
-            raise ValueError(f"there is no checkpoint at {path}")
-        try:
-            content = dict(torch.load(path, map_location=map_location, weights_only=True))
-        except Exception as error:  # foreign bytes make the reader raise all kinds
-            reason = str(error).partition("\n")[0][:120] or type(error).__name__
-            raise DamagedCheckpoint(
-                f"{path} is truncated or no checkpoint of tensors and values ({reason}); pass "
-                "another checkpoint of the run, or copy it again"
-            ) from error
-        verify(content, path)
-        return content
+        held, self._held = self._held, None
+        if held is not None and held.path == str(path):
+            return dict(held.content)
+        return dict(open_own(path, map_location).content)
+
+
+def open_own(path: Any, map_location: Any = "cpu") -> Checkpoint:
+    """Open a checkpoint that a run of ours left, of which an earlier one may still be good.
+
+    Raises:
+        ValueError: No such file, or one of a newer format.
+        DamagedCheckpoint: Not a whole checkpoint of ours.
+    """
+    try:
+        checkpoint = open_checkpoint(path, map_location=map_location)
+    except UnreadableFile as error:
+        cause = error.__cause__
+        reason = str(cause).partition("\n")[0][:120] or type(cause).__name__
+        raise _damaged(path, reason) from cause
+    if not isinstance(checkpoint.content, dict):
+        raise _damaged(path, f"it holds a {type(checkpoint.content).__name__}")
+    return checkpoint
+
+
+def _damaged(path: Any, reason: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{path} is truncated or no checkpoint of tensors and values ({reason}); pass another "
+        "checkpoint of the run, or copy it again"
+    )
 
 
 def _keep(target: Path, previous: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbones.checkpoints.loading import read_values
+from backbones.checkpoints.opening import Checkpoint
 
 LISTED = 20  # classes that are listed whole
 SHOWN = 5  # differences shown of longer lists
@@ -26,9 +26,10 @@ class Classes:
     category_ids: tuple[int, ...] = ()
 
 
-def classes_of(path: str | Path) -> Classes | None:
-    """The classes that a checkpoint holds; None for one of timm's or the authors'."""
-    return _classes(read_values(path))
+def classes_of(checkpoint: Checkpoint) -> Classes | None:
+    """The classes that a checkpoint names; None for one of timm's or the authors'."""
+    names = checkpoint.class_names
+    return None if names is None else Classes(names, checkpoint.category_ids)
 
 
 def check_several(names: Sequence[str], missing: str) -> None:
@@ -59,7 +60,7 @@ def check_classes(checkpoint: Mapping[str, Any], names: Sequence[str], source: s
     Raises:
         ValueError: Shows both lists, of long ones where they differ.
     """
-    classes = _classes(checkpoint)
+    classes = classes_of(Checkpoint(str(source), checkpoint))
     if classes is None or classes.names == tuple(names):
         return
     trained, data = classes.names, tuple(names)
@@ -75,16 +76,6 @@ def check_classes(checkpoint: Mapping[str, Any], names: Sequence[str], source: s
         f"{source} was trained on {how} ({lists}); pass data with the classes of the checkpoint, "
         "in its order"
     )
-
-
-def _classes(checkpoint: Mapping[str, Any]) -> Classes | None:
-    names = checkpoint.get("class_names")
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return None
-    ids = checkpoint.get("category_ids")
-    if not isinstance(ids, list | tuple) or len(ids) != len(names):
-        ids = ()
-    return Classes(tuple(names), tuple(ids))
 
 
 def _differences(trained: Sequence[str], data: Sequence[str]) -> str:

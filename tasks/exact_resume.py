@@ -95,7 +95,7 @@ class ExactResume(Callback):
         self._set()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same where a validation comes first."""
+        """Set the state before a validation, where that comes before the first training batch."""
         self._set()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

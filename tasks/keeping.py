@@ -54,22 +54,22 @@ class KeepLast(Checkpoint):
         self._since = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's handlers."""
+        """Take over from Lightning's signal handlers: a signal ends the step, saves and stops."""
         self._training = True
         self._since = time.monotonic()
         self._listen(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, to stop at once."""
+        """Take over from Lightning's signal handlers: a signal stops the test at once."""
         self._training = False
         self._listen(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, unless it is training that validates."""
+        """Take over from Lightning's signal handlers; outside training a signal stops at once."""
         self._listen(trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same, to stop at once."""
+        """Take over from Lightning's signal handlers: a signal stops the prediction at once."""
         self._listen(trainer)
 
     def on_train_batch_end(
@@ -111,7 +111,7 @@ class KeepLast(Checkpoint):
             raise self._stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same after the last epoch."""
+        """Stop, if told to, now that the last epoch is saved."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def _save(self, trainer: Trainer) -> None:

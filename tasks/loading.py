@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_complete, check_value
 from tasks.base import BaseTask
 from tasks.classes import Classes, classes_of
@@ -53,7 +54,8 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
             f"{path} lies in no run folder, whose config.yaml says what to build; pass the folder "
             "that a training run left"
         )
-    classes = classes_of(run.checkpoint)
+    checkpoint = open_checkpoint(run.checkpoint)
+    classes = classes_of(checkpoint)
     if classes is None:
         raise ValueError(f"{run.checkpoint} does not name its classes; it is none of a run of ours")
     config = {**run.config, "backbone": {**run.config["backbone"], "pretrained": None}}
@@ -62,7 +64,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
     data = build(config, "data", seed=0)
     serve_prediction(data, classes)
     task = build_task(config, data)
-    task.load_weights(run.checkpoint)
+    task.load_weights(checkpoint)
     task.data = data
     return task.to(_device(device)).eval().requires_grad_(False)
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
+from tools.command_line.overrides import read
 from tools.run import run
 from tools.running import config as run_config
+from tools.running.config_checks import resolved
 
-CONFIGS = command_line.CONFIGS
+CONFIGS = run_config.CONFIGS
 ROOT = Path(__file__).resolve().parent.parent
 SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
 # A few steps of 64 pixels for each task; ++ as the sample files may or may not name an option.
@@ -62,7 +63,7 @@ def options(group):
 def composed(*overrides):
     config = run_config.job_config(overrides)
     config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
-    return command_line.resolved(config)
+    return resolved(config)
 
 
 def run_here(typed, capsys) -> Ended:
@@ -71,7 +72,8 @@ def run_here(typed, capsys) -> Ended:
     status = 0
     try:
         with one_line_errors():
-            run(command_line.resolved(run_config.job_config(command_line.prepare(typed))))
+            given = read(typed)
+            run(resolved(run_config.job_config(given.overrides, given.config)))
     except SystemExit as ended:
         status = ended.code
     finally:

@@ -20,13 +20,8 @@ FAMILIES = (
 class SmallRequest(ExportRequest):
     """A request whose networks have two blocks where the real ones have many."""
 
-    def create_backbone(self, *, dense, random=False):
-        return shorten(super().create_backbone(dense=dense, random=random))
-
-    def create_classifier(self):
-        network = super().create_classifier()
-        shorten(network.backbone)
-        return network
+    def build_backbone(self, *, dense):
+        return shorten(super().build_backbone(dense=dense))
 
 
 def small_request(name, to, folder, size=(64, 96), **settings):

@@ -6,11 +6,15 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
 
   host=NAME,NAME            mixers: plain hosts (default: {hosts})
   mixer=NAME,PATTERN        mixers: channel mixers (default: all that fit)
-                            tokens: token mixers with their options, 'sbm rank=32,attention'
-                            (default: {tokens})
-  backbone=NAME,NAME        backbones: names with their options, 'deit_t_afbo mixer.g2=6,deit_s'
-  baseline=NAME             backbones, tokens: what the others are divided by (default: the first
-                            of them, of tokens attention if it is one)
+                            tokens: token mixers (default: {tokens})
+  backbone=NAME,PATTERN     backbones: names or patterns
+  backbone.KEY=VALUE        an option of all of them, in run.py's words: backbone.mixer.g2=6,
+                            backbone.token_mixer=sbm; several values, backbone.mixer.g2=4,6, make
+                            a network each. tokens: of all mixers, backbone.token_mixer.rank=32
+                            An option of one alone stands behind its name, quoted:
+                            backbone='deit_t_afbo backbone.mixer.g2=6,deit_s'
+  baseline=NAME             backbones, tokens: what the others are divided by, with options of its
+                            own (default: the first of them, of tokens attention if it is one)
   compare=NAME              backbones: two forms of the same network, of these or of backbone=
                             ffnet   the training form, and fused (default: ffnet_1,ffnet_2)
                             posmlp  its token matrices made in each pass, and kept (posmlp_t)
@@ -53,9 +57,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.benchmarking import networks
-from tools.benchmarking.networks import COMPARISONS, Network, comparison_runs, label, parse_network
+from tools.benchmarking.networks import COMPARISONS, comparison_runs
 from tools.command_line.arguments import image_size, number, parse
 from tools.command_line.tables import FORMATS, Record, write
+from tools.command_line.typed_network import (
+    Network,
+    jobs,
+    known_options,
+    label,
+    read_network,
+    read_networks,
+    read_options,
+    separate,
+)
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -112,35 +126,38 @@ def timed(kind: str, arguments: Sequence[str]) -> None:
     """Print what the arguments ask for."""
     if kind not in DEFAULTS:
         raise ValueError(f"say first what to time: {', '.join(DEFAULTS)}; see --help")
-    options = parse(arguments, DEFAULTS[kind], CHOICES)
+    words, own = separate(arguments)
+    options = parse(own, DEFAULTS[kind], CHOICES, takes_backbone=True)
     if kind == "tokens":
         from tools.benchmarking.token_mixers import token_records
 
-        records = token_records(options)
+        records = token_records(options, words)
     else:
-        runs = mixer_runs(options) if kind == "mixers" else backbone_runs(options)
+        runs = (mixer_runs if kind == "mixers" else backbone_runs)(options, words)
         records = benchmark(runs, options)
     write(records, options["format"], COLUMNS)
 
 
-def mixer_runs(options: dict[str, str]) -> list[list[Network]]:
+def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Per host its plain network, which is the baseline, and the host with each mixer."""
     from backbones import backbone_schema, list_backbones, list_hosts, list_mixers
 
     hosts = _names(options["host"], list_hosts(), "host")
     mixers = _names(options["mixer"], list_mixers("channel"), "channel mixer")
     asked = set(options["mixer"].split(","))
-    runs = []
+    runs: list[list[Network]] = []
     for host in hosts:
         pairs = {mixer: f"{host}_{mixer}" for mixer in mixers if mixer != "ffn"}
         for mixer in asked & set(pairs):
             backbone_schema(pairs[mixer])  # refuses a pair that does not exist, with the reason
         fitting = [name for name in pairs.values() if name in list_backbones()]
-        runs.append([(name, {}) for name in (host, host, *fitting)])
+        for chosen in jobs(words):
+            names = (host, host, *fitting)
+            runs.append([(one, read_options(chosen, one, known_options(one))) for one in names])
     return runs
 
 
-def backbone_runs(options: dict[str, str]) -> list[list[Network]]:
+def backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Of a run the baseline, then all networks; a comparison has a run for each backbone."""
     compare, backbones = options["compare"], options["backbone"]
     if compare and compare not in COMPARISONS:
@@ -148,13 +165,13 @@ def backbone_runs(options: dict[str, str]) -> list[list[Network]]:
     if compare and options["baseline"]:
         raise ValueError("compare has its own baseline; leave out baseline= or compare=")
     if compare:
-        return comparison_runs(compare, backbones)
+        return comparison_runs(compare, backbones, words)
     if not backbones:
         raise ValueError(
             f"say which: backbone=NAME,NAME, or one of compare={', '.join(COMPARISONS)}"
         )
-    chosen = [parse_network(item) for item in backbones.split(",")]
-    baseline = parse_network(options["baseline"]) if options["baseline"] else chosen[0]
+    chosen = read_networks(backbones, words)
+    baseline = read_network(options["baseline"]) if options["baseline"] else chosen[0]
     return [[baseline, *chosen]]
 
 

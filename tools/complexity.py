@@ -3,6 +3,9 @@
 usage: python tools/complexity.py [key=value ...]
 
   backbone=NAME,NAME,PATTERN    names or patterns such as 'swin_*' (default: all)
+  backbone.KEY=VALUE            an option of all of them, in run.py's words: backbone.mixer.g2=6,
+                                backbone.token_mixer=sbm; of several values, as in
+                                backbone.mixer.g2=2,4,6, each is counted
   paper=PAPER                   the rows of one paper with what it reports: {papers}
   image_size=224                side, or HEIGHTxWIDTH (default: 224, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
@@ -34,9 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.benchmarking.networks import NUM_CLASSES
 from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.tables import FORMATS, Record, write
+from tools.command_line.typed_network import label, read_networks, separate
 from tools.comparing.published import Row, list_papers, load_rows
 
 DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
+UNCOUNTED = {
+    "backbone.pretrained": "weights change nothing of what is counted",
+    "backbone.dense": "counted is the classification network",
+}
 CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": FORMATS}
 COLUMNS = {
     "backbone": ("backbone", "{}"),
@@ -66,9 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print((__doc__ or "").format(papers=", ".join(list_papers())).strip())
         return 0
     try:
-        options = parse(arguments, DEFAULTS, CHOICES)
+        words, own = separate(arguments)
+        options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
+        _refuse(words, options)
         rows = load_rows(options["paper"], "classification") if options["paper"] else []
-        records = complexity(options, rows)
+        records = complexity(options, rows, words)
     except ValueError as error:
         print(f"complexity.py: {error}", file=sys.stderr)
         return 2
@@ -79,16 +89,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def complexity(options: dict[str, str], rows: Sequence[Row]) -> list[Record]:
-    """Count what the options ask for; one record per backbone, or per row of the paper."""
+def _refuse(words: Sequence[str], options: dict[str, str]) -> None:
+    """Refuse options of the backbone that have no place in what is counted."""
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if options["paper"]:
+            raise ValueError(f"paper= counts its rows with the options they have; leave {word} out")
+        if key in UNCOUNTED:
+            raise ValueError(f"{word} is refused: {UNCOUNTED[key]}")
+
+
+def complexity(
+    options: dict[str, str], rows: Sequence[Row], words: Sequence[str] = ()
+) -> list[Record]:
+    """Count what the options ask for; one record per network, or per row of the paper."""
     image_size(options["image_size"])  # to be refused before anything is built
-    names = select(options["backbone"])
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
     if not options["paper"]:
         size = image_size(options["image_size"])
-        return [plain_record(name, *count(name, "{}", size)) for name in names]
-    records = []
+        networks = {label(one): one for one in read_networks(options["backbone"], words)}
+        return [
+            plain_record(typed, *count(name, json.dumps(own), size))
+            for typed, (name, own) in networks.items()
+        ]
+    names, records = select(options["backbone"]), []
     for row in rows:
         if row.backbone in names:
             size = image_size(options["image_size"], row.image_size)
@@ -115,9 +140,9 @@ def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tu
     return count_parameters(model), count_macs(model, size, rule)
 
 
-def plain_record(name: str, params: int, macs: int) -> Record:
-    """What is shown of a backbone."""
-    return {"backbone": name, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
+def plain_record(typed: str, params: int, macs: int) -> Record:
+    """What is shown of a network, with its name and options as they are typed."""
+    return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
 def paper_record(row: Row, ours: tuple[int, int], base: tuple[int, int] | None) -> Record:

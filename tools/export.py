@@ -3,8 +3,8 @@
 usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
        python tools/export.py list [backbone=NAME,PATTERN] [to=TARGET,TARGET] [format=table]
 
-  backbone=NAME        registered name, with options 'deit_t_afbo mixer.g2=6'; of a run folder's
-                       checkpoint the name and the options are known
+  backbone=NAME        registered name; of a run folder's checkpoint it is known, with its options
+  backbone.KEY=VALUE   an option of the backbone, in run.py's words: backbone.mixer.g2=6
   to=TARGET            {targets}
   ckpt=PATH            checkpoint file or run folder (default: random weights)
   out=FOLDER           (default: exports/<backbone>-<target>)
@@ -33,9 +33,9 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.benchmarking.networks import parse_network
 from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.tables import FORMATS, Record, write
+from tools.command_line.typed_network import merged, read_network, separate
 from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
 
 SHARED = {
@@ -73,29 +73,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def export(arguments: Sequence[str]) -> list[Path]:
     """Export one backbone to one target and say what was written."""
+    words, own = separate(arguments)
     to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
     if not to:
         raise ValueError(f"say where to: to={'|'.join(TARGETS)}; see --help")
     function = exporter(to)
     target = TARGETS[to]
     options = parse(
-        arguments, SHARED | target.settings, {"overwrite": ("false", "true"), **target.choices}
+        own,
+        {**SHARED, **target.settings},
+        {"overwrite": ("false", "true"), **target.choices},
+        takes_backbone=True,
     )
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
         raise ValueError("say what to export: backbone=NAME, or ckpt=<run folder>; see --help")
-    name, typed = parse_network(
-        options["backbone"] or (run or {}).get("backbone", {}).get("name", "")
+    name, typed = read_network(
+        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
     )
     for option, instead in ELSEWHERE.items():
         if option in typed:
-            raise ValueError(f"backbone= cannot say {option}=; {instead}")
+            raise ValueError(f"backbone.{option} is refused: {instead}")
     out = Path(options["out"] or f"exports/{name}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(
             to=to,
             backbone=name,
-            options=_of_run(run, name) | typed,
+            options=merged(_of_run(run, name), typed),
             ckpt=ckpt,
             run=run,
             folder=folder,
@@ -125,7 +129,10 @@ def _of_run(run: object, name: str) -> dict[str, object]:
     given = run.get("backbone", {}) if isinstance(run, dict) else {}
     if given and given["name"] != name:
         raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
-    return {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
+    options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
+    if isinstance(options.get("token_mixer"), str):  # what is typed may add to it
+        options["token_mixer"] = {"name": options["token_mixer"]}
+    return options
 
 
 def table(options: dict[str, str]) -> list[Record]:

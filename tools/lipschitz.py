@@ -3,8 +3,9 @@
 usage: python tools/lipschitz.py [key=value ...]
 
   backbone=deit_t_affn     name of the backbone
+  backbone.KEY=VALUE       an option that it was built with, in run.py's words, such as
+                           backbone.mixer.hidden_ratio=2
   ckpt=PATH                checkpoint or run folder of it; without, random weights
-  mixer.KEY=VALUE          an option of the mixer that it was built with
   block=PATTERN            blocks to take, such as 'blocks.0.*' (default: all)
   form=joint               joint, or split: a bound for each branch, added up as in the IFFN paper
   method=auto              reduced, or sdp (needs cvxpy: pip install -e '.[lipschitz]'); auto takes
@@ -15,8 +16,9 @@ usage: python tools/lipschitz.py [key=value ...]
   residual=false           true bounds x + f(x), as a block without its norm computes
   format=table             table or json
 
-It bounds mixers that treat every token by itself: affn, iffn with mixer.spatial=false, ffn and the
-hosts' own FFNs. product is ||W1|| ||diag(max |slope|) W0||, what one would say without this bound.
+It bounds mixers that treat every token by itself: affn, iffn with backbone.mixer.spatial=false, ffn
+and the hosts' own FFNs. product is ||W1|| ||diag(max |slope|) W0||, what one would say without this
+bound.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import number, parse, value_of
+from tools.command_line.arguments import number, parse
 from tools.command_line.tables import Record
+from tools.command_line.typed_network import read_network, separate
 
 DEFAULTS = {
     "backbone": "deit_t_affn",
@@ -56,8 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print((__doc__ or "").strip())
         return 0
     try:
-        options, mixer = read(arguments)
-        records = bounds(options, mixer)
+        words, own = separate(arguments)
+        options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
+        number("iterations", options["iterations"])
+        records = bounds(options, words)
         if options["format"] == "json":
             print(json.dumps(list(records), indent=2))
         else:
@@ -68,41 +73,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The options, and those of the mixer."""
-    own = [a for a in arguments if not a.startswith("mixer.") or a.partition("=")[2] == ""]
-    options = parse(own, DEFAULTS, CHOICES, more="mixer.KEY")
-    number("iterations", options["iterations"])
-    mixer = {}
-    for key, _, text in (a.partition("=") for a in arguments if a not in own):
-        mixer[key.removeprefix("mixer.")] = value_of(key, text)
-    return options, mixer
-
-
-def bounds(options: dict[str, str], mixer: dict[str, Any]) -> Iterator[Record]:
+def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
     """One record per block, as soon as it is computed."""
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
-    from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import open_checkpoint
     from tasks.saved import checkpoint_file
 
-    backbone = create_backbone(options["backbone"], mixer=mixer).eval()
+    name, given = read_network(options["backbone"], words)
+    if "pretrained" in given:
+        raise ValueError("backbone.pretrained is refused: pass the file as ckpt=")
+    backbone = create_backbone(name, **given).eval()
     if options["ckpt"]:
-        ckpt = checkpoint_file(options["ckpt"])
-        refuse_untrained(backbone, load_backbone_weights(backbone, ckpt))
-    places = channel_mixers(options["backbone"])
+        adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
+    places = channel_mixers(name)
     blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:
         raise ValueError(
-            f"block={options['block']} matches no channel mixer of {options['backbone']}; it has "
+            f"block={options['block']} matches no channel mixer of {name}; it has "
             f"{places[0]} to {places[-1]}"
         )
+    # They are closed lists there, and another word is refused.
+    chosen: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
     for name in blocks:
         found = lipschitz_bound(
             backbone.get_submodule(name),
-            form=options["form"],
-            method=options["method"],
-            solver=options["solver"],
+            **chosen,
             residual=options["residual"] == "true",
             iterations=int(options["iterations"]),
         )

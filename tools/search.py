@@ -94,13 +94,12 @@ def _prepare(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str]:
     """The folder of the search and its metric, when its first run is known to be a right one."""
-    from tools.command_line import overrides as command_line
-    from tools.running import config as run_config
+    from tools.command_line.overrides import read
+    from tools.running.config import job_config
 
-    command_line.prepare([])
-    for place in ("first", "last"):
-        command_line.prepare([*fixed, *(getattr(space, place) for space in spaces)])
-    config = run_config.compose_config([*fixed, *(space.first for space in spaces)])
+    read([*fixed, *(space.last for space in spaces)])
+    command = read([*fixed, *(space.first for space in spaces)])
+    config = job_config(command.overrides, command.config)
     task, backbone = config["task_name"], config["backbone"]["name"]
     metric = options["metric"] or HEADLINE.get(task, "")
     searched = {space.key for space in spaces}
@@ -133,10 +132,13 @@ def _study(folder: Path, options: Mapping[str, str]) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
 
+    directions = {"maximize": StudyDirection.MAXIMIZE, "minimize": StudyDirection.MINIMIZE}
+    direction = directions[options["direction"]]
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(
-        study_name=folder.name, storage=storage, direction=options["direction"],
+        study_name=folder.name, storage=storage, direction=direction,
         load_if_exists=True,
     )  # fmt: skip
     # With the seed alone a search that goes on would draw the trials that it began with.

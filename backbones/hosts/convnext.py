@@ -3,7 +3,8 @@
 Its stem and downsampling have no padding and would drop rows and columns, so images are padded with
 zeros at their right and bottom to multiples of 32, as detectors do, and the maps are cropped.
 
-Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Sec. 3 (Tables 8 and 9 for its design).
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Sec. 3
+(Tables 8 and 9 for its design).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
@@ -44,7 +45,7 @@ class ConvNeXt(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(cast("Iterable[SlottedBlock]", layer.blocks)):
-                block.__class__ = SlottedBlock
+                become(block, SlottedBlock)
                 slot = Slot(widths[stage], 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "conv_dw", config.token_mixer, slot)
@@ -79,7 +80,7 @@ class SlottedBlock(ConvNeXtBlock):
     """timm's block with slots for mixers: a token and a channel mixer in one residual branch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """The block, x + DropPath(gamma * mlp(norm(conv_dw(x)))): (B, C, H, W) -> (B, C, H, W)."""
         y = self.mlp(self.norm(to_nhwc(mix_nchw(self.conv_dw, x))))
         if self.gamma is not None:
             y = y * self.gamma

@@ -1,9 +1,9 @@
 """CycleMLP-B1 and B2: fully connected layers that read each channel from a neighbouring token.
 
-Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022; the
-authors' released code (github.com/ShoufaChen/CycleMLP) for the names of weights and for offsets:
-its layer ``sfc_h`` shifts along the width and ``sfc_w`` along the height. At the start weights are
-truncated normal of 0.02, as in all hosts.
+Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022,
+https://arxiv.org/abs/2107.10224; the authors' released code (github.com/ShoufaChen/CycleMLP) for
+the names of weights and for offsets: its layer ``sfc_h`` shifts along the width and ``sfc_w`` along
+the height. At the start weights are truncated normal of 0.02, as in all hosts.
 
 Axes: B images, H W map, C channels.
 """
@@ -66,7 +66,7 @@ class CycleMixer(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Rows and columns mixed, three branches re-weighted: (B, H, W, C) -> (B, H, W, C)."""
         return self.proj(self.reweight(self.sfc_h(x), self.sfc_w(x), self.mlp_c(x)))
 
 
@@ -86,7 +86,7 @@ class CycleFC(nn.Conv2d):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W times the shifted channels, plus b: (B, H, W, C) -> (B, H, W, C)."""
         if torch.is_grad_enabled() and not in_graph():
             x = cast("Tensor", _Cycled.apply(x, self.axis, 1))  # type: ignore[no-untyped-call]
         elif is_any_size(x.shape[1:3]):

@@ -1,6 +1,7 @@
 """DeiT T/S/B on timm's network, at any image size, with a feature pyramid for dense prediction.
 
-Source: Touvron et al., "Training data-efficient image transformers", ICML 2021, Table 1.
+Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
+https://arxiv.org/abs/2012.12877, Table 1.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 GRID = "pos_grid"  # rows and columns of an oblong position table
@@ -69,7 +71,7 @@ class DeiT(IsotropicBackbone):
         if fc_norm:
             self._norm_after_mean(True)
         for index, block in enumerate(self.blocks):
-            block.__class__ = DeiTBlock
+            become(block, DeiTBlock)
             cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
             slot = Slot(
                 self.num_features,
@@ -200,14 +202,25 @@ class DeiTBlock(Block):
 
     # timm's takes masks, which nobody here has, and no map size.
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """(B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
+        """Attention and MLP, with shortcuts: (B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
         y = mix_tokens(self.attn, self.norm1(x), grid, self.num_prefix_tokens)
         x = x + self.drop_path1(self.ls1(y))
         y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)
         return cast("Tensor", x + self.drop_path2(self.ls2(y)))
 
 
-def _build(variant: str, config: HostConfig, class_token: bool, fc_norm: bool | None) -> DeiT:
+def build(
+    config: HostConfig, *, variant: str, class_token: bool = True, fc_norm: bool | None = None
+) -> DeiT:
+    """A DeiT around timm's network of the name ``variant``.
+
+    Args:
+        config: Of the host.
+        variant: timm's name.
+        class_token: Whether there is one.
+        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
+            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
+    """
     size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
     model = create_timm_model(
         variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
@@ -216,25 +229,18 @@ def _build(variant: str, config: HostConfig, class_token: bool, fc_norm: bool | 
 
 
 @register_host("deit_t", source="DeiT, Table 1")
-def deit_t(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 192, 12 blocks, 3 heads.
-
-    Args:
-        config: Of the host.
-        class_token: Whether there is one.
-        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
-            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
-    """
-    return _build("deit_tiny_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_tiny_patch16_224"})
+def deit_t() -> None:
+    """Width 192, 12 blocks, 3 heads."""
 
 
 @register_host("deit_s", source="DeiT, Table 1")
-def deit_s(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 384, 12 blocks, 6 heads. Options as for ``deit_t``."""
-    return _build("deit_small_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_small_patch16_224"})
+def deit_s() -> None:
+    """Width 384, 12 blocks, 6 heads."""
 
 
 @register_host("deit_b", source="DeiT, Table 1")
-def deit_b(config: HostConfig, *, class_token: bool = True, fc_norm: bool | None = None) -> DeiT:
-    """Width 768, 12 blocks, 12 heads. Options as for ``deit_t``."""
-    return _build("deit_base_patch16_224", config, class_token, fc_norm)
+@variant_of(build, fixed={"variant": "deit_base_patch16_224"})
+def deit_b() -> None:
+    """Width 768, 12 blocks, 12 heads."""

@@ -1,9 +1,10 @@
 """EdgeViT-XXS: local aggregation by convolutions, then attention between sampled tokens.
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
-Transformers", ECCV 2022; the authors' code (github.com/saic-fi/edgevit) for widths, positional
-convolutions and norms. That code refuses other sizes than it was built for; here maps are padded
-for the embeddings and cropped after spreading, which changes nothing at multiples of 32.
+Transformers", ECCV 2022, https://arxiv.org/abs/2205.03436; the authors' code
+(github.com/saic-fi/edgevit) for widths, positional convolutions and norms. That code refuses other
+sizes than it was built for; here maps are padded for the embeddings and cropped after spreading,
+which changes nothing at multiples of 32.
 
 AFBO (Table 16) cites another network of this name; its parameters and accuracy are this one's.
 
@@ -20,7 +21,7 @@ from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
@@ -51,7 +52,7 @@ RENAMES = (
 
 
 @dataclass(frozen=True)
-class StageSpec:
+class EdgeViTStageSpec:
     """One stage.
 
     Attributes:
@@ -66,7 +67,12 @@ class StageSpec:
     sampling: int
 
 
-XXS = (StageSpec(36, 1, 4), StageSpec(72, 1, 2), StageSpec(144, 3, 2), StageSpec(288, 2, 1))
+XXS = (
+    EdgeViTStageSpec(36, 1, 4),
+    EdgeViTStageSpec(72, 1, 2),
+    EdgeViTStageSpec(144, 3, 2),
+    EdgeViTStageSpec(288, 2, 1),
+)
 
 
 class EdgeViT(HierarchicalBackbone):
@@ -85,7 +91,7 @@ class EdgeViT(HierarchicalBackbone):
 
     channels_first = True
 
-    def __init__(self, config: HostConfig, specs: tuple[StageSpec, ...]) -> None:
+    def __init__(self, config: HostConfig, specs: tuple[EdgeViTStageSpec, ...]) -> None:
         super().__init__()
         widths = [spec.dim for spec in specs]
         rates = drop_path_rates(config.drop_path_rate, sum(spec.depth for spec in specs))
@@ -93,7 +99,7 @@ class EdgeViT(HierarchicalBackbone):
         for stage, (width, spec) in enumerate(zip((3, *widths), specs, strict=False)):
             drop_paths, rates = rates[: spec.depth], rates[spec.depth :]
             embed = PatchEmbed(width, spec.dim, STRIDES[stage], STRIDES[stage])
-            blocks = nn.Sequential(*(Block(spec, rate) for rate in drop_paths))
+            blocks = nn.Sequential(*(EdgeViTBlock(spec, rate) for rate in drop_paths))
             self.stages.append(nn.ModuleDict({"embed": embed, "blocks": blocks}))
         self.set_maps(config, widths, LayerNorm2d if config.dense else nn.BatchNorm2d)
         self.apply(init_linear)
@@ -120,16 +126,16 @@ class EdgeViT(HierarchicalBackbone):
         return rename(state_dict, RENAMES)
 
 
-class Block(nn.Module):
+class EdgeViTBlock(nn.Module):
     """Local aggregation, where attention samples, then attention: (B, H, W, C) -> the same."""
 
-    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+    def __init__(self, spec: EdgeViTStageSpec, drop_path: float) -> None:
         super().__init__()
         self.local = LocalAggregation(spec.dim, drop_path) if spec.sampling > 1 else None
         self.sparse = SparseAttention(spec, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Both halves, the local one where attention samples: (B, H, W, C) -> (B, H, W, C)."""
         return self.sparse(x if self.local is None else self.local(x))
 
 
@@ -148,7 +154,7 @@ class Half(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Position, token mixer and FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + to_nhwc(self.pos_embed(to_nchw(x)))
         x = x + self.drop_path(self.get_submodule(self.token_slot)(self._normed(x, "norm1")))
         return x + self.drop_path(self.get_submodule("mlp")(self._normed(x, "norm2")))
@@ -190,7 +196,7 @@ class SparseAttention(Half):
 
     token_slot = "attn"
 
-    def __init__(self, spec: StageSpec, drop_path: float) -> None:
+    def __init__(self, spec: EdgeViTStageSpec, drop_path: float) -> None:
         super().__init__(spec.dim, drop_path)
         self.norm1, self.norm2 = (nn.LayerNorm(spec.dim, eps=1e-6) for _ in range(2))
         self.attn: Mixer = SampledAttention(spec.dim, spec.sampling)
@@ -206,7 +212,7 @@ class LocalConv(Mixer):
         self.attn = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The three convolutions in a row: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.conv2(self.attn(self.conv1(to_nchw(x)))))
 
 
@@ -235,7 +241,7 @@ class SampledAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention between sampled tokens, spread over all: (B, H, W, C) -> (B, H, W, C)."""
         height, width = x.shape[1:3]
         x = x[:, :: self.sampling, :: self.sampling]
         size = x.shape[1:3]

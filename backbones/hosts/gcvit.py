@@ -7,7 +7,8 @@ the stage's input, is resized to the window (bicubic).
 
 timm's weights have a licence of their own, CC BY-NC-SA 4.0 (no commercial use).
 
-Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023, Table 1 and Sec. 2.
+Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023,
+https://arxiv.org/abs/2206.09959, Table 1 and Sec. 2.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalCon
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
@@ -54,11 +55,11 @@ class GCViT(HierarchicalBackbone):
 
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(cast("Iterable[AnySizeStage]", self.stages)):
-            layer.__class__ = AnySizeStage
+            become(layer, AnySizeStage)
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("Iterable[AnySizeBlock]", layer.blocks)):
-                block.__class__ = AnySizeBlock
+                become(block, AnySizeBlock)
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
@@ -89,7 +90,7 @@ class AnySizeStage(GlobalContextVitStage):
     global_block: nn.Module | None  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C', H, W) -> (B, C, h, w)."""
+        """Downsampling, then blocks with a global query: (B, C', H, W) -> (B, C, h, w)."""
         x = self.downsample(x)
         query = None if self.global_block is None else self._global_query(self.global_block(x))
         x = to_nhwc(x)
@@ -98,7 +99,7 @@ class AnySizeStage(GlobalContextVitStage):
         return to_nchw(self.norm(x)).contiguous()
 
     def _global_query(self, pooled: Tensor) -> Tensor:
-        """(B, C, h', w') -> (B, w, w, C)."""
+        """The query of a stage's input, at the window's size: (B, C, h', w') -> (B, w, w, C)."""
         window = cast("AnySizeBlock", self.blocks[0]).window()
         if pooled.shape[-2:] != window:
             pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
@@ -113,7 +114,7 @@ class AnySizeBlock(GlobalContextVitBlock):
         return cast("tuple[int, int]", self.window_size)
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention within windows of a padded map: (B, H, W, C) -> (B, H, W, C)."""
         if isinstance(self.attn, Mixer):
             return cast("Tensor", self.attn(x))
         any_size = is_any_size(x.shape[1:3])

@@ -3,12 +3,12 @@
 Its token matrix belongs to a grid of 14x14 patches (224 pixels). Larger maps are cut into windows
 of that size, as PosMLP does with the same unit, and smaller ones use a corner of the matrix.
 
-Source: Liu et al., "Pay Attention to MLPs", NeurIPS 2021, Table 1; PosMLP (MM 2022), Tables 1 and 3
-(other units in the gate's place). timm gates the first half of the channels and mixes the second,
-PosMLP the other way round; the two are the same network up to the order of channels, in which the
-weights of PosMLP's released gMLP are loaded. gMLP's paper gives no epsilon for the unit's
-LayerNorm: timm's is 1e-5, where its other norms have 1e-6, and PosMLP's code has 1e-6 there too
-(``gate_eps``).
+Source: Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08050, Table
+1; PosMLP (MM 2022), Tables 1 and 3 (other units in the gate's place). timm gates the first half of
+the channels and mixes the second, PosMLP the other way round; the two are the same network up to
+the order of channels, in which the weights of PosMLP's released gMLP are loaded. gMLP's paper gives
+no epsilon for the unit's LayerNorm: timm's is 1e-5, where its other norms have 1e-6, and PosMLP's
+code has 1e-6 there too (``gate_eps``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors
 from backbones.hosts.scaffolds.isotropic import PATCH
+from backbones.hosts.scaffolds.timm_source import become
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.mixers.posmlp.relations import hide
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 HIDDEN_RATIO = 6.0
@@ -41,7 +43,7 @@ class GMLP(PatchMLP):
         grid = config.grid(PATCH)
         for index, block in enumerate(self.blocks):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
-            gate.__class__ = WindowedSpatialGatingUnit
+            become(gate, WindowedSpatialGatingUnit)
             gate.shifted = config.dense and index % 2 == 1
             cast("nn.LayerNorm", gate.norm).eps = gate_eps
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
@@ -90,7 +92,7 @@ class WindowedSpatialGatingUnit(SpatialGatingUnit):
     shifted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, h / 2)."""
+        """The gate u * (M norm(v) + b) in every window: (B, H, W, h) -> (B, H, W, h / 2)."""
         u, v = x.chunk(2, dim=-1)
         matrix = partial(_matrix, self.proj.weight)
         return u * mix_windows(self.norm(v), WINDOW, self.shifted, 1, matrix, self.proj.bias)
@@ -100,7 +102,23 @@ def _matrix(weight: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
     return hide(corner_of_matrix(weight, WINDOW, rows, columns), rows, columns)[None]
 
 
-def _build(variant: str, config: HostConfig, stem_norm: bool | None, gate_eps: float) -> GMLP:
+def build(
+    config: HostConfig,
+    *,
+    variant: str,
+    stem_norm: bool | None = None,
+    gate_eps: float = GATE_EPS,
+) -> GMLP:
+    """A gMLP around timm's network of the name ``variant``.
+
+    Args:
+        config: Of the host.
+        variant: timm's name.
+        stem_norm: LayerNorm after the patch embedding; None: with another unit than gMLP's own, as
+            in PosMLP's released gMLP.
+        gate_eps: Epsilon of the LayerNorm within gMLP's own unit: timm's 1e-5, or 1e-6 for weights
+            of PosMLP's released gMLP.
+    """
     if stem_norm is None:
         stem_norm = config.token_mixer is not None
     if config.token_mixer is not None and gate_eps != GATE_EPS:
@@ -112,32 +130,18 @@ def _build(variant: str, config: HostConfig, stem_norm: bool | None, gate_eps: f
 
 
 @register_host("gmlp_ti", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_ti(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 128, 30 blocks. Options as for ``gmlp_s``."""
-    return _build("gmlp_ti16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_ti16_224"})
+def gmlp_ti() -> None:
+    """Width 128, 30 blocks."""
 
 
 @register_host("gmlp_s", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_s(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 256, 30 blocks.
-
-    Args:
-        config: Of the host.
-        stem_norm: LayerNorm after the patch embedding; None: with another unit than gMLP's own, as
-            in PosMLP's released gMLP.
-        gate_eps: Epsilon of the LayerNorm within gMLP's own unit: timm's 1e-5, or 1e-6 for weights
-            of PosMLP's released gMLP.
-    """
-    return _build("gmlp_s16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_s16_224"})
+def gmlp_s() -> None:
+    """Width 256, 30 blocks."""
 
 
 @register_host("gmlp_b", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
-def gmlp_b(
-    config: HostConfig, *, stem_norm: bool | None = None, gate_eps: float = GATE_EPS
-) -> GMLP:
-    """Width 512, 30 blocks. Options as for ``gmlp_s``."""
-    return _build("gmlp_b16_224", config, stem_norm, gate_eps)
+@variant_of(build, fixed={"variant": "gmlp_b16_224"})
+def gmlp_b() -> None:
+    """Width 512, 30 blocks."""

@@ -1,9 +1,9 @@
 """Hire-MLP-Tiny and Small: fully connected layers over regions of rows or columns, moved by blocks.
 
-Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022; the
-authors' released code (github.com/ggjy/Hire-Wave-MLP.pytorch, ``mlp_based``) for the names of
-weights, region sizes and shifts. Its Tiny has 18.04 M parameters; AFBO's tables quote 17.0 M. At
-the start weights are truncated normal of 0.02, as in all hosts.
+Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022,
+https://arxiv.org/abs/2108.13341; the authors' released code (github.com/ggjy/Hire-Wave-MLP.pytorch,
+``mlp_based``) for the names of weights, region sizes and shifts. Its Tiny has 18.04 M parameters;
+AFBO's tables quote 17.0 M. At the start weights are truncated normal of 0.02, as in all hosts.
 
 Axes: B images, C channels, H W map, p rows of a region.
 """
@@ -86,7 +86,7 @@ class HireMixer(nn.Module):
         self.proj = nn.Conv2d(dim, dim, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Rows and columns mixed, three branches re-weighted: (B, C, H, W) -> (B, C, H, W)."""
         y = to_nhwc(x)
         down = self._regions(y.transpose(1, 2), self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
         across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)

@@ -6,8 +6,9 @@ in every second block, and smaller ones use a corner of the weights. Padding is 
 
 timm's weights (B/16 only) expect images normalised with mean 0.5 and deviation 0.5.
 
-Source: Tolstikhin et al., "MLP-Mixer: An all-MLP Architecture for Vision", NeurIPS 2021, Table 1.
-Stochastic depth rises linearly over the blocks, where timm has one rate for all.
+Source: Tolstikhin et al., "MLP-Mixer: An all-MLP Architecture for Vision", NeurIPS 2021,
+https://arxiv.org/abs/2105.01601, Table 1. Stochastic depth rises linearly over the blocks, where
+timm has one rate for all.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -63,9 +64,9 @@ class MixerMLP(PatchMLP):
         super().__init__(model, config)
         grid = config.grid(PATCH)
         for index, block in enumerate(cast("list[MapMixerBlock]", list(self.blocks))):
-            block.__class__ = MapMixerBlock
+            become(block, MapMixerBlock)
             tokens = cast("WindowedTokenMLP", block.mlp_tokens)
-            tokens.__class__ = WindowedTokenMLP
+            become(tokens, WindowedTokenMLP)
             tokens.shifted = config.dense and index % 2 == 1
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.channel_mixer, slot)
@@ -76,7 +77,7 @@ class MapMixerBlock(MixerBlock):
     """timm's block on maps, so that its mixers can see them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Token MLP, then channel MLP, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self.mlp_tokens(self.norm1(x)))
         return cast("Tensor", x + self.drop_path(self.mlp_channels(self.norm2(x))))
 
@@ -91,11 +92,11 @@ class WindowedTokenMLP(Mlp):
     shifted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The MLP over the tokens of every window: (B, H, W, C) -> (B, H, W, C)."""
         return map_windows(x, WINDOW, self.shifted, self._mix)
 
     def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
-        """(B, n, e, m, f, C) -> the same."""
+        """W2 GELU(W1 x) over the tokens of windows of one kind: (B, n, e, m, f, C) -> the same."""
         groups = [(down, across) for down in spans(rows) for across in spans(columns)]
         whole = (slice(0, rows.size), slice(0, columns.size))
         if groups == [whole]:

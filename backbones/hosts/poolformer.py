@@ -4,7 +4,8 @@ timm pools the last map and then normalises the vector; the authors normalise th
 over channels and positions) and then pool. Both have the same parameter names, so weights load into
 either without a word, and the logits differ. This is the authors' order.
 
-Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Table 1.
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
+https://arxiv.org/abs/2111.11418, Table 1.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
@@ -50,7 +51,7 @@ class PoolFormer(HierarchicalBackbone):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
-                block.__class__ = PoolFormerBlock
+                become(block, PoolFormerBlock)
                 slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "token_mixer", config.token_mixer, slot)
@@ -78,7 +79,7 @@ class PoolFormerBlock(MetaFormerBlock):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Token mixer, then FFN, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
         y = mix_nchw(self.token_mixer, self.norm1(x))
         x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(y))
         y = mix_nchw(self.mlp, self.norm2(x))

@@ -5,7 +5,7 @@ FFN holds a depthwise 3x3 convolution; a channel mixer replaces it as a whole. O
 host's FFN (``mixer={"hidden_ratio": 4}``) build an ordinary FFN, without the convolution.
 
 Source: Wang et al., "PVT v2: Improved Baselines with Pyramid Vision Transformer", CVMJ 2022,
-Table 1.
+https://arxiv.org/abs/2106.13797, Table 1.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_fil
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens
 from backbones.layers.graph_sizes import same_size
 from backbones.registry import register_host
@@ -46,7 +46,7 @@ class PVTv2(HierarchicalBackbone):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
             for index, block in enumerate(cast("Iterable[PVTv2Block]", layer.blocks)):
-                block.__class__ = PVTv2Block
+                become(block, PVTv2Block)
                 hidden_ratio = block.mlp.fc1.out_features / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
@@ -73,7 +73,7 @@ class PVTv2Block(Block):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor, feat_size: Size) -> Tensor:  # type: ignore[override]
-        """(B, h * w, C) and (h, w) -> (B, h * w, C)."""
+        """Attention, then FFN, with shortcuts: (B, h * w, C) and (h, w) -> (B, h * w, C)."""
         x = x + self.drop_path1(_apply(self.attn, self.norm1(x), feat_size))
         return cast("Tensor", x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size)))
 

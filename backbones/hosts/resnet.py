@@ -3,8 +3,9 @@
 The four maps are the stages' outputs, for detectors too, as in MMDetection. ``pretrained=True``
 takes torchvision's first weights, which that toolkit and most papers start from.
 
-Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, Table 1; the stride of
-a bottleneck is in its 3x3 convolution, as in torchvision.
+Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
+https://arxiv.org/abs/1512.03385, Table 1; the stride of a bottleneck is in its 3x3 convolution, as
+in torchvision.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.registry import register_host

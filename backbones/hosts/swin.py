@@ -4,7 +4,8 @@ timm pads a map after rolling it; the authors' code, torchvision and MMDetection
 differ on every map that the window does not divide, hence on all detection and segmentation sizes
 (7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten here.
 
-Source: Liu et al., "Swin Transformer", ICCV 2021, Table 7 (networks), Sec. 3.2 (shifted windows).
+Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14030, Table 7
+(networks), Sec. 3.2 (shifted windows).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from timm.models.swin_transformer import (
 from torch import Tensor
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
 from backbones.registry import register_host
@@ -63,12 +64,12 @@ class Swin(HierarchicalBackbone):
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
             if isinstance(layer.downsample, PatchMerging):
-                layer.downsample.__class__ = AnyPatchMerging
+                become(layer.downsample, AnyPatchMerging)
             for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
-                block.__class__ = SwinBlock
+                become(block, SwinBlock)
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
-                block.attn.__class__ = AnyWindowAttention
+                become(block.attn, AnyWindowAttention)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
@@ -99,7 +100,7 @@ class SwinBlock(SwinTransformerBlock):
     shift_single_window: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention of windows, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path1(self._attn(self.norm1(x)))
         return cast("Tensor", x + self.drop_path2(self.mlp(self.norm2(x))))
 
@@ -124,7 +125,7 @@ class SwinBlock(SwinTransformerBlock):
         return x[:, :height, :width]
 
     def _attn_any_size(self, x: Tensor) -> Tensor:
-        """The same where a graph is recorded for any size, hence without a branch on sizes."""
+        """Shifted-window attention where a graph is recorded for any size: no branch on sizes."""
         _, height, width, channels = x.shape
         side: int = self.window_size[0]
         window, shift = (side, side), self.target_shift_size[0]
@@ -150,7 +151,7 @@ class AnyPatchMerging(PatchMerging):
     """timm's merging of 2x2 neighbours, without a view that a graph for any size cannot take."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, ceil(H / 2), ceil(W / 2), 2 C)."""
+        """Four neighbours, normed and projected: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), 2 C)."""
         # One more row and column are as good as H % 2 of them: every second one is taken.
         rows = (x, F.pad(x, (0, 0, 0, 0, 0, 1)))
         parts = []

@@ -4,9 +4,10 @@ Blocks alternate between attention within windows of 7x7 and attention of all to
 values of a reduced map, as in Twins-SVT; both turn queries and keys by their places. The FFN is a
 SwiGLU without biases.
 
-Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024; Chu et al.,
-"Twins", NeurIPS 2021 (pyramid). What the released networks do that the text does not say, so that
-their checkpoints give their outputs here; each is an option:
+Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024,
+https://arxiv.org/abs/2403.00522; Chu et al., "Twins", NeurIPS 2021,
+https://arxiv.org/abs/2104.13840 (pyramid). What the released networks do that the text does not
+say, so that their checkpoints give their outputs here; each is an option:
 
 * Places of reduced keys count n in rows of the full map: key n is at (b + s (n mod W),
   b + s (n div W)), b = 1 - 1 / s, W the width of the full map and not of the reduced one
@@ -35,13 +36,14 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.checkpoints.loading import rename
+from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
+from backbones.layers.patch_embed import PatchEmbed
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.mixers.glu import gate
@@ -100,14 +102,14 @@ class VisionLLaMA(HierarchicalBackbone):
         rates = drop_path_rates(config.drop_path_rate, sum(self.depths))
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
-            self.patch_embeds.append(PatchEmbed(inputs, dim, side))
+            self.patch_embeds.append(PatchEmbed(inputs, dim, side, side))
             init_all(self.patch_embeds[-1])
             grid = config.grid(self.feature_info[stage].stride)
             blocks = nn.Sequential()
             for index in range(depth):
                 local = index % 2 == 0
                 attn = WindowAttention(dim) if local else reduced(dim, REDUCTIONS[stage])
-                mlp = SwiGLU(dim, hidden_multiple)
+                mlp = BiasFreeSwiGLU(dim, hidden_multiple)
                 block = PreNormBlock(
                     dim, nn.LayerNorm, attn, mlp, drop_path=rates.pop(0), layer_scale=LAYER_SCALE
                 )
@@ -119,11 +121,11 @@ class VisionLLaMA(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
-        x = to_nhwc(images)
-        maps = []
+        x = images.contiguous(memory_format=torch.channels_last)
+        maps: list[Tensor] = []
         for embed, blocks in zip(self.patch_embeds, self.blocks, strict=True):
-            x = blocks(embed(x))
-            maps.append(x)
+            maps.append(blocks(embed(x)))
+            x = to_nchw(maps[-1])
         return maps
 
     def embed(self, images: Tensor) -> Tensor:
@@ -140,22 +142,6 @@ class VisionLLaMA(HierarchicalBackbone):
         return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
-class PatchEmbed(nn.Module):
-    """A linear map of square patches, then LayerNorm.
-
-    Shape: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C).
-    """
-
-    def __init__(self, channels: int, dim: int, side: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(channels, dim, side, side)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, D) -> (B, h, w, C)."""
-        return cast("Tensor", self.norm(convolve(self.proj, x)))
-
-
 class WindowAttention(nn.Module):
     """Self-attention within windows of 7x7 tokens; the padding of maps attends as well.
 
@@ -169,7 +155,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention within each window, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         window = (WINDOW, WINDOW)
         x, crop = pad_to_windows(x, window)
         height, width, channels = x.shape[1:]
@@ -206,7 +192,7 @@ class GlobalAttention(nn.Module):
             self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention to the reduced map, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         height, width = x.shape[1:3]
         reduced = x
         if self.sr is not None and self.norm is not None:
@@ -221,8 +207,12 @@ class GlobalAttention(nn.Module):
         return self.proj(attend(query, key, value).unflatten(1, (height, width)))
 
 
-class SwiGLU(nn.Module):
-    """W3 (SiLU(W1 x) * W2 x) without biases; the hidden width is 8 C / 3 rounded up to a multiple.
+class BiasFreeSwiGLU(nn.Module):
+    """W3 (SiLU(W1 x) * W2 x) under the authors' names; the hidden width is 8 C / 3, rounded up.
+
+    Args:
+        dim: Channels C.
+        hidden_multiple: The hidden width is a multiple of it.
 
     Shape: (..., C) -> (..., C).
     """
@@ -235,7 +225,7 @@ class SwiGLU(nn.Module):
         self.c_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 (SiLU(W1 x) * W2 x): (..., C) -> (..., C)."""
         return self.c_proj(gate(F.silu, self.c_fc1(x), self.c_fc2(x)))
 
 

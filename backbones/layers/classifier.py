@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.init import init_linear
 
 
 class Classifier(nn.Linear):
-    """One linear layer on an embedding, and its cross entropy.
+    """Logits from an embedding by one linear layer, after dropout.
 
     A subclass may read something else than an embedding, whatever its backbone's ``features``
-    gives, and have further layers and losses.
+    gives, and have further layers. What trains it is said in ``heads.losses``.
 
     Args:
         dim: C.
@@ -33,16 +32,5 @@ class Classifier(nn.Linear):
         init_linear(self)
 
     def forward(self, features: Any) -> Tensor:
-        """(B, C) -> logits (B, K)."""
+        """W dropout(x) + b: (B, C) -> logits (B, K)."""
         return super().forward(self.drop(features))
-
-    def loss(self, features: Any, labels: Tensor, label_smoothing: float) -> dict[str, Tensor]:
-        """Losses by name.
-
-        Args:
-            features: (B, C).
-            labels: Indices (B,) or shares (B, K).
-            label_smoothing: Share of the target spread over all classes.
-        """
-        logits = self(features)
-        return {"loss_cls": F.cross_entropy(logits, labels, label_smoothing=label_smoothing)}

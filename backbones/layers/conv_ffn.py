@@ -30,7 +30,7 @@ class ConvFFN(Mixer):
         self.fc2 = nn.Conv2d(hidden, dim, 1)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W2 GELU(D(W1 x)), without D where there is none: (B, H, W, C) -> (B, H, W, C)."""
         hidden = self.fc1(to_nchw(x))
         if self.dwconv is not None:
             hidden = self.dwconv(hidden)

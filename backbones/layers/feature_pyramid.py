@@ -1,4 +1,4 @@
-"""Maps at four strides from the one map of a plain backbone.
+"""Maps at four strides from the one map of an isotropic backbone.
 
 Source: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", ECCV 2022,
 Sec. 3 and Fig. 2 ("simple feature pyramid").
@@ -37,7 +37,7 @@ class SimpleFeaturePyramid(nn.Module):
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, C, h, w) -> four maps, fine to coarse."""
+        """One map at four scales: (B, C, h, w) -> four maps, fine to coarse."""
         return [scale(x) for scale in self.scales]
 
     def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:

@@ -33,7 +33,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, h, w, C)."""
+        """LN(conv(x)), padded for whole patches: (B, D, H, W) -> (B, h, w, C)."""
         if not self.overlap:
             height, width = x.shape[-2:]
             x = F.pad(x, (0, missing(width, self.stride), 0, missing(height, self.stride)))

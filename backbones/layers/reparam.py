@@ -1,7 +1,8 @@
 """Train-time branches of convolutions, and their exact folding into one plain convolution.
 
-Source: Ding et al., "RepVGG", CVPR 2021, Sec. 3.3; Yun et al., "FFNet: MetaMixer-based Efficient
-Convolutional Mixer Design", App. E, sums depthwise kernels of several sizes and shapes.
+Source: Ding et al., "RepVGG", CVPR 2021, https://arxiv.org/abs/2101.03697, Sec. 3.3; Yun et al.,
+"FFNet: MetaMixer-based Efficient Convolutional Mixer Design", App. E, sums depthwise kernels of
+several sizes and shapes.
 
 Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(var + eps).
 """
@@ -53,7 +54,7 @@ class ConvBN(Fusible):
         self.norm = nn.BatchNorm2d(out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, O, h, w)."""
+        """BN(conv(x)): (B, D, H, W) -> (B, O, h, w)."""
         return self.norm(self.conv(x))
 
     @torch.no_grad()
@@ -95,7 +96,7 @@ class BranchedConv(Fusible):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, O, h, w)."""
+        """The sum of all branches: (B, D, H, W) -> (B, O, h, w)."""
         first, *others = self.branches.values()
         total = first(x)
         for branch in others:
@@ -130,7 +131,7 @@ class SkipNormConv(Fusible):
         self.conv = nn.Conv2d(dim, dim, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, D, H, W)."""
+        """The skip and its branch, x + W BN(x): (B, D, H, W) -> (B, D, H, W)."""
         return x + self.conv(self.norm(x))
 
     @torch.no_grad()

@@ -143,7 +143,7 @@ def corner_of_matrix(weight: Tensor, window: int, rows: Pattern, columns: Patter
 
 
 def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -> Tensor | None:
-    """(w * w) -> (e * f, 1)."""
+    """The bias of smaller windows, whose positions keep theirs: (w * w) -> (e * f, 1)."""
     if bias is None:
         return None
     return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)

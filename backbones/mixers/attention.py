@@ -1,7 +1,7 @@
 """Self-attention over the whole map, the token mixer that the others are compared with.
 
-Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.2; as an instance of
-MetaMixer: FFNet, Fig. 1 and 8.
+Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, https://arxiv.org/abs/1706.03762,
+Sec. 3.2; as an instance of MetaMixer: FFNet, Fig. 1 and 8.
 """
 
 from __future__ import annotations

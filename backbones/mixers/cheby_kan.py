@@ -5,7 +5,8 @@
 Source: the public KAN-ViT code that AFBO (ICLR 2025), Table 15, compares with: one layer from C to
 C channels of degree 8, without bias and without hidden width. The accuracies of that table (73.1,
 79.7, 81.5) are digit for digit those that KAN-ViT's page gives for its plain DeiT; it gives none
-for its KAN.
+for its KAN. Such layers are those of Sidharth et al., "Chebyshev Polynomial-Based Kolmogorov-Arnold
+Networks", 2024, https://arxiv.org/abs/2405.07200.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ChebyKAN(PointwiseMixer):
         nn.init.normal_(self.coefficients, std=1 / (dim * terms))
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """The sum of all polynomials of tanh(x): (..., C) -> (..., C)."""
         t = x.tanh()
         terms = [torch.ones_like(t), t]
         for _ in range(2, self.degree + 1):

@@ -1,8 +1,8 @@
 """Convolutional GLU: a gated linear unit whose gate sees the neighbours.
 
 Source: Shi, "TransNeXt: Robust Foveal Visual Perception for Vision Transformers", CVPR 2024,
-Sec. 3.4, Fig. 4, with the authors' hidden width, 2/3 of the FFN's. No one width fits the five rows
-of AFBO's Table 3: solved for it, they give 2.55 to 2.79 C.
+https://arxiv.org/abs/2311.17132, Sec. 3.4, Fig. 4, with the authors' hidden width, 2/3 of the
+FFN's. No one width fits the five rows of AFBO's Table 3: solved for it, they give 2.55 to 2.79 C.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ConvGLU(Mixer):
             nn.init.zeros_(self.dwconv.bias)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W2 (GELU(DW(a)) * v) + b2: (B, H, W, C) -> (B, H, W, C)."""
         a, value = self._branches(x)
         return self._combine(to_nhwc(self.dwconv(to_nchw(a))), value)
 

@@ -2,8 +2,9 @@
 
 The residual around the block is the host's.
 
-Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, Fig. 4; Woo et al., "ConvNeXt V2",
-CVPR 2023, Sec. 3.2 (global response normalisation) and Fig. 5.
+Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Fig. 4;
+Woo et al., "ConvNeXt V2", CVPR 2023, https://arxiv.org/abs/2301.00808, Sec. 3.2 (global response
+normalisation) and Fig. 5.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ConvNeXtFFN(Mixer):
         init_all(self)  # as the authors: the convolution included
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The FFN of what the depthwise convolution gives: (B, H, W, C) -> (B, H, W, C)."""
         return self._pointwise(to_nhwc(self.dwconv(to_nchw(x))))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class ConvNeXtFFN(Mixer):
     source="ConvNeXt (CVPR 2022), Fig. 4; AFBO (ICLR 2025), Table 3",
     published_on=("deit_t",),
 )
-class ConvNeXt(ConvNeXtFFN):
+class ConvNeXtMixer(ConvNeXtFFN):
     """gamma * (W2 GELU(W1 LN(DW(x)) + b1) + b2).
 
     Args:
@@ -83,7 +84,7 @@ class ConvNeXt(ConvNeXtFFN):
 
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
-class ConvNeXtV2(ConvNeXtFFN):
+class ConvNeXtV2Mixer(ConvNeXtFFN):
     """W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
 
     Args:
@@ -116,7 +117,7 @@ class GlobalResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Eq. 1 to 3, gamma * (x * n) + beta + x: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
         # overflow; the root of 0, of a channel that is off, has no gradient.
         wide = x.float() if x.dtype is torch.float16 else x

@@ -1,4 +1,9 @@
-"""The feed-forward network, what every other channel mixer replaces."""
+"""The feed-forward network, what every other channel mixer replaces.
+
+Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.3,
+https://arxiv.org/abs/1706.03762; Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021,
+https://arxiv.org/abs/2010.11929 (GELU).
+"""
 
 from __future__ import annotations
 
@@ -54,6 +59,6 @@ class FFN(PointwiseMixer):
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
         hidden = self.drop(ACTIVATIONS[self.act](self.fc1(x)))
         return self.drop(self.fc2(hidden))

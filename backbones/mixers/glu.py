@@ -1,8 +1,8 @@
 """Gated linear unit as a channel mixer, the counterpart in AFBO's and IFFN's tables.
 
-Source: Shazeer, "GLU Variants Improve Transformer", 2020, Eq. 6 (SwiGLU: the gate is a SiLU). The
-"GLU" of AFBO's Table 1 and the "SwiGLU" of its Table 3 report one accuracy, 72.6 for DeiT-T, so the
-gate is a SiLU here as well.
+Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202, Eq. 6
+(SwiGLU: the gate is a SiLU). The "GLU" of AFBO's Table 1 and the "SwiGLU" of its Table 3 report one
+accuracy, 72.6 for DeiT-T, so the gate is a SiLU here as well.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GLU(PointwiseMixer):
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         hidden = gate(self.act, self.w1(x), self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))
 

@@ -1,9 +1,9 @@
 """Group FFN: a gated linear unit whose two input mappings are block-diagonal.
 
 Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transformer", ICLR 2025,
-Eq. 5, Tables 1 and 13. Its size, 2 M d^2 / G + M d^2, tells that there are two branches and that
-the last mapping is dense. The table's 5.0 M and 6.1 M for four groups lie 0.16 M above and 0.08 M
-below that.
+https://openreview.net/forum?id=MJyqwBVgMs, Eq. 5, Tables 1 and 13. Its size, 2 M d^2 / G + M d^2,
+tells that there are two branches and that the last mapping is dense. The table's 5.0 M and 6.1 M
+for four groups lie 0.16 M above and 0.08 M below that.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ class GroupFFN(PointwiseMixer):
         init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         hidden = gate(self.act, self.w1(x), self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))

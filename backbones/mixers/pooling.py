@@ -1,6 +1,7 @@
 """Average pooling as a token mixer, the simplest there is.
 
-Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022, Eq. 4.
+Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
+https://arxiv.org/abs/2111.11418, Eq. 4.
 """
 
 from __future__ import annotations
@@ -33,5 +34,5 @@ class Pooling(Mixer):
         self.pool = nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.pool(to_nchw(x))) - x

@@ -3,10 +3,10 @@
     y = a1 W2 GELU(W1 x) + a2 CCA(x) in training,  y = W2 GELU(W1 x) in evaluation
     CCA(Z) = Z softmax(Z^T Z / sqrt(h))^T,  (a1, a2) = softmax(w) learned
 
-Source: Sridhar et al., "SCHEME: Scalable Channel Mixer for Vision Transformers", 2023, with the
-authors' code for the scale, for w and for dropping CCA in evaluation. That code forms Z^T by a
-reshape, which mixes tokens with channels; here it is the transpose. Its class for scheme_12 keeps
-CCA in evaluation, which ``cca="always"`` does.
+Source: Sridhar et al., "SCHEME: Scalable Channel Mixer for Vision Transformers", 2023,
+https://arxiv.org/abs/2312.00412, with the authors' code for the scale, for w and for dropping CCA
+in evaluation. That code forms Z^T by a reshape, which mixes tokens with channels; here it is the
+transpose. Its class for scheme_12 keeps CCA in evaluation, which ``cca="always"`` does.
 
 Axes: Z is a map as (H W, C); h hidden channels.
 """
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
 Attends = Literal["train", "always", "off"]
@@ -66,7 +67,7 @@ class Scheme(Mixer):
             self.balance = nn.Parameter(torch.randn(2))
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """a1 W2 GELU(W1 x) + a2 CCA(x), or the first part alone: (B, H, W, C) -> (B, H, W, C)."""
         y = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
         if self.cca == "off" or (self.cca == "train" and not self.training):
             return y
@@ -89,17 +90,9 @@ class Scheme(Mixer):
     published_on=("poolformer_s12", "poolformer_s24", "swin_t"),
     unfit_for=UNFIT,
 )
-def scheme_12(
-    dim: int,
-    *,
-    hidden_ratio: float = 8.0,
-    g1: int = 1,
-    g2: int = 2,
-    cca: Attends = "train",
-    drop: float = 0.0,
-) -> Scheme:
+@variant_of(Scheme, defaults={"g1": 1, "g2": 2})
+def scheme_12() -> None:
     """Dense W1, two blocks in W2, eight times the width."""
-    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)
 
 
 @register_mixer(
@@ -110,14 +103,6 @@ def scheme_12(
     published_on=("poolformer_s12", "swin_t"),
     unfit_for=UNFIT,
 )
-def scheme_44(
-    dim: int,
-    *,
-    hidden_ratio: float = 8.0,
-    g1: int = 4,
-    g2: int = 4,
-    cca: Attends = "train",
-    drop: float = 0.0,
-) -> Scheme:
+@variant_of(Scheme, defaults={"g1": 4, "g2": 4})
+def scheme_44() -> None:
     """Four blocks in W1 and in W2, eight times the width."""
-    return Scheme(dim, hidden_ratio=hidden_ratio, g1=g1, g2=g2, cca=cca, drop=drop)

@@ -1,8 +1,8 @@
 """SwiGLU as EVA-02 builds it: a gated linear unit with a SiLU, in larger models with a norm inside.
 
-Source: Fang et al., "EVA-02: A Visual Representation for Neon Genesis", 2023 (its tiny and small
-models have no inner norm, base and large do); Shazeer, "GLU Variants Improve Transformer", 2020,
-Eq. 6.
+Source: Fang et al., "EVA-02: A Visual Representation for Neon Genesis", 2023,
+https://arxiv.org/abs/2303.11331 (its tiny and small models have no inner norm, base and large do);
+Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202, Eq. 6.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ class SwiGLU(GLU):
         self.norm = nn.LayerNorm(self.w3.in_features, eps=1e-6) if norm else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         hidden = self.norm(gate(self.act, self.w1(x), self.w2(x)))
         return self.drop(self.w3(self.drop(hidden)))

@@ -3,6 +3,7 @@
 from backbones.options.signatures import check_arguments, check_complete, keywords
 from backbones.options.suggestions import unknown
 from backbones.options.values import check_odd, check_value
+from backbones.options.variants import variant_of
 
 __all__ = [
     "check_arguments",
@@ -11,4 +12,5 @@ __all__ = [
     "check_value",
     "keywords",
     "unknown",
+    "variant_of",
 ]

@@ -29,7 +29,7 @@ def layer_decay_groups(
     """
     backbone: Backbone = model.backbone
     by_stage = config.get("decay_type", "layer_wise") == "stage_wise"
-    count = len(backbone.depth.depths) if by_stage else backbone.num_layers - 2
+    count = len(backbone.layer_ids.depths) if by_stage else backbone.num_layers - 2
     if config.get("num_layers", count) != count:
         raise ValueError(
             f"paramwise_cfg.num_layers={config['num_layers']}, but {backbone.name} has {count} "
@@ -41,7 +41,7 @@ def layer_decay_groups(
         if not parameter.requires_grad:
             continue
         own = name.removeprefix("backbone.")
-        place = backbone.depth.stage(own) if by_stage else backbone.layer_id(own)
+        place = backbone.layer_ids.stage(own) if by_stage else backbone.layer_id(own)
         layer = min(place, count + 1) if own != name else count + 1
         decays = parameter.ndim > 1 and name not in exempt
         group = f"layer_{layer}_{'decay' if decays else 'no_decay'}"

@@ -44,8 +44,8 @@ ENDS = (Rule(r"(?:layers|stages)\.(\d+)\.norm\."),)
 
 
 @dataclass(frozen=True)
-class Depth:
-    """The stages of a backbone, and what belongs to them.
+class LayerIds:
+    """Layers and stages of a network's parameters, by their names.
 
     Attributes:
         depths: Blocks per stage.

@@ -69,10 +69,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def get_compiler_version() -> str:
-    """Shown by the toolkits' reports on an environment."""
+    """The compiler of the operators, as the toolkits' reports on an environment show it."""
     return "torchvision's, not compiled"
 
 
 def get_compiling_cuda_version() -> str:
-    """The same."""
+    """CUDA's version that torch was built with, shown by the toolkits' reports as well."""
     return torch.version.cuda or "not available"

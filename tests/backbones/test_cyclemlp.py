@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.layers.axes import to_nchw
 from backbones.layers.reweight import Reweight
@@ -60,10 +61,10 @@ def test_dense_maps_are_those_of_the_stages_normed(released, names):
     )
     state = {k: v for k, v in released.items() if not k.startswith(("norm.", "head."))} | norms
     backbone = create_backbone("cyclemlp_b1", dense=True)
-    assert not load_state_dict(backbone, state, "released").initialised
+    assert not adopt(backbone, in_memory(state, "released")).initialised
     if names == "ours":
         again = create_backbone("cyclemlp_b1", dense=True)
-        load_state_dict(again, backbone.state_dict(), "ours")
+        adopt(again, in_memory(backbone.state_dict(), "ours"))
         backbone = again
     x = images(65, 97)
     # The first map has a token for the last row and column too.
@@ -110,7 +111,7 @@ def test_weights_of_timm_are_refused_and_half_a_network_too(released):
         create_backbone("cyclemlp_b2", pretrained=True)
     state = {k: v for k, v in released.items() if "network.4.3." not in k}
     with pytest.raises(ValueError, match=r"missing network\.4\.3\.norm1\.weight"):
-        load_state_dict(create_backbone("cyclemlp_b1"), state, "half")
+        adopt(create_backbone("cyclemlp_b1"), in_memory(state, "half"))
 
 
 @pytest.mark.parametrize("axis", [ROWS, COLUMNS])

@@ -12,8 +12,9 @@ from torch import nn
 from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig, Mixer
-from backbones.checkpoints.loading import load_state_dict
-from backbones.hosts.ffnet.blocks import VARIANTS, Block, Variant
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
+from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, Variant
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_names
 from backbones.hosts.ffnet.host import FFNet
 from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
@@ -62,7 +63,7 @@ def images(*size, batch=2):
 
 def loaded(backbone, tensors):
     """The classification model with tensors under the authors' names."""
-    report = load_state_dict(backbone, dict(tensors), "reference")
+    report = adopt(backbone, in_memory(dict(tensors), "reference"))
     assert not report.initialised
     assert report.loaded == len(backbone.state_dict())
     model = LinearClassifier(backbone, 5).double().eval()
@@ -266,7 +267,7 @@ def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
     expected = trained(images(64, 70))
     source = trained.fuse() if given == "fused" else trained
     backbone = tiny(name, form=built)
-    report = load_state_dict(backbone, source.state_dict(), "file")
+    report = adopt(backbone, in_memory(source.state_dict(), "file"))
     assert not report.initialised
     assert not report.skipped
     assert is_fused(backbone) == (built == "fused")
@@ -278,7 +279,7 @@ def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
 def test_classification_checkpoints_load_for_dense_prediction(given, built):
     tensors = reference.random_tensors(TINY["tiny_3"], given, classes=5)
     backbone = tiny("tiny_3", dense=True, form=built)
-    report = load_state_dict(backbone, tensors, "file")
+    report = adopt(backbone, in_memory(tensors, "file"))
     assert {key.split(".")[0] for key in report.initialised} == {f"norm{i}" for i in range(4)}
     assert {key.split(".")[0] for key in report.skipped} == {"norm", "classifier"}
 
@@ -287,7 +288,7 @@ def test_fused_weights_are_no_weights_to_train_the_training_form_with():
     tensors = reference.random_tensors(TINY["tiny_2"], "fused")
     backbone = tiny("tiny_2")
     with pytest.raises(ValueError, match=r"of the fused form, .*; build the backbone with fused"):
-        load_state_dict(backbone, tensors, "file")
+        adopt(backbone, in_memory(tensors, "file"))
     assert not is_fused(backbone)
 
 
@@ -300,14 +301,14 @@ def test_checkpoints_of_the_authors_detectors_load():
     }
     for i, width in enumerate(TINY["tiny_2"]["widths"]):
         tensors |= {f"norm{i}.weight": torch.ones(width), f"norm{i}.bias": torch.ones(width)}
-    report = load_state_dict(tiny("tiny_2", dense=True), tensors, "detector")
+    report = adopt(tiny("tiny_2", dense=True), in_memory(tensors, "detector"))
     assert (report.initialised, report.skipped) == ((), ())
 
 
 def test_weights_of_another_variant_are_refused():
     tensors = reference.random_tensors(TINY["tiny_2"], "train")
     with pytest.raises(ValueError, match="does not fit"):
-        load_state_dict(tiny("tiny_3"), tensors, "file")
+        adopt(tiny("tiny_3"), in_memory(tensors, "file"))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -316,24 +317,24 @@ def test_own_mixers_must_be_in_the_file(form):
     tensors = {k: v for k, v in tensors.items() if ".0.token_mixer." not in k}
     backbone = tiny("tiny_2", form=form)
     with pytest.raises(ValueError, match=r"missing stages\.0\.blocks\.0\.token_mixer"):
-        load_state_dict(backbone, tensors, "file")
+        adopt(backbone, in_memory(tensors, "file"))
 
 
 @pytest.mark.parametrize("options", [{}, {"token_mixer": "attention"}], ids=str)
 def test_weights_load_around_swapped_mixers(options):
     tensors = reference.random_tensors(reference.SPECS["ffnet_1"], "train")
     backbone = create_backbone("ffnet_1_glu", **options)
-    report = load_state_dict(backbone, tensors, "file")
+    report = adopt(backbone, in_memory(tensors, "file"))
     parts = {tuple(key.split(".")[4:6]) for key in report.initialised}
     token = {("token_mixer", "norm"), ("token_mixer", "mixer")} if options else set()
     assert parts == {("channel_mixer", "memory")} | token
     assert len(backbone.mixers()) == 14 * (1 + len(options))
     fused = create_backbone("ffnet_1_glu", fused=True, **options)
-    again = load_state_dict(fused, tensors, "file")
+    again = adopt(fused, in_memory(tensors, "file"))
     assert {tuple(key.split(".")[4:6]) for key in again.initialised} == parts
     # The swapped mixers of this file may hold branches too, which only they know how to fold.
     with pytest.raises(ValueError, match=r"not of a plain ffnet_1: .*then call its fuse\(\)"):
-        load_state_dict(fused, backbone.state_dict(), "file")
+        adopt(fused, in_memory(backbone.state_dict(), "file"))
 
 
 def test_weights_of_timm_are_refused():
@@ -358,11 +359,11 @@ def test_channel_mixer_replaces_the_ffn_behind_its_query(name, ratio):
         # Two square matrices and two biases more or less by block of each width.
         wider = create_backbone(name, mixer={"hidden_ratio": ratio + 1})
     assert count_parameters(again) == count_parameters(plain)
-    blocks = [m for m in plain.modules() if isinstance(m, Block)]
+    blocks = [m for m in plain.modules() if isinstance(m, FFNetBlock)]
     dims = [block.channel_mixer.memory.key.in_channels for block in blocks]
     more = sum(2 * dim * dim + dim for dim in dims)
     assert count_parameters(wider) - count_parameters(plain) == more
-    for block in (m for m in swapped.modules() if isinstance(m, Block)):
+    for block in (m for m in swapped.modules() if isinstance(m, FFNetBlock)):
         assert isinstance(block.channel_mixer.memory, Mixer)
         assert block.channel_mixer.query.state_dict()
 
@@ -487,7 +488,7 @@ def test_compiled_code_gives_the_same(name, fused):
 def test_drop_path_rises_linearly():
     with torch.device("meta"):
         backbone = create_backbone("ffnet_2", drop_path_rate=0.15)
-    blocks = [module for module in backbone.modules() if isinstance(module, Block)]
+    blocks = [module for module in backbone.modules() if isinstance(module, FFNetBlock)]
     rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in blocks]
     assert rates == pytest.approx([0.15 * i / 23 for i in range(24)])
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from heads.linear import LinearClassifier
@@ -51,7 +52,7 @@ def test_dense_maps_are_those_of_the_stages_normed(released):
     )
     state = {k: v for k, v in released.items() if not k.startswith(("norm.", "head."))} | norms
     backbone = create_backbone("hiremlp_t", dense=True)
-    assert not load_state_dict(backbone, state, "released").initialised
+    assert not adopt(backbone, in_memory(state, "released")).initialised
     x = images(65, 97)
     # The first map has a token for the last row and column too.
     maps = reference.stages(double(released), F.pad(x, (0, 3, 0, 3)), "hiremlp_t")

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from backbones import Mixer, create_backbone, register_mixer, registry
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
 from tests.families import TOKEN_SLOTS, rest_slow
 from tests.references.names import AUTHORS
@@ -83,7 +84,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
         backbone = create_backbone(host, token_mixer="recorder", **options)
-        report = load_state_dict(backbone, convert(plain), "plain")
+        report = adopt(backbone, in_memory(convert(plain), "plain"))
         expected = {f"{prefix}weight" for prefix in recorders(backbone)}
         assert expected
         assert expected <= set(report.initialised)

@@ -11,7 +11,8 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 from backbones import create_backbone, list_hosts
 from backbones.analysis.counting import count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow, short
 from tests.references.names import AUTHORS
@@ -58,7 +59,7 @@ def images(*size, batch=1):
 def ours(name, state_dict, **options):
     """Our classification model with timm's (or the authors') tensors, in float64."""
     model = LinearClassifier(create_backbone(name, **options), 1000).double().eval()
-    report = load_state_dict(model.backbone, state_dict, "timm")
+    report = adopt(model.backbone, in_memory(state_dict, "timm"))
     assert not report.initialised
     assert report.loaded == len(model.backbone.state_dict())
     classifier = model.backbone.convert_state_dict(dict(state_dict))

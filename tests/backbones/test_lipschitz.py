@@ -385,7 +385,7 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     path = tmp_path / "trained.pth"
     torch.save(backbone.state_dict(), path)
     arguments = (
-        "backbone=deit_t_affn", f"ckpt={path}", f"mixer.hidden_ratio={1 / 12}",
+        "backbone=deit_t_affn", f"ckpt={path}", f"backbone.mixer.hidden_ratio={1 / 12}",
         "iterations=2", "method=reduced", "block=blocks.1[01].*",
     )  # fmt: skip
     records = json.loads(printed(capsys, *arguments, "format=json"))
@@ -453,9 +453,11 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
-        ("mixer.arbs=[", "mixer.arbs=[ cannot be read; a value is a number, true, "),
-        ("mixer.arbs", "cannot use 'mixer.arbs'; arguments are key=value, with the keys backbone"),
-        ("mixer.arbs=on", "no option of mixer affn called 'arbs'"),
+        ("backbone.mixer.act=[", "mixer.act=[ cannot be read; a value is a number, true, "),
+        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; an option of a backbone is typed"),
+        ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
+        ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),
+        ("backbone=deit_t_affn,deit_t", "names 2 networks; this command takes one"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(capsys, argument, message):

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.lvt.blocks import ClassBlock
-from backbones.hosts.lvt.token_labels import Box, draw_box, own_share, swap
+from backbones.hosts.lvt.mix_token import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier, LinearProbe
 from tests.families import rest_slow
@@ -72,7 +73,7 @@ def test_dense_network_norms_the_maps_of_the_equations(released):
     shapes = {f"{k}.{part}": (dim,) for k, dim in norms.items() for part in ("weight", "bias")}
     tensors = {k: v for k, v in released.items() if k.startswith("backbone.")} | fill(shapes)
     model = create_backbone("lvt_r3", dense=True)
-    assert not load_state_dict(model, tensors, "dense").initialised
+    assert not adopt(model, in_memory(tensors, "dense")).initialised
     theirs = reference.Network(in_float64(tensors), 3)
     for stage, (ours, plain) in enumerate(
         zip(model.double().eval()(images(65, 97)), theirs.maps(images(65, 97)), strict=True)

@@ -9,7 +9,7 @@ from backbones.mixers.afbo import (
     GroupedCrossMapping,
     OverlappedCycleMapping,
 )
-from backbones.mixers.afbo.block_products import Block, block_products, fast, plain
+from backbones.mixers.afbo.block_products import MatrixBlock, block_products, fast, plain
 from tests.references import afbo as reference
 
 
@@ -137,7 +137,7 @@ def blocks_and_tensors(dtype=torch.float64):
     torch.manual_seed(0)
     shapes = [(2, 3), (1, 6), (4, 2), (3, 1)]
     weights = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
-    blocks = tuple(Block(*pair) for pair in [(0, 0), (1, 0), (2, 0), (0, 2), (3, 0), (2, 4)])
+    blocks = tuple(MatrixBlock(*pair) for pair in [(0, 0), (1, 0), (2, 0), (0, 2), (3, 0), (2, 4)])
     bias = torch.randn(sum(shapes[i][0] for i, _ in blocks), dtype=dtype, requires_grad=True)
     x = torch.randn(3, 2, 5, 7, dtype=dtype, requires_grad=True)
     return x, weights, bias, blocks

@@ -17,8 +17,10 @@ from backbones import (
     registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.mixers.ffn import FFN
+from backbones.mixers.iffn.merged import Merged
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
 from tests.references import iffn as reference
@@ -160,9 +162,11 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
         whole = mixer(x)
         images = []
         cut = 2 * 4 * 5 * 32 * 8 // torch.get_num_threads()
-        monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", cut)
-        plain = mixer._mix
-        monkeypatch.setattr(mixer, "_mix", lambda x: images.append(len(x)) or plain(x))
+        monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", cut)
+        piece = Merged.mix_piece
+        monkeypatch.setattr(
+            Merged, "mix_piece", lambda merged, x: images.append(len(x)) or piece(merged, x)
+        )
         torch.testing.assert_close(mixer(x), whole, **EXACT)
     assert images == [2, 2, 1] or torch.get_num_threads() > 1
 
@@ -172,7 +176,7 @@ def test_batches_larger_than_the_cache_are_cut(monkeypatch):
 def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
     monkeypatch, name, bn_mid
 ):
-    monkeypatch.setattr("backbones.mixers.iffn.mixer.CACHE_BYTES", 1)  # single images
+    monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", 1)  # single images
     mixer = randomised(name, bn_mid=bn_mid).train()
     again = copy.deepcopy(mixer)
     x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
@@ -373,8 +377,8 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     path = tmp_path / "plain.pth"
     torch.save(plain.state_dict(), path)
     with pytest.warns(UserWarning, match="class token and this DeiT has none.*class_token=True"):
-        report = load_state_dict(
-            create_backbone("deit_t_iffn"), plain.backbone.state_dict(), "plain"
+        report = adopt(
+            create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
         )
     assert "cls_token" in report.skipped
     assert all(".mlp." in key for key in report.initialised)
@@ -391,12 +395,12 @@ def test_weights_without_a_class_token(tmp_path):
     tensors = create_backbone("deit_t", class_token=False).state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_state_dict(create_backbone("deit_t", class_token=False), dict(tensors), "file")
+        adopt(create_backbone("deit_t", class_token=False), in_memory(dict(tensors), "file"))
     small = create_backbone("deit_t", class_token=False, img_size=64)
-    load_state_dict(small, dict(tensors), "file")
+    adopt(small, in_memory(dict(tensors), "file"))
     assert small.pos_embed.shape == (1, 16, 192)
     with pytest.raises(ValueError, match=r"have no class token .* build it with class_token=False"):
-        load_state_dict(create_backbone("deit_t"), dict(tensors), "file")
+        adopt(create_backbone("deit_t"), in_memory(dict(tensors), "file"))
 
 
 # The sum of Eq. 11
@@ -406,7 +410,7 @@ def test_weights_without_a_class_token(tmp_path):
 @pytest.mark.parametrize("act", ["gelu", "silu", "softplus"])
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
 def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
-    monkeypatch.setattr("backbones.mixers.nonlinear_sum.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", chunk)
     mixer = randomised("nonlinear_sum", dim=5, act=act, per=per, scale=1.0)
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     expected = reference.nonlinear_sum(x, dict(mixer.named_parameters()), 20, act)

@@ -6,8 +6,10 @@ from torch import nn
 
 from backbones import Slot, create_backbone, create_mixer
 from backbones.layers.windows import cut, mix_windows
+from backbones.mixers.posmlp import posgu
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
+from backbones.options import keywords
 from tests.references import posmlp as reference
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -217,9 +219,6 @@ def test_branch_equals_its_equations(unit, options):
 
 def build(unit, dim, **options):
     """A registered mixer with its slot given; options that the unit does not have are left out."""
-    from backbones.mixers.posmlp import posgu
-    from backbones.options import keywords
-
     function = getattr(posgu, unit)
     return function(dim, **{k: v for k, v in options.items() if k in keywords(function)})
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from backbones import Mixer, create_backbone, create_mixer, list_backbones
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
@@ -36,7 +37,7 @@ def narrow(unit=ggqpe, dense=False, **options):
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
 
     config = HostConfig((64, 64), dense=dense, token_mixer=mixer)
-    return randomise(PosMLP(16, config, **options))
+    return randomise(PosMLP(config, width=16, **options))
 
 
 # Equations
@@ -180,7 +181,7 @@ def test_drop_path_rises_linearly():
 def test_gmlp_equals_timm():
     theirs = randomise(timm.create_model("gmlp_ti16_224", num_classes=7))
     model = LinearClassifier(create_backbone("gmlp_ti"), 7).double().eval()
-    report = load_state_dict(model.backbone, theirs.state_dict(), "timm")
+    report = adopt(model.backbone, in_memory(theirs.state_dict(), "timm"))
     assert not report.initialised
     assert report.loaded == len(model.backbone.state_dict())
     model.classifier.load_state_dict(theirs.head.state_dict())
@@ -346,7 +347,7 @@ def test_compiles_into_one_graph(name):
 def test_classification_weights_load_into_dense(name):
     plain_weights = create_backbone(name).state_dict()
     dense = create_backbone(name, dense=True)
-    report = load_state_dict(dense, dict(plain_weights), "file")
+    report = adopt(dense, in_memory(dict(plain_weights), "file"))
     assert set(report.skipped) == {"norm.weight", "norm.bias"}
     assert all(key.startswith(dense.map_keys) for key in report.initialised)
 

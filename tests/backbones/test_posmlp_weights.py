@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors, to_authors
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
@@ -140,7 +141,7 @@ def narrow_unit(slot):
 
 
 def test_absolute_positions_are_reshaped():
-    model = PosMLP(16, HostConfig((64, 64), token_mixer=narrow_unit), position=True)
+    model = PosMLP(HostConfig((64, 64), token_mixer=narrow_unit), width=16, position=True)
     theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
     converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
     torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)
@@ -158,14 +159,14 @@ def test_truncated_checkpoint_is_refused():
     with torch.device("meta"):
         backbone = create_backbone("posmlp_t")
     with pytest.raises(ValueError, match=r"missing stages\.2\.blocks\.5\.mixer"):
-        load_state_dict(backbone, theirs, "file")
+        adopt(backbone, in_memory(theirs, "file"))
 
 
 @torch.no_grad()
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
     with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are not in"):
-        report = load_state_dict(create_backbone("posmlp_t_lrpe"), dict(weights), "file")
+        report = adopt(create_backbone("posmlp_t_lrpe"), in_memory(dict(weights), "file"))
     assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
     assert report.loaded == len(weights) - 2 * 24
     assert {key.rpartition(".")[2] for key in report.skipped} == {"centers", "spreads"}
@@ -198,7 +199,7 @@ def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
     with pytest.warns(
         UserWarning, match="^file gave 99\\.\\d% of the network's values: "
     ) as caught:
-        report = load_state_dict(backbone, dict(weights), "file")
+        report = adopt(backbone, in_memory(dict(weights), "file"))
     units = {
         f"stages.{i}.blocks.{j}.mixer.gate." for i, d in enumerate((2, 2, 18, 2)) for j in range(d)
     }
@@ -220,7 +221,7 @@ def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
         if key.endswith("token_proj_n_bias"):
             theirs[key].zero_()
     options = {"token_mixer": {"name": "ggqpe", "bias": False}}
-    report = load_state_dict(create_backbone("posmlp_t", **options), theirs, "file")
+    report = adopt(create_backbone("posmlp_t", **options), in_memory(theirs, "file"))
     assert len(report.dead) == 24
     assert all(key.endswith("gate.relation.bias") for key in report.dead)
     assert not report.initialised
@@ -237,7 +238,7 @@ def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
     with pytest.raises(
         ValueError, match=r"24 keys differ \(missing .*relation\.bias.*options it was"
     ):
-        load_state_dict(backbone, weights.state_dict(), "file")
+        adopt(backbone, in_memory(weights.state_dict(), "file"))
 
 
 @torch.no_grad()
@@ -272,4 +273,4 @@ def test_free_matrices_are_not_resized():
         free = create_backbone("posmlp_t_sgu")
         larger = create_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
     with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
-        load_state_dict(free, larger.state_dict(), "file")
+        adopt(free, in_memory(larger.state_dict(), "file"))

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 
@@ -60,6 +61,20 @@ def test_every_host_has_every_channel_mixer():
     assert expected <= set(list_backbones())
     assert len(list_backbones()) == len(expected) + len(named)
     assert named <= {f"{host}_{mixer}" for host in hosts for mixer in list_mixers("token")}
+
+
+LINK = r"https://(arxiv\.org/abs|doi\.org|openreview\.net|proceedings\.mlr\.press|openaccess)"
+
+
+@pytest.mark.parametrize("name", [*list_hosts(), *list_mixers()])
+def test_every_host_and_mixer_links_its_paper(name):
+    """In the docstring of its module, where a reader looks for what it was written from.
+
+    A source without a year, section or table, such as README's "an example", is no paper's.
+    """
+    entry = registry.look_up(name)[0] if name in list_hosts() else registry.find_mixer(name)
+    if re.search(r"\d", entry.source):
+        assert re.search(LINK, sys.modules[entry.build.__module__].__doc__)
 
 
 def identity(dim, *, size=3, slot=None):

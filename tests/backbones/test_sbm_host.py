@@ -9,7 +9,8 @@ import torch
 from backbones import backbone_schema, create_backbone, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.hosts.sbm.blocks import SBMBlock
 from backbones.hosts.sbm.host import SBM
 from backbones.layers.axes import to_nchw
@@ -250,7 +251,7 @@ def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
     source, other = small((96, 64), pos=pos), small((160, 224), pos=pos, seed=1)
     x = images(160, 224)
     expected = source(x)
-    report = load_state_dict(other, source.state_dict(), "source")
+    report = adopt(other, in_memory(source.state_dict(), "source"))
     assert not report.initialised
     assert not report.skipped
     baked = copy.deepcopy(source)
@@ -266,16 +267,16 @@ def test_checkpoint_of_another_preset_is_refused():
     with torch.device("meta"):
         other = create_backbone("sbm_t", preset="alt").state_dict()
     with pytest.raises(ValueError, match=r"187 keys differ .*pre_proj"):
-        load_state_dict(create_backbone("sbm_t"), other, "alt")
+        adopt(create_backbone("sbm_t"), in_memory(other, "alt"))
     without = {k: v for k, v in create_backbone("sbm_t").state_dict().items() if ".mlp." not in k}
     with pytest.raises(ValueError, match=r"missing stages\.0\.0\.mlp"):
-        load_state_dict(create_backbone("sbm_t"), without, "no FFN")
+        adopt(create_backbone("sbm_t"), in_memory(without, "no FFN"))
 
 
 def test_plain_weights_load_around_a_swapped_mixer():
     plain = create_backbone("sbm_t").state_dict()
     backbone = create_backbone("sbm_t_afbo")
-    report = load_state_dict(backbone, plain, "plain")
+    report = adopt(backbone, in_memory(plain, "plain"))
     assert report.initialised
     assert all(".mlp." in key for key in (*report.initialised, *report.skipped))
 

@@ -5,7 +5,8 @@ import torch
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.loading import load_state_dict
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.layers import rotary
 from backbones.layers.axes import to_nchw
 from backbones.layers.rotary import Lattice, rotate
@@ -80,7 +81,7 @@ def test_dense_maps_are_those_of_the_stages_normed(released):
     )
     state = {k: v for k, v in released.items() if not k.startswith(("norm.", "head."))} | norms
     backbone = create_backbone(NAME, dense=True)
-    assert not load_state_dict(backbone, state, "released").initialised
+    assert not adopt(backbone, in_memory(state, "released")).initialised
     x = images(65, 97)
     maps = reference.stages(double(released), x, NAME, auto_scale=True)
     for stage, (found, y) in enumerate(zip(backbone.double().eval()(x), maps, strict=True)):
@@ -91,7 +92,7 @@ def test_dense_maps_are_those_of_the_stages_normed(released):
 def test_maps_of_as_many_tokens_do_not_share_places(released):
     """256x320 and 320x256 have as many tokens, and places of their own."""
     backbone = create_backbone(NAME)
-    load_state_dict(backbone, released, "released")
+    adopt(backbone, in_memory(released, "released"))
     backbone.double().eval()
     wide, tall = images(64, 96), images(96, 64)
     rotary._cached_turns.cache_clear()

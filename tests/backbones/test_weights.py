@@ -11,12 +11,8 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from backbones import create_backbone, list_backbones, list_hosts
-from backbones.checkpoints.loading import (
-    LoadReport,
-    load_backbone_weights,
-    load_state_dict,
-    read_state_dict,
-)
+from backbones.checkpoints.adoption import LoadReport, adopt
+from backbones.checkpoints.opening import in_memory, open_checkpoint
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 
@@ -96,7 +92,7 @@ def test_containers_and_prefixes(content, suffix, tmp_path):
     path = tmp_path / f"file.{suffix}"
     save = safetensors.torch.save_file if suffix == "safetensors" else torch.save
     save(CONTENTS[content](inside), path)
-    found = read_state_dict(path)
+    found = open_checkpoint(path).state_dict
     assert found.keys() == inside.keys()
     assert all(torch.equal(found[key], inside[key]) for key in inside)
 
@@ -132,7 +128,7 @@ def check_own_names(name):
 def test_older_torch_files_are_read(tmp_path):
     path = tmp_path / "old.pth"
     torch.save({"a": torch.ones(1)}, path, _use_new_zipfile_serialization=False)
-    assert read_state_dict(path) == {"a": torch.ones(1)}
+    assert open_checkpoint(path).state_dict == {"a": torch.ones(1)}
 
 
 def test_batchnorms_of_early_torch_have_no_counters(tmp_path):
@@ -152,8 +148,8 @@ def test_report_of_a_new_mixer(weights, caplog):
     tensors = {key.removeprefix("backbone."): v for key, v in plain.state_dict().items()}
     backbone = create_backbone("poolformer_s12_afbo")
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    with caplog.at_level(logging.INFO, logger="backbones.checkpoints.loading"):
-        report = load_state_dict(backbone, tensors, "plain.pth")
+    with caplog.at_level(logging.INFO, logger="backbones.checkpoints.adoption"):
+        report = adopt(backbone, in_memory(tensors, "plain.pth"))
     mixers = {key for key in before if ".mlp." in key}
     assert set(report.initialised) == mixers
     assert set(report.skipped) == {key for key in tensors if ".mlp." in key} | {
@@ -177,13 +173,13 @@ def test_mixer_with_the_names_of_the_ffn_at_other_widths(host):
     backbone = create_backbone(host, mixer={"hidden_ratio": 3})
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     assert mixer_keys(before) == mixer_keys(plain)
-    report = load_state_dict(backbone, dict(plain), "plain.pth")
+    report = adopt(backbone, in_memory(dict(plain), "plain.pth"))
     assert set(report.skipped) == set(report.initialised) == mixer_keys(plain)
     for key, value in backbone.state_dict().items():
         assert torch.equal(value, (before if ".mlp." in key else plain)[key]), key
     # A file of the same model fills its mixers too.
     again = create_backbone(host, mixer={"hidden_ratio": 3})
-    report = load_state_dict(again, dict(before), "own.pth")
+    report = adopt(again, in_memory(dict(before), "own.pth"))
     assert report == LoadReport("own.pth", len(before), (), (), ())
 
 
@@ -192,7 +188,7 @@ def test_weights_around_another_mixer(host):
     theirs = create_backbone(f"{host}_glu").state_dict()
     backbone = create_backbone(f"{host}_afbo")
     own = mixer_keys(backbone.state_dict())
-    report = load_state_dict(backbone, dict(theirs), "glu.pth")
+    report = adopt(backbone, in_memory(dict(theirs), "glu.pth"))
     assert set(report.initialised) == own
     assert set(report.skipped) == mixer_keys(theirs)
     for key, value in backbone.state_dict().items():
@@ -204,7 +200,7 @@ def test_classification_checkpoint_loads_into_a_dense_backbone(host):
     model = LinearClassifier(create_backbone(f"{host}_afbo"), 3)
     tensors = {key.removeprefix("backbone."): v for key, v in model.state_dict().items()}
     dense = create_backbone(f"{host}_afbo", dense=True)
-    report = load_state_dict(dense, tensors, "file")
+    report = adopt(dense, in_memory(tensors, "file"))
     assert report.initialised
     assert all(key.startswith(dense.map_keys) for key in report.initialised)
     assert set(report.skipped) == {
@@ -224,7 +220,7 @@ def test_classification_checkpoint_loads_into_a_dense_backbone(host):
 @pytest.mark.parametrize("host", HOSTS)
 def test_dense_checkpoint_loads_into_a_dense_backbone(host):
     tensors = create_backbone(host, dense=True).state_dict()
-    report = load_state_dict(create_backbone(host, dense=True), tensors, "file")
+    report = adopt(create_backbone(host, dense=True), in_memory(tensors, "file"))
     assert report == LoadReport("file", len(tensors), (), (), ())
 
 
@@ -323,7 +319,7 @@ def misfit(tensors, message, name="poolformer_s12_afbo", **options):
     backbone = create_backbone(name, **options)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     with pytest.raises(ValueError, match=message):
-        load_state_dict(backbone, tensors, "file")
+        adopt(backbone, in_memory(tensors, "file"))
     for key, value in backbone.state_dict().items():
         assert torch.equal(value, before[key]), f"{key} was changed by a refused load"
 
@@ -371,7 +367,7 @@ def test_quantised_weights(weights):
 
 
 def test_weights_with_another_mixer_give_their_host(weights):
-    report = load_state_dict(create_backbone("poolformer_s12_glu"), dict(weights), "file")
+    report = adopt(create_backbone("poolformer_s12_glu"), in_memory(dict(weights), "file"))
     assert all(".mlp.w" in key for key in report.initialised)
     assert len(report.initialised) == 12 * 6
 
@@ -395,7 +391,7 @@ def test_another_model(theirs, host):
         tensors = timm.create_model(theirs).state_dict()
         backbone = create_backbone(host)
     with pytest.raises(ValueError, match=f"does not fit {host}: \\d+ keys differ|pos_embed of 198"):
-        load_state_dict(backbone, dict(tensors), "file")
+        adopt(backbone, in_memory(dict(tensors), "file"))
 
 
 # Position tables
@@ -407,14 +403,14 @@ def test_position_table_is_resampled(size):
     theirs = timm.create_model("deit_tiny_patch16_224").eval()
     torch.nn.init.normal_(theirs.pos_embed)
     backbone = create_backbone("deit_t", img_size=size).eval()
-    report = load_state_dict(backbone, theirs.state_dict(), "file")
+    report = adopt(backbone, in_memory(theirs.state_dict(), "file"))
     assert not report.initialised
     grid = [size[0] // 16, size[1] // 16]
     expected = resample_abs_pos_embed(theirs.pos_embed, grid, num_prefix_tokens=1)
     torch.testing.assert_close(backbone.pos_embed.data, expected)
     # The same as running the model of 224 pixels at this size.
     other = create_backbone("deit_t").eval()
-    load_state_dict(other, theirs.state_dict(), "file")
+    adopt(other, in_memory(theirs.state_dict(), "file"))
     images = torch.randn(1, 3, *size)
     torch.testing.assert_close(other.embed(images), backbone.embed(images), rtol=1e-4, atol=1e-4)
 
@@ -424,11 +420,11 @@ def test_position_table_of_an_oblong_grid():
     torch.nn.init.normal_(oblong.pos_embed)
     tensors = oblong.state_dict()
     other = create_backbone("deit_t", img_size=(128, 96))
-    load_state_dict(other, dict(tensors), "file")
+    adopt(other, in_memory(dict(tensors), "file"))
     expected = resample_abs_pos_embed(oblong.pos_embed, [8, 6], [6, 8])
     torch.testing.assert_close(other.pos_embed, expected)
     del tensors["pos_grid"]
-    load_state_dict(create_backbone("deit_t", img_size=(96, 128)), dict(tensors), "file")
+    adopt(create_backbone("deit_t", img_size=(96, 128)), in_memory(dict(tensors), "file"))
     misfit(tensors, r"pos_embed of 49 positions .*build with the img_size", "deit_t")
 
 
@@ -439,14 +435,14 @@ def test_square_table_for_an_oblong_grid_of_as_many_positions(class_token, tmp_p
         for size in ((128, 128), (64, 256), (64, 256), (128, 128))
     )
     torch.nn.init.normal_(square.pos_embed)
-    load_state_dict(oblong, square.state_dict(), "file")
+    adopt(oblong, in_memory(square.state_dict(), "file"))
     old = square.pos_embed
     expected = resample_abs_pos_embed(old, [4, 16], [8, 8], num_prefix_tokens=int(class_token))
     torch.testing.assert_close(oblong.pos_embed, expected)
     # Files of our own state their grid, which is loaded exactly where it is the same.
-    load_backbone_weights(again, saved(tmp_path, oblong.state_dict()))
+    adopt(again, open_checkpoint(saved(tmp_path, oblong.state_dict())))
     assert torch.equal(again.pos_embed, oblong.pos_embed)
-    load_backbone_weights(back, saved(tmp_path, oblong.state_dict()))
+    adopt(back, open_checkpoint(saved(tmp_path, oblong.state_dict())))
     old = oblong.pos_embed
     expected = resample_abs_pos_embed(old, [8, 8], [4, 16], num_prefix_tokens=int(class_token))
     torch.testing.assert_close(back.pos_embed, expected)
@@ -508,14 +504,14 @@ def test_pretrained_weights_without_network_name_the_file_to_fetch(monkeypatch):
             create_backbone(host, pretrained=True)
 
 
-def test_read_state_dict_keeps_the_classifier_and_drops_the_neck(tmp_path):
+def test_a_whole_model_gives_its_backbone_and_classifier_without_the_neck(tmp_path):
     tensors = {
         "backbone.a": torch.ones(1),
         "classifier.bias": torch.ones(1),
         "neck.b": torch.ones(1),
     }
     path = saved(tmp_path, tensors)
-    assert set(read_state_dict(path)) == {"a", "classifier.bias"}
+    assert set(open_checkpoint(path).state_dict) == {"a", "classifier.bias"}
 
 
 def test_trained_ffns_of_another_width_are_refused(tmp_path):
@@ -551,7 +547,7 @@ def test_deit_without_class_token_takes_timms_fc_norm(tmp_path):
     again = LinearClassifier.from_pretrained("deit_t", own, class_token=False, fc_norm=True).eval()
     assert torch.equal(again(images), model(images))
     usual = create_backbone("deit_t", class_token=False).eval()
-    load_state_dict(model.backbone, usual.state_dict(), "file")
+    adopt(model.backbone, in_memory(usual.state_dict(), "file"))
     assert torch.equal(model.backbone.embed(images), usual.embed(images))
     with pytest.raises(ValueError, match=r"missing norm\.weight; missing norm\.bias|missing norm"):
         create_backbone("deit_t", class_token=False, fc_norm=False, pretrained=path)
@@ -586,4 +582,4 @@ def test_nearly_nothing_is_not_taken_over_in_silence():
     with pytest.warns(
         UserWarning, match=r"gave \d\.\d% .*30 mixers begin anew \(blocks\.0\.mlp_channels, "
     ):
-        load_state_dict(backbone, weights, "file")
+        adopt(backbone, in_memory(weights, "file"))

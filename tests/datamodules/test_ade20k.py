@@ -34,7 +34,7 @@ def save_mask(root, labels, split="validation", number=0):
 
 
 def module(root, **options):
-    defaults = {"image_size": (120, 80), "crop_size": 64, "batch_size": 2, "num_workers": 0}
+    defaults = {"scale": (120, 80), "crop_size": 64, "batch_size": 2, "num_workers": 0}
     return ADE20KDataModule(root, **{**defaults, **options})
 
 
@@ -79,7 +79,7 @@ def test_flip_turns_image_and_labels(root):
     for i in range(3):
         Image.fromarray(pixels).save(root / f"images/training/{i}.jpg", quality=100)
         save_mask(root, labels, "training", i)
-    size = {"image_size": (60, 40), "crop_size": (40, 60), "scale_jitter": (1, 1)}
+    size = {"scale": (60, 40), "crop_size": (40, 60), "scale_jitter": (1, 1)}
     data = module(root, flip=1.0, photometric=False, cat_max_ratio=1.0, **size)
     data.setup()
     batch = next(iter(data.train_dataloader()))

@@ -59,7 +59,7 @@ def save(root, entry, split="train2017"):
 
 
 def module(root, **options):
-    defaults = {"image_size": (120, 80), "batch_size": 2, "num_workers": 0, "flip": 0.0}
+    defaults = {"scale": (120, 80), "batch_size": 2, "num_workers": 0, "flip": 0.0}
     return CocoDataModule(root, **{**defaults, **options})
 
 
@@ -374,8 +374,8 @@ def test_annotated_size_must_be_the_images(root):
 
 
 def test_options_are_checked(root):
-    with pytest.raises(ValueError, match=r"data\.image_size="):
-        module(root, image_size=(1, 2, 3))
+    with pytest.raises(ValueError, match=r"data\.scale="):
+        module(root, scale=(1, 2, 3))
     with pytest.raises(ValueError, match=r"data\.flip=2"):
         module(root, flip=2)
     with pytest.raises(ValueError, match=r"data\.scale_jitter=\[2.0, 1.0\]"):

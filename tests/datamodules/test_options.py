@@ -22,4 +22,5 @@ def options(name):
 )  # fmt: skip
 def test_sample_and_real_set_have_the_same_options(sample, real):
     assert options(sample) - MADE == options(real) - PLACES
-    assert {"eval_batch_size", "num_workers", "image_size"} <= options(real)
+    size = {"image_size"} & options(real) or {"scale"}
+    assert {"eval_batch_size", "num_workers", *size} <= options(real)

@@ -29,7 +29,7 @@ def data_of(head, cache):
     kind = SampleDetection if head in DETECTORS else SampleSegmentation
     options = {} if head in DETECTORS else {"crop_size": 96}
     data = kind(
-        cache, num_train=4, num_val=2, scene_size=64, image_size=96, batch_size=2,
+        cache, num_train=4, num_val=2, scene_size=64, scale=96, batch_size=2,
         num_workers=0, **options,
     )  # fmt: skip
     data.setup()

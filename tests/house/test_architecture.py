@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,10 @@ NEVER = {
     "tasks": HYDRA | MM,
     "datamodules": HYDRA,
 }
+# What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
+COMMANDS = {
+    "run", "complexity", "export", "benchmark", "results", "search", "lipschitz", "doctor",
+}  # fmt: skip
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}
 
@@ -165,12 +170,197 @@ def test_a_right_import_is_let_through(name, source):
     assert not broken_rules(name, source)
 
 
+def imported_commands(name: str, source: str) -> list[str]:
+    """The commands that a file of tools imports, which are for people to type."""
+    return [
+        f"{found.place}: {found.module}"
+        for found in imports_of(source, name)
+        if found.top == "tools" and found.module.split(".")[1] in COMMANDS
+    ]
+
+
+def test_tools_are_the_commands_and_folders_of_what_helps_them():
+    files = {path.name for path in (ROOT / "tools").iterdir() if path.is_file()}
+    assert files == {"__init__.py", "install.sh", *(f"{name}.py" for name in COMMANDS)}
+    for name in COMMANDS:
+        assert 'if __name__ == "__main__":' in (ROOT / "tools" / f"{name}.py").read_text()
+    helpers = [path for path in (ROOT / "tools").rglob("*.py") if path.stem not in COMMANDS]
+    assert all(ast.get_docstring(ast.parse(path.read_text())) for path in helpers)
+
+
+def test_nothing_in_tools_imports_a_command():
+    for path in (ROOT / "tools").rglob("*.py"):
+        assert not imported_commands(path.relative_to(ROOT).as_posix(), path.read_text())
+    for wrong in ("from tools import results", "def f():\n    from tools.run import run"):
+        assert imported_commands("tools/running/sweeps.py", wrong)
+    assert not imported_commands("tools/run.py", "from tools.running import sweeps")
+
+
+# ---- the rooms inside backbones/
+
+DOOR = {"__init__", "base", "registry", "factory", "mm", "timm_models"}
+# What each room, or module at the door, may know of the package. Nobody knows "analysis".
+ROOMS = {
+    "options": {"options"},
+    "layers": {"layers", "options", "base"},
+    "parameters": {"parameters", "base"},
+    "base": {"layers", "parameters"},
+    "registry": {"base", "options"},
+    "checkpoints": {"checkpoints", "base", "options"},
+    "factory": {"base", "checkpoints", "options", "registry"},
+    "mixers": {"mixers", "layers", "base", "options", "registry"},
+    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"},
+    "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
+    | {"base", "options", "registry", "factory", ""},
+    "__init__": {"hosts", "mixers", "base", "factory", "registry"},
+    # For users: they know the package by what it gives to all, besides what their toolkits ask.
+    "mm": {"", "base", "checkpoints", "parameters"},
+    "timm_models": {"", "checkpoints", "hosts", "base"},
+}
+# General parts know no host: of base/ the type of a mixer, to put it into another layout.
+FOR_LAYERS = {"Mixer", "PointwiseMixer"}
+# What several hosts are built on knows no host.
+SCAFFOLDS = "hosts.scaffolds"
+LOSS = r"(?:^|_)loss(?:es)?$|Loss$|cross_entropy"
+
+
+def room_of(name: str) -> str:
+    """Room, or module at the door, of ``backbones/...``."""
+    return as_module(name).split(".")[1]
+
+
+def broken_walls(name: str, source: str) -> list[str]:
+    """What a file of backbones/ knows that its room must not know."""
+    room, broken = room_of(name), []
+    for found in imports_of(source, name):
+        if found.top != "backbones":
+            continue
+        target, *rest = found.module.split(".")[1:] or [""]
+        known = target if target in ROOMS else ""  # a name that the package gives to all
+        if known not in ROOMS[room]:
+            broken.append(f"{found.place}: {room} must not know {found.module}")
+        elif room == "layers" and known == "base" and not FOR_LAYERS.issuperset(rest or [""]):
+            broken.append(f"{found.place}: layers know of base only {sorted(FOR_LAYERS)}")
+        elif SCAFFOLDS in as_module(name) and known == "hosts" and rest[0] != "scaffolds":
+            broken.append(f"{found.place}: a scaffold must not know {found.module}")
+    return broken
+
+
+def rooms_files() -> list[str]:
+    return [name for name in package_files() if name.startswith("backbones/")]
+
+
+def test_the_door_of_backbones_shows_the_contract_and_nothing_else():
+    folder = ROOT / "backbones"
+    assert {path.stem for path in folder.glob("*.py")} == DOOR
+    rooms = {path.name for path in folder.iterdir() if any(path.glob("*.py"))}
+    assert rooms | DOOR == set(ROOMS) | {"__init__"}
+
+
+@pytest.mark.parametrize("name", rooms_files())
+def test_walls_inside_backbones_stand(name):
+    source = (ROOT / name).read_text(encoding="utf-8")
+    assert not broken_walls(name, source)
+    assert not losses(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("layers/a.py", "from backbones.base import Slot"),
+        ("layers/a.py", "from backbones.base import HostConfig, Mixer"),
+        ("layers/a.py", "import backbones.base"),
+        ("layers/a.py", "from backbones.registry import register_mixer"),
+        ("layers/a.py", "from backbones.mixers.glu import gate"),
+        ("options/a.py", "from backbones.base import Mixer"),
+        ("mixers/a.py", "from backbones.hosts.deit import DeiT"),
+        ("mixers/afbo/a.py", "def f():\n    from backbones.factory import create_mixer"),
+        ("mixers/a.py", "from backbones.checkpoints.keys import rename"),
+        ("mixers/a.py", "from backbones.analysis.counting import count_macs"),
+        ("hosts/a.py", "from backbones.analysis.counting import count_macs"),
+        ("hosts/a.py", "from backbones import create_backbone"),
+        ("hosts/a.py", "import backbones.factory"),
+        ("hosts/scaffolds/a.py", "from backbones.hosts.deit import DeiT"),
+        ("checkpoints/a.py", "from backbones.hosts.deit import DeiT"),
+        ("checkpoints/a.py", "from backbones.factory import create_backbone"),
+        ("parameters/a.py", "from backbones.mixers.ffn import FFN"),
+        ("registry.py", "from backbones.mixers.ffn import FFN"),
+        ("base.py", "from backbones.registry import register_host"),
+        ("factory.py", "import backbones.hosts.deit"),
+        ("mm.py", "from backbones.hosts.deit import DeiT"),
+        ("__init__.py", "from backbones.analysis import counting"),
+    ],
+)
+def test_a_hole_in_a_wall_is_noticed(name, source):
+    assert len(broken_walls(f"backbones/{name}", source)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("layers/a.py", "from backbones.base import Mixer, PointwiseMixer"),
+        ("mixers/a.py", "from backbones.mixers.glu import gate\nfrom backbones.base import Slot"),
+        ("hosts/scaffolds/a.py", "from backbones.hosts.scaffolds.isotropic import PATCH"),
+        ("analysis/a.py", "from backbones import create_mixer"),
+        ("mm.py", "from backbones import create_backbone"),
+    ],
+)
+def test_doors_in_the_walls_are_open(name, source):
+    assert not broken_walls(f"backbones/{name}", source)
+
+
+def losses(source: str) -> list[str]:
+    """Losses that a file defines or computes: backbones are "image to feature maps"."""
+    names = [
+        node.attr if isinstance(node, ast.Attribute) else getattr(node, "name", "")
+        for node in ast.walk(ast.parse(source))
+    ]
+    return [name for name in names if isinstance(name, str) and re.search(LOSS, name)]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("def loss(x):\n    return F.cross_entropy(x, y)", 2),
+        ("class FocalLoss(nn.Module): pass", 1),
+        ("nn.CrossEntropyLoss()", 1),
+        ("lossless = F.softplus(x)", 0),
+    ],
+)
+def test_a_loss_is_noticed(source, count):
+    assert len(losses(source)) == count
+
+
+def test_no_two_classes_of_backbones_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for name in rooms_files():
+        for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert not {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_docstrings_do_not_lean_on_a_neighbour():
+    """``help()`` shows one of them at a time."""
+    leaning = [
+        f"{name}:{node.lineno}"
+        for name in [*package_files(), *tool_files()]
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and re.match(r"The same\b|As above|Likewise|Ditto", ast.get_docstring(node) or "")
+    ]
+    assert not leaning
+
+
+def tool_files() -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").rglob("*.py")]
+
+
 def test_no_module_is_named_like_a_library_or_says_nothing():
     export = {"onnx", "onnxruntime", "onnxscript", "safetensors"}
     general = {"timm", "torch", "torchvision", "datasets", "utils"}
     taken = {*MM, *HYDRA, *LIGHTNING, *export, *general}
-    tools = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").rglob("*.py")]
-    files = [*package_files(), *tools]
+    files = [*package_files(), *tool_files()]
     assert not [name for name in files if Path(name).stem in taken or Path(name).parts[1] in taken]
 
 

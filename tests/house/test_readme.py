@@ -27,7 +27,7 @@ def _backbones():
 def test_commands_compose(command):
     parts = shlex.split(command, comments=True)
     if "-m" in parts:
-        assert command_line.swept(command_line.prepare(parts))
+        assert command_line.swept_keys(command_line.prepare(parts))
         return
     overrides = [part for part in parts if not part.startswith("-")]
     assert run_config.compose_config(overrides)["task_name"]

@@ -11,7 +11,7 @@ import torch
 import yaml
 from PIL import Image
 
-from backbones.checkpoints.loading import read_tensors
+from backbones.checkpoints.opening import open_checkpoint
 from datamodules.cifar100 import CIFAR100DataModule
 from datamodules.coco import CocoDataModule
 from datamodules.files import load_rgb
@@ -19,8 +19,9 @@ from tasks.saved import read_config
 from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
 from tools.comparing.records import read_run
-from tools.run import check_options
 from tools.running import config as run_config
+from tools.running.config_checks import resolved
+from tools.running.parts import check_options
 
 SEED = 7
 COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
@@ -68,7 +69,8 @@ def test_words(count, capsys):
         words = [word() for _ in range(chance.choice([1, 1, 2]))]
 
         def read(words=words):
-            config = command_line.resolved(run_config.job_config(command_line.prepare(words)))
+            given = command_line.read(words)
+            config = resolved(run_config.job_config(given.overrides, given.config))
             check_options(config)
 
         try:
@@ -111,7 +113,7 @@ def files(tmp_path):
     return {
         "a.png": lambda: picture("a.png"),
         "a.jpg": lambda: picture("a.jpg"),
-        "a.ckpt": lambda: read_tensors(tmp_path / "a.ckpt"),
+        "a.ckpt": lambda: open_checkpoint(tmp_path / "a.ckpt").tensors,
         "config.yaml": lambda: (read_config(tmp_path / "config.yaml"), read_run(tmp_path)),
         "summary.json": lambda: read_run(tmp_path),
     }

@@ -13,7 +13,7 @@ import torch
 import yaml
 from PIL import Image
 
-from backbones.checkpoints.loading import read_values
+from backbones.checkpoints.opening import open_checkpoint
 from datamodules.files import load_rgb
 from tasks import load
 from tests.families import rest_slow
@@ -64,7 +64,9 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
     folder, rows = ended.folder(), rows_of(ended.folder())
     assert [row["image"] for row in rows] == [str(images / n) for n in ("a.jpg", "b.jpg", "b.png")]
     assert list((folder / "preview").glob("*.png"))
-    classes = list(read_values(run / "checkpoints" / "best.ckpt")["class_names"])
+    classes = list(
+        open_checkpoint(run / "checkpoints" / "best.ckpt", values_only=True).values["class_names"]
+    )
     {
         "classification": check_classification, "transfer": check_classification,
         "detection": check_detection, "segmentation": check_segmentation,

@@ -218,6 +218,14 @@ def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
         train("broken", resume=True, ckpt=str(best))
 
 
+def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
+    train("broken", kill=(BATCH, 14), every=1e-9)
+    read, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
+    train("broken", resume=True)
+    assert [path.name for path in read] == ["last.ckpt", "best.ckpt"]
+
+
 def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
     _, long = train("long", max_epochs=5)
     first, folder = train("run", max_epochs=2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from backbones.checkpoints.loading import read_tensors
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, checksum, seal
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.exact_resume import random_state, set_random_state
@@ -113,7 +113,7 @@ def test_evaluation_and_loading_refuse_a_flipped_bit_too(tmp_path):
     raw[len(raw) // 2] ^= 1
     target.write_bytes(raw)
     with pytest.raises(ValueError, match="is damaged: its checksum is not that of its content"):
-        read_tensors(target)
+        open_checkpoint(target)
 
 
 def test_a_newer_format_says_what_to_do(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backbones.checkpoints.loading import read_values
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
 from tasks.classes import check_classes, classes_of
 from tests.running.test_run_mistakes import refused
@@ -44,12 +44,13 @@ def test_long_lists_are_shown_where_they_differ():
 
 
 def test_checkpoints_of_all_tasks_name_their_classes(trained):
-    classes = classes_of(trained("detection").folder() / "checkpoints" / "last.ckpt")
+    classes = classes_of(
+        open_checkpoint(trained("detection").folder() / "checkpoints" / "last.ckpt")
+    )
     assert classes.names == tuple("0123456789")
     assert classes.category_ids == tuple(range(1, 11))
-    assert classes_of(trained("segmentation").folder() / "checkpoints" / "best.ckpt").names[0] == (
-        "photo"
-    )
+    best = trained("segmentation").folder() / "checkpoints" / "best.ckpt"
+    assert classes_of(open_checkpoint(best)).names[0] == "photo"
 
 
 def test_values_are_read_without_the_tensors(tmp_path):
@@ -57,14 +58,17 @@ def test_values_are_read_without_the_tensors(tmp_path):
     for name, zipped in (("new", True), ("old", False)):
         path = tmp_path / f"{name}.ckpt"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        assert read_values(path) == {"class_names": ["x"], "global_step": 3}
+        assert open_checkpoint(path, values_only=True).values == {
+            "class_names": ["x"],
+            "global_step": 3,
+        }
         path.write_bytes(path.read_bytes()[:-300])
         with pytest.raises(ValueError, match=f"{name}.ckpt"):
-            read_values(path)
+            open_checkpoint(path, values_only=True)
     save_file({"a": torch.zeros(9)}, tmp_path / "timm.safetensors")
-    assert classes_of(tmp_path / "timm.safetensors") is None
+    assert classes_of(open_checkpoint(tmp_path / "timm.safetensors")) is None
     torch.save(torch.zeros(3), tmp_path / "tensor.pth")
-    assert classes_of(tmp_path / "tensor.pth") is None
+    assert classes_of(open_checkpoint(tmp_path / "tensor.pth")) is None
 
 
 def renamed(run, tmp_path, task):

@@ -70,9 +70,9 @@ def test_mixers_of_a_host_against_its_ffn(capsys):
 
 
 def test_a_network_has_a_ratio_with_itself(capsys):
-    arguments = ("backbone=deit_t_glu mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
+    arguments = ("backbone=deit_t_glu backbone.mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
     rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
-    assert [row["backbone"] for row in rows] == ["deit_t_glu mixer.act=gelu", "deit_t_glu"]
+    assert [row["backbone"] for row in rows] == ["deit_t_glu backbone.mixer.act=gelu", "deit_t_glu"]
     assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
 
 
@@ -145,7 +145,7 @@ def test_ratio_is_taken_round_by_round():
     found = benchmark.record(
         [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", "64x96", 4
     )
-    assert found["backbone"] == "deit_t mixer.drop=0.5"
+    assert found["backbone"] == "deit_t backbone.mixer.drop=0.5"
     assert (found["step"], found["batch"], found["paper_ratio"]) == ("training", 4, None)
     assert found["image_size"] == "64x96"
     assert (found["ms"], found["ratio"]) == (5000, 2)
@@ -171,14 +171,21 @@ def test_patterns_leave_out_what_does_not_fit(capsys, stub_networks):
 
 
 def test_options_and_baseline_of_backbones(capsys, stub_networks):
-    several = "backbone=deit_t_afbo mixer.g2=6 drop_path_rate=0.1,deit_t"
+    several = "backbone=deit_t_afbo backbone.mixer.g2=6,deit_t"
     text = printed(
-        capsys, "backbones", several, "baseline=deit_t_glu", "batch=1,2", "format=json", *TINY[1:]
+        capsys,
+        "backbones",
+        several,
+        "backbone.drop_path_rate=0.1",
+        "baseline=deit_t_glu",
+        "batch=1,2",
+        "format=json",
+        *TINY[1:],
     )
     assert stub_networks == [
         "deit_t_glu",
-        "deit_t_afbo mixer.g2=6 drop_path_rate=0.1",
-        "deit_t",
+        "deit_t_afbo backbone.drop_path_rate=0.1 backbone.mixer.g2=6",
+        "deit_t backbone.drop_path_rate=0.1",
     ]
     assert [record["batch"] for record in json.loads(text)] == [1, 1, 2, 2]
 
@@ -208,11 +215,13 @@ def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
     ("arguments", "built"),
     [
         (["compare=ffnet"], [name + form for name in ("ffnet_1", "ffnet_2")
-                             for form in ("", "", " fused=True")]),
-        (["compare=ffnet", "backbone=ffnet_3"], ["ffnet_3", "ffnet_3", "ffnet_3 fused=True"]),
-        (["compare=posmlp"], ["posmlp_t token_mixer.name=ggqpe token_mixer.cache=False"] * 2
-         + ["posmlp_t"]),
-        (["compare=sbm", "backbone=sbm_s"], ["sbm_s token_mixer.name=attention"] * 2 + ["sbm_s"]),
+                             for form in ("", "", " backbone.fused=true")]),
+        (["compare=ffnet", "backbone=ffnet_3"],
+         ["ffnet_3", "ffnet_3", "ffnet_3 backbone.fused=true"]),
+        (["compare=posmlp"], ["posmlp_t backbone.token_mixer.name=ggqpe "
+                              "backbone.token_mixer.cache=false"] * 2 + ["posmlp_t"]),
+        (["compare=sbm", "backbone=sbm_s"],
+         ["sbm_s backbone.token_mixer.name=attention"] * 2 + ["sbm_s"]),
     ],
     ids=lambda value: value[0],
 )  # fmt: skip
@@ -234,10 +243,15 @@ def test_both_forms_of_a_comparison_are_what_they_are_called(name):
 
 
 def test_token_mixers_over_maps(capsys):
-    arguments = ("grid=4,4x6", "mixer=sbm rank=2,attention,pooling", "batch=1,2", "train=true")
+    arguments = (
+        "grid=4,4x6",
+        "mixer=sbm backbone.token_mixer.rank=2,attention,pooling",
+        "batch=1,2",
+        "train=true",
+    )
     records = json.loads(printed(capsys, "tokens", *arguments, *TINY_MAPS))
     assert [list(record) for record in records] == [TOKEN_KEYS] * 24
-    names = ["sbm rank=2", "attention", "pooling"]
+    names = ["sbm backbone.token_mixer.rank=2", "attention", "pooling"]
     shown = [(record["mixer"], record["grid"]) for record in records[:6]]
     assert shown == [(name, grid) for name in names for grid in ("4x4", "4x6")]
     assert {(record["batch"], record["step"]) for record in records} == {
@@ -251,7 +265,10 @@ def test_token_mixers_over_maps(capsys):
     [
         ({"mixer": "sbm,attention", "baseline": ""}, ("attention", {})),
         ({"mixer": "sbm,pooling", "baseline": ""}, ("sbm", {})),
-        ({"mixer": "sbm", "baseline": "attention num_heads=1"}, ("attention", {"num_heads": 1})),
+        (
+            {"mixer": "sbm", "baseline": "attention backbone.token_mixer.num_heads=1"},
+            ("attention", {"num_heads": 1}),
+        ),
     ],
 )
 def test_baseline_of_token_mixers(typed, baseline):
@@ -290,31 +307,43 @@ def test_cost_per_token_is_taken_round_by_round():
         (["backbones"], "say which: backbone=NAME,NAME, or one of compare=ffnet, posmlp, sbm"),
         (["backbones", "compare=gmlp"], "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
         (["backbones", "compare=sbm", "baseline=sbm_s"], "compare has its own baseline"),
-        (["backbones", "compare=ffnet", "backbone=swin_t"], "no option of swin_t called 'fused"),
+        (
+            ["backbones", "compare=ffnet", "backbone=swin_t"],
+            "no option of swin_t called 'backbone.fused",
+        ),
         (["backbones", "backbone=deit_t", "image_size=224,"], "image_size must be 224 or 800x1280"),
         (["tokens", "host=deit_t"], "with the keys mixer, baseline, dim, grid, "),
         (["tokens", "mixer=sbmm"], "did you mean sbm"),
         (["tokens", "mixer=afbo"], "afbo"),
-        (["tokens", "mixer=sbm rnk=3"], "no option of sbm called 'rnk=3'; did you mean rank"),
-        (["tokens", "mixer=sbm rank=0"], "rank"),
+        (
+            ["tokens", "mixer=sbm backbone.token_mixer.rnk=3"],
+            "did you mean backbone.token_mixer.rank",
+        ),
+        (
+            ["tokens", "mixer=sbm", "backbone.mixer.g2=3"],
+            "no option of sbm called 'backbone.mixer.g2'",
+        ),
+        (["tokens", "mixer=sbm", "backbone.token_mixer.rank=0"], "rank"),
         (["tokens", "mixer=sbm", "baseline=x"], "'x'"),
         (["tokens", "grid=14,x"], "grid must be 14 or 14x28, or several with commas; got 'x'"),
         (["tokens", "dim=0"], "dim must be a whole number from 1 up; got '0'"),
         (["tokens", "image_size=224"], "cannot use 'image_size=224'"),
         (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
         (["backbones", "backbone=deit_t", "baseline=swin"], "no backbone called 'swin'"),
-        (["backbones", "backbone=deit_t mixer"], "no option of deit_t called 'mixer'"),
-        (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo=1'"),
-        (["backbones", "backbone=deit_t_afbo mixer.g3=1"], "called 'g3'; did you mean g"),
-        (["backbones", "backbone=deit_t_afbo mixer.g2=x"], "mixer.g2=x is not a whole number"),
-        (["backbones", "backbone=deit_t_afbo mixer.g2=["], "mixer.g2=[ cannot be read; a value"),
         (
-            ["backbones", "backbone=deit_t token_mixer=sbm token_mixer.rank=32"],
-            "token_mixer.rank=32 and another setting of token_mixer exclude each other; write all",
+            ["backbones", "backbone=deit_t mixer"],
+            "cannot use 'mixer'; an option of a backbone is typed",
+        ),
+        (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo'"),
+        (["backbones", "backbone=deit_t_afbo mixer.g2=1"], "did you mean backbone.mixer.g2"),
+        (["backbones", "backbone=deit_t_afbo", "mixer.g2=1"], "did you mean backbone.mixer.g2=1?"),
+        (
+            ["backbones", "backbone=deit_t_afbo backbone.mixer.g2=x"],
+            "mixer.g2=x is not a whole number",
         ),
         (
-            ["backbones", "backbone=deit_t token_mixer.rank=32 token_mixer=sbm"],
-            "token_mixer=sbm and another setting of token_mixer exclude each other; write all of",
+            ["backbones", "backbone=deit_t_afbo backbone.mixer.g2=["],
+            "mixer.g2=[ cannot be read; a value",
         ),
         (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),

@@ -57,20 +57,20 @@ def test_help_fits_a_screen(tmp_path):
 
 
 def test_help_on_a_subject_says_all_of_it():
-    assert run_help.text(["backbone"]).split() == list_backbones()
+    assert run_help.help_on(["backbone"]).split() == list_backbones()
     recipes = {path.stem for path in (run_help.CONFIGS / "recipe").glob("*.yaml")}
-    said = run_help.text(["recipe"])
+    said = run_help.help_on(["recipe"])
     assert {line.split()[0] for line in said.splitlines() if line[0] != " "} == recipes
     assert "300 epochs, 1e-3 for 1024 images" in said
     for name in list_mixers():
-        assert f"\n  {name} " in run_help.text(["mixer"])
-    config = run_help.text(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
+        assert f"\n  {name} " in run_help.help_on(["mixer"])
+    config = run_help.help_on(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
     assert "seed: 7" in config
     assert "task_name: detection" in config
     with pytest.raises(
         ValueError, match="no help on 'optimizr'; there is on backbone, mixer, experiment, task"
     ):
-        run_help.text(["optimizr"])
+        run_help.help_on(["optimizr"])
     assert run_help.subject_of(["task=detection", "seed=1"]) is None
     assert run_help.subject_of(["task=detection", "-h"]) == ["task=detection"]
 

@@ -17,6 +17,7 @@ from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
+from tools.comparing.published import load_rows
 
 SCRIPT = Path(complexity.__file__)
 
@@ -259,7 +260,9 @@ def test_paper_as_csv(capsys):
     assert [float(afbo[key]) for key in change] == pytest.approx([0.3, 0.193536, -0.106464])
     assert (first["reported_params_change_m"], first["params_change_m"]) == ("", "")
     assert "can only be meant as +0.5" in rows[3]["note"]
-    assert "deit_t_afbo mixer.g1=2 mixer.g2=6" in {row["backbone"] for row in rows}
+    assert "deit_t_afbo backbone.mixer.g1=2 backbone.mixer.g2=6" in {
+        row["backbone"] for row in rows
+    }
     assert all(row["verdict"].startswith(("agrees", "known: ")) for row in rows if row["verdict"])
     assert all(row["verdict"] or not row["reported_params_m"] for row in rows)
 
@@ -312,6 +315,9 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("backbone=swin_x", "no backbone called 'swin_x'; did you mean swin_t"),
         ("backbone=vgg*", "no backbone matches 'vgg*'"),
         ("backbone=deit_t,,swin_t", "no backbone called ''"),
+        ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),
+        ("backbone.dense=true", "is refused: counted is the classification network"),
+        ("backbone.pretrained=true", "is refused: weights change nothing"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(capsys, argument, message):
@@ -326,6 +332,22 @@ def test_wrong_argument_of_the_script_has_no_traceback():
     run = command("rule=flops")
     assert run.returncode == 2
     assert run.stderr.startswith("complexity.py: rule must be one of")
+
+
+def test_an_ablation_is_counted_from_the_command_line(capsys):
+    typed = ("backbone=deit_t_afbo", "backbone.mixer.g1=2", "backbone.mixer.g2=4,6")
+    records = json.loads(printed(capsys, *typed, "format=json"))
+    (row,) = (row for row in load_rows("afbo") if row.options == {"mixer": {"g1": 2, "g2": 6}})
+    assert [record["backbone"] for record in records] == [
+        "deit_t_afbo backbone.mixer.g1=2 backbone.mixer.g2=4",
+        str(row),
+    ]
+    assert records[0]["params"] < records[1]["params"] == row.params
+
+
+def test_papers_rows_have_options_of_their_own(capsys):
+    assert complexity.main(["paper=afbo", "backbone=deit_t_afbo", "backbone.mixer.g2=6"]) == 2
+    assert "leave backbone.mixer.g2=6 out" in capsys.readouterr().err
 
 
 def test_backbone_without_rows(capsys):

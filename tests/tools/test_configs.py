@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 import yaml
+from hydra.core.config_store import ConfigStore
 from lightning.pytorch import Trainer
 
 from backbones import create_backbone, list_backbones, list_hosts
@@ -215,7 +216,7 @@ def test_backbones_are_options_of_every_task(name, task):
 
 def test_every_backbone_has_an_entry():
     for name in list_backbones():
-        entry = command_line.ConfigStore.instance().load(f"backbone/{name}.yaml")
+        entry = ConfigStore.instance().load(f"backbone/{name}.yaml")
         assert entry.node["name"] == name
 
 

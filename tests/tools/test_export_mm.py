@@ -258,8 +258,8 @@ def check_layers(name, dense):
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
     assert all(n.startswith(ends) for n in last)
-    stages = {backbone.depth.stage(n) for n in names}
-    assert set(range(len(backbone.depth.depths) + 1)) <= stages
+    stages = {backbone.layer_ids.stage(n) for n in names}
+    assert set(range(len(backbone.layer_ids.depths) + 1)) <= stages
 
 
 @pytest.mark.parametrize(
@@ -430,8 +430,11 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
-        (["backbone=deit_t pretrained=x.pth", "to=onnx"], "pretrained=; pass the file as ckpt="),
-        (["backbone=deit_t dense=true", "to=timm"], "cannot say dense=; targets take the form"),
+        (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
+        (
+            ["backbone=deit_t", "backbone.dense=true", "to=timm"],
+            "is refused: targets take the form",
+        ),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
@@ -558,6 +561,16 @@ def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
 # ---- whole models, there and back
 
 
+def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in ("mine", "../beside"):
+        typed = ["backbone=deit_t img_size=64", "to=mmpretrain", f"out={out}", SIZE]
+        assert export.main(typed) == 0
+        config = Config.fromfile(Path(out) / "config.py")
+        assert Path(config.model.backbone.init_cfg.checkpoint).is_file()
+
+
 def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     from mmengine.dataset import default_collate
     from mmengine.runner import Runner
@@ -567,8 +580,8 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
     ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
     torch.save(ours.state_dict(), tmp_path / "ours.pth")
     folder = exported(
-        tmp_path, "backbone=deit_t_glu img_size=64", f"ckpt={tmp_path / 'ours.pth'}", SIZE,
-        "to=mmpretrain",
+        tmp_path, "backbone=deit_t_glu", "backbone.img_size=64",
+        f"ckpt={tmp_path / 'ours.pth'}", SIZE, "to=mmpretrain",
     )  # fmt: skip
     config = Config.fromfile(folder / "config.py")
     theirs = get_model(config, pretrained=str(folder / "deit_t_glu.pth"), device="cpu").eval()
@@ -635,7 +648,8 @@ def trained(task, to, tmp_path, capsys, *more):
     """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
     import yaml
 
-    from tasks.base import load_exactly
+    from backbones.checkpoints.adoption import adopt
+    from backbones.checkpoints.opening import in_memory
     from tasks.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
@@ -654,5 +668,5 @@ def trained(task, to, tmp_path, capsys, *more):
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     # With an average it is what was validated.
-    load_exactly(model, content.get("state_dict_ema", content["state_dict"]), run)
+    adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)

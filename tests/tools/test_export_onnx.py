@@ -15,7 +15,7 @@ from tests.families import shorten
 from tests.small_export import FAMILIES, small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
-from tools.exporters.networks import content_of
+from tools.exporters.networks import held_by
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
 FIXED = ("gmlp", "mixer", "posmlp")
@@ -121,14 +121,14 @@ def test_a_backbone_is_for_classes_or_for_dense_prediction_by_what_it_has(name, 
         path = tmp_path / f"{dense}.pth"
         torch.save(create_backbone(name, dense=dense, **options).state_dict(), path)
         request = ExportRequest("onnx", name, options, path, None, tmp_path, (64, 64), {})
-        assert content_of(request) == ("dense" if dense and name != "resnet18" else "maps")
+        assert held_by(request).content == ("dense" if dense and name != "resnet18" else "maps")
 
 
 def test_a_plain_backbone_around_new_mixers_is_for_classes(tmp_path):
     torch.save(create_backbone("lvt_r1").state_dict(), tmp_path / "x.pth")
     path = tmp_path / "x.pth"
     request = ExportRequest("onnx", "lvt_r1_glu", {}, path, None, tmp_path, (64, 64), {})
-    assert content_of(request) == "maps"
+    assert held_by(request).content == "maps"
 
 
 class Branching(nn.Module):

@@ -254,7 +254,12 @@ def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
     backbone, out = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval(), tmp_path / "out"
     state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
     torch.save({"state_dict": state | {"roi_head.weight": torch.ones(1)}}, tmp_path / "det.pth")
-    arguments = [f"backbone={SMALL} mixer.g2=6", "to=timm", f"ckpt={tmp_path / 'det.pth'}"]
+    arguments = [
+        f"backbone={SMALL}",
+        "backbone.mixer.g2=6",
+        "to=timm",
+        f"ckpt={tmp_path / 'det.pth'}",
+    ]
     assert export.main([*arguments, f"out={out}", "image_size=64x96"]) == 0
     model = timm.create_model(f"local-dir:{out}", pretrained=True, features_only=True).eval()
     for found, expected in zip(model(images), backbone(images), strict=True):
@@ -302,7 +307,13 @@ def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
     content = {"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}
     names = ["ant", "bee", "cat"]
     torch.save(content | {"class_names": names}, tmp_path / "last.ckpt")
-    typed = [f"backbone={SMALL} img_size=64", "to=timm", "image_size=64", f"out={tmp_path / 'out'}"]
+    typed = [
+        f"backbone={SMALL}",
+        "backbone.img_size=64",
+        "to=timm",
+        "image_size=64",
+        f"out={tmp_path / 'out'}",
+    ]
     assert export.main([*typed, f"ckpt={tmp_path / 'last.ckpt'}"]) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["label_names"] == names
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)

@@ -1,8 +1,9 @@
-"""metrics.csv: one row a step, also after a run was resumed."""
+"""metrics.csv: one row a step, also after a run was resumed, as other programs' logs are."""
 
 import pytest
 
 from tasks.loggers import CsvLog, read_rows
+from tools.running.loggers import RemoteLog
 
 
 def test_metrics_of_one_step_share_a_row(tmp_path):
@@ -40,6 +41,11 @@ def test_resumed_log_keeps_the_rows_before(tmp_path):
         {"step": 3, "loss": 8.5, "other": 1.5},
     ]
     assert read_rows(tmp_path / "absent.csv") == []
+
+
+def test_a_log_of_another_program_is_resumed_as_the_trainer_asks_for_it():
+    log = RemoteLog("wandb", lambda: pytest.fail("nothing is logged yet"), {})
+    log.resume_at(3, validates=True)
 
 
 @pytest.mark.parametrize(

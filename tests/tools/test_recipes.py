@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from backbones import list_hosts
-from tools.command_line.overrides import CONFIGS
+from tools.running.config import CONFIGS
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)

@@ -12,6 +12,7 @@ from tests.runs import composed, run_here
 from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
 from tools.running import config as run_config
+from tools.running.config_checks import resolved
 
 
 @functools.cache
@@ -37,7 +38,7 @@ def run_folder(tmp_path):
 def evaluated(folder, *typed, mode="test"):
     """The config of an evaluation."""
     overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
-    return command_line.resolved(run_config.job_config(overrides))
+    return resolved(run_config.job_config(overrides))
 
 
 def changed(folder, *typed):
@@ -182,7 +183,7 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
 def refused(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
-        command_line.resolved(run_config.job_config(command_line.prepare(given)))
+        resolved(run_config.job_config(command_line.prepare(given)))
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1

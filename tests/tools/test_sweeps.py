@@ -18,7 +18,7 @@ def test_a_pattern_stands_for_the_names_that_it_matches():
     assert prepared[0] == "-m"
     names = prepared[1].removeprefix("backbone=").split(",")
     assert names == [*list_backbones("swin_t*"), "deit_t"]
-    assert command_line.swept(prepared) == ["backbone", "seed"]
+    assert command_line.swept_keys(prepared) == ["backbone", "seed"]
     assert len(command_line._jobs(prepared[1:])) == 5 * len(names)
 
 

@@ -1,17 +1,16 @@
-"""The networks of a benchmark: how they are typed, built and compared, and what papers report."""
+"""The networks of a benchmark: how they are built and compared, and what papers report."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.command_line.arguments import value_of
-from tools.comparing.published import dotted, list_papers, load_rows
+from tools.command_line.typed_network import Network, label, read_networks
+from tools.comparing.published import list_papers, load_rows
 
 NUM_CLASSES = 1000  # of ImageNet-1K, which papers count and time
-Network = tuple[str, dict[str, Any]]  # name and options
 
 
 @dataclass(frozen=True)
@@ -20,81 +19,41 @@ class Comparison:
 
     Attributes:
         backbones: Compared if none are named.
-        baseline: Settings of the form that the other is divided by.
-        other: Settings of the other form.
+        baseline: Options of the form that the other is divided by, as they are typed.
+        other: Options of the other form.
     """
 
     backbones: str
-    baseline: str = ""
-    other: str = ""
+    baseline: Sequence[str] = ()
+    other: Sequence[str] = ()
 
 
 COMPARISONS = {
     # Training form against the plain convolutions that it is folded into.
-    "ffnet": Comparison("ffnet_1,ffnet_2", other="fused=true"),
+    "ffnet": Comparison("ffnet_1,ffnet_2", other=["backbone.fused=true"]),
     # The token matrices made anew in every pass against those kept from the first one.
-    "posmlp": Comparison("posmlp_t", baseline="token_mixer.name=ggqpe token_mixer.cache=false"),
+    "posmlp": Comparison(
+        "posmlp_t",
+        baseline=["backbone.token_mixer.name=ggqpe", "backbone.token_mixer.cache=false"],
+    ),
     # Softmax attention of the same width against SBM, in all blocks.
-    "sbm": Comparison("sbm_t", baseline="token_mixer.name=attention"),
+    "sbm": Comparison("sbm_t", baseline=["backbone.token_mixer=attention"]),
 }
 
 
-def comparison_runs(name: str, backbones: str) -> list[list[Network]]:
-    """Per backbone its baseline, the baseline again and the other form."""
-    chosen = COMPARISONS[name]
-    runs = []
-    for backbone in (backbones or chosen.backbones).split(","):
-        baseline = parse_network(f"{backbone} {chosen.baseline}")
-        runs.append([baseline, baseline, parse_network(f"{backbone} {chosen.other}")])
-    return runs
-
-
-def parse_network(text: str) -> Network:
-    """``deit_t_afbo mixer.g2=6`` as a name and options.
-
-    Raises:
-        ValueError: An unknown name or option, with the nearest ones.
-    """
-    from backbones import backbone_schema
-
-    # The schema refuses an unknown name itself.
-    return parse_named(text, backbone_schema, groups=("mixer", "token_mixer"))
-
-
-def parse_named(
-    text: str, schema: Callable[[str], Collection[str]], groups: Collection[str] = ()
-) -> Network:
-    """``name key=value group.key=value`` as a name and options.
+def comparison_runs(name: str, backbones: str, words: Sequence[str] = ()) -> list[list[Network]]:
+    """Per backbone its baseline, the baseline again and the other form.
 
     Args:
-        text: What was typed.
-        schema: Known options of a name; refuses an unknown name.
-        groups: Options that hold options of their own.
+        name: Of ``COMPARISONS``.
+        backbones: As they are typed; empty for the usual ones.
+        words: Options of all of them, as they are typed.
     """
-    from backbones.options import unknown
-
-    name, *settings = text.split() or [""]
-    known = schema(name)
-    options: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        group, _, option = key.rpartition(".")
-        if not equals or (group or option) not in known or (group and group not in groups):
-            raise ValueError(unknown(f"option of {name}", setting, list(known)))
-        place = options.setdefault(group, {}) if group else options
-        if not isinstance(place, dict) or isinstance(place.get(option), dict):
-            whole = group or option
-            raise ValueError(
-                f"{setting} and another setting of {whole} exclude each other; write all of them "
-                f"as {whole}.KEY=VALUE, its name as {whole}.name=NAME"
-            )
-        place[option] = value_of(key, value)
-    return name, options
-
-
-def label(network: Network) -> str:
-    """Name and options as they are typed."""
-    return " ".join([network[0], *dotted(network[1])])
+    chosen = COMPARISONS[name]
+    typed = backbones or chosen.backbones
+    baselines = read_networks(typed, [*words, *chosen.baseline])
+    others = read_networks(typed, [*words, *chosen.other])
+    return [[one, one, other] for one, other in zip(baselines, others, strict=True)]
 
 
 def build(network: Network, options: Mapping[str, str]) -> Any:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tools.benchmarking.networks import Network, label, parse_named, placed
+from tools.benchmarking.networks import placed
 from tools.benchmarking.timing import interleave, make_step, prepare, spread, tell
 from tools.command_line.arguments import grid, number
 from tools.command_line.tables import Record
+from tools.command_line.typed_network import Network, label, read_options, split_outside
+
+PREFIX = "backbone.token_mixer."
 
 
-def token_records(options: dict[str, str]) -> list[Record]:
+def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Record]:
     """Time every mixer on every grid, all in the same rounds; a record for each.
+
+    Args:
+        options: Of the command.
+        words: Options of all mixers, such as ``backbone.token_mixer.rank=32``.
 
     Raises:
         ValueError: Names the option that is wrong.
@@ -21,7 +28,7 @@ def token_records(options: dict[str, str]) -> list[Record]:
 
     from backbones import create_mixer
 
-    mixers, grids = mixer_list(options), [grid(item) for item in options["grid"].split(",")]
+    mixers, grids = mixer_list(options, words), [grid(item) for item in options["grid"].split(",")]
     dim = number("dim", options["dim"])
     batches = [number("batch", item) for item in options["batch"].split(",")]
     rounds = number("rounds", options["rounds"], least=2)
@@ -46,23 +53,28 @@ def token_records(options: dict[str, str]) -> list[Record]:
     return records
 
 
-def mixer_list(options: dict[str, str]) -> list[Network]:
-    """The baseline, then all mixers.
+def mixer_list(options: dict[str, str], words: Sequence[str] = ()) -> list[Network]:
+    """The baseline, then all mixers with their options.
 
     The baseline is named, or attention where it is among the mixers, else the first of them.
     """
+    mixers = [_read_mixer(item, words) for item in split_outside(options["mixer"], ",")]
+    if options["baseline"]:
+        return [_read_mixer(options["baseline"], ()), *mixers]
+    plain: list[Network] = [mixer for mixer in mixers if mixer == ("attention", {})]
+    return [(plain or mixers)[0], *mixers]
+
+
+def _read_mixer(text: str, words: Sequence[str]) -> Network:
+    """``sbm backbone.token_mixer.rank=32`` as a name and options."""
     from backbones import mixer_options
     from backbones.registry import find_mixer
 
-    def known(name: str) -> Sequence[str]:
-        find_mixer(name, "token")  # refuses a name that is none, and channel mixers
-        return list(mixer_options(name))
-
-    mixers = [parse_named(item, known) for item in options["mixer"].split(",")]
-    if options["baseline"]:
-        return [parse_named(options["baseline"], known), *mixers]
-    plain = [mixer for mixer in mixers if mixer == ("attention", {})]
-    return [(plain or mixers)[0], *mixers]
+    name, *own = split_outside(text, " ")
+    find_mixer(name, "token")  # refuses a name that is none, and channel mixers
+    known = [PREFIX + key for key in mixer_options(name)]
+    options = read_options([*words, *filter(None, own)], name, known)
+    return name, options.get("token_mixer", {})
 
 
 def table_records(
@@ -82,7 +94,7 @@ def table_records(
             growth = [now / then for now, then in zip(per_token, first, strict=True)]
             records.append(
                 {
-                    "mixer": label(mixers[index]),
+                    "mixer": label(mixers[index], PREFIX),
                     "step": kind,
                     "grid": f"{size[0]}x{size[1]}",
                     "batch": batch,

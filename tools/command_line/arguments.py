@@ -1,13 +1,13 @@
-"""What the commands read: ``key=value`` arguments, sizes, numbers, values, patterns of names."""
+"""What the commands read: ``key=value`` arguments, sizes, numbers, patterns of names."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import yaml
+# Options of backbones that are often typed without their backbone. in front.
+OF_BACKBONE = ("mixer", "token_mixer", "drop_path_rate", "img_size")
 
 
 def parse(
@@ -15,6 +15,8 @@ def parse(
     defaults: Mapping[str, str],
     choices: Mapping[str, Sequence[str]],
     more: str = "",
+    *,
+    takes_backbone: bool = False,
 ) -> dict[str, str]:
     """Options out of ``key=value`` arguments, with defaults.
 
@@ -22,7 +24,8 @@ def parse(
         arguments: As they were typed.
         defaults: All keys there are.
         choices: What an option may be, where that is a closed list.
-        more: For the message, keys that the command has taken out before.
+        more: For the message, what else the command takes.
+        takes_backbone: Whether it has taken out options of the backbone before.
 
     Raises:
         ValueError: Names the argument that is wrong.
@@ -33,30 +36,18 @@ def parse(
         if key not in options or not equals or not value:
             near = difflib.get_close_matches(key, options, n=1) if key not in options else []
             meant = f" (did you mean {near[0]}=?)" if near else ""
+            if takes_backbone and key.partition(".")[0] in OF_BACKBONE:
+                meant = f" (did you mean backbone.{argument}?)"
+            others = "backbone.OPTION" if takes_backbone else more
             raise ValueError(
                 f"cannot use {argument!r}{meant}; arguments are key=value, with the keys "
-                f"{', '.join(options)}{f' and {more}' if more else ''}; see --help"
+                f"{', '.join(options)}{f' and {others}' if others else ''}; see --help"
             )
         options[key] = value
     for key, valid in choices.items():
         if options.get(key) and options[key] not in valid:
             raise ValueError(f"{key} must be one of {', '.join(valid)}; got {options[key]!r}")
     return options
-
-
-def value_of(key: str, text: str) -> Any:
-    """A number, a list, true or whatever else YAML reads in the text of an option.
-
-    Raises:
-        ValueError: The text is no YAML.
-    """
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(
-            f"{key}={text} cannot be read; a value is a number, true, false, null, a word, or a "
-            "list such as [1,2]"
-        ) from error
 
 
 def image_size(text: str, usual: int = 224) -> tuple[int, int]:

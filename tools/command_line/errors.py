@@ -57,9 +57,9 @@ def sentence(error: BaseException | None) -> str | None:
             return said if resolved or not error.full_key else f"{error.full_key}: {said}"
         if isinstance(error, HydraException):
             return " ".join(text.split())
-        said = _of_machine(error, text)
-        if said is not None:
-            return said
+        of_machine = _of_machine(error, text)
+        if of_machine is not None:
+            return of_machine
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(OURS):
             return text if isinstance(error, ValueError | OSError | ImportError) else None

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 Record = dict[str, Any]
 Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how its values are written
@@ -80,16 +80,16 @@ def _write_rich(records: Sequence[Record], columns: Columns) -> None:
     notes = list(dict.fromkeys(record["note"] for record in records if record.get("note")))
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold underline")
     for key, (heading, _) in columns.items():
-        flush = "left" if key in WORDS else "right"
         # On a narrow terminal names are folded, figures never.
-        table.add_column(heading, justify=flush, overflow="fold", no_wrap=key not in NAMES)
+        justify: Literal["left", "right"] = "left" if key in WORDS else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=key not in NAMES)
     for record in records:
         number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
         table.add_row(*_cells(record | number, columns))
     console = Console(highlight=False)
     console.print(table)
-    for number, note in enumerate(notes, start=1):
-        console.print(f"{number}  {note}", markup=False)
+    for index, note in enumerate(notes, start=1):
+        console.print(f"{index}  {note}", markup=False)
 
 
 def _cells(record: Record, columns: Columns) -> list[str]:

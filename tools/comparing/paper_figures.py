@@ -217,11 +217,12 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     experiment = run.config.get("paper.experiment")
     if experiment is None:
         return []
-    from tools.command_line.overrides import prepare
+    from omegaconf import OmegaConf
+
+    from tools.command_line.backbone_group import register
     from tools.running.config import compose_config
 
-    prepare([])
-    from omegaconf import OmegaConf
+    register()
 
     meant = OmegaConf.to_container(compose_config([f"experiment={experiment}"]), resolve=True)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())

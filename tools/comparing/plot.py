@@ -59,9 +59,9 @@ def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
     figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")
     _draw_rows(axis, rows, ours, metric)
     if reported:
-        theirs = [(x, y) for _, x, y in reported]
-        axis.scatter(*zip(*theirs, strict=True), s=34, marker="D", facecolor="white",
-                     edgecolor="#555555", linewidth=1.1, zorder=3, label="papers")  # fmt: skip
+        axis.scatter([x for _, x, _ in reported], [y for _, _, y in reported], s=34, marker="D",
+                     facecolor="white", edgecolor="#555555", linewidth=1.1, zorder=3,
+                     label="papers")  # fmt: skip
     task = rows[0].first.task
     axis.set_xlabel(AXES[cost])
     axis.set_ylabel(METRIC_NAMES.get(metric, metric))
@@ -110,13 +110,14 @@ def _latencies(rows: Sequence[Row]) -> list[float]:
 
     from tools.benchmarking import networks
     from tools.benchmarking.timing import interleave, make_step
+    from tools.command_line.typed_network import label
 
     steps: dict[str, Any] = {}
     keys = []
     for row in rows:
         network = (row.first.config["backbone.name"], _options(row))
         size = tuple(int(side) for side in row.first.summary["macs_at"])
-        key = f"{networks.label(network)} {size}"
+        key = f"{label(network)} {size}"
         if key not in steps:
             model = networks.build(network, {"device": "cpu", "compile": "false"})
             steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tools.command_line.typed_network import label
 from tools.comparing.row_names import row_names
 from tools.comparing.training import Training, training_of
 
@@ -53,9 +54,9 @@ class Row:
     name: str = ""
 
     def __str__(self) -> str:
-        """Backbone and options as they are typed, for example ``deit_t_afbo mixer.g2=6``."""
+        """Backbone and options as they are typed: ``deit_t_afbo backbone.mixer.g2=6``."""
         size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
-        return " ".join([self.backbone, *dotted(self.options), *size])
+        return " ".join([label((self.backbone, dict(self.options))), *size])
 
     def changes(self, params: float, macs: float, base: tuple[float, float]) -> dict[str, float]:
         """Our change against the base, in M and G, of the figures that a paper prints a change of.
@@ -131,7 +132,7 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
         tolerance = usual | entry.pop("tolerance", {})
         try:
             shared = tables.get(entry.get("table"), {})
-            typed = " ".join(dotted(entry.get("options", {}), "backbone."))
+            typed = label(("", entry.get("options", {}))).strip()
             train = training_of(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
             entry |= {"usual_tolerance": usual, "tolerance": tolerance, "train": train}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
@@ -147,12 +148,3 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
                 )
     named = [replace(row, name=name) for row, name in zip(rows, row_names(rows), strict=True)]
     return [row for row in named if task in (None, row.task)]
-
-
-def dotted(options: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Options as they are typed, for example ``mixer.g2=6``."""
-    flat = []
-    for key, value in options.items():
-        nested = isinstance(value, Mapping)
-        flat += dotted(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={value}"]
-    return flat

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import yaml
 
-from tools.running.folder import CONFIG, flatten
+from tasks.saved import CONFIG
+from tools.running.folder import flatten
 from tools.running.outcome import read_failure
 
 SUMMARY, METRICS = "summary.json", "metrics.csv"

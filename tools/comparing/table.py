@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from backbones.options import unknown
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.records import RunRecord
 from tools.running.folder import may_differ
@@ -76,6 +75,8 @@ def make_rows(
     known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
     for key in [*by, *free]:
         if key not in known:
+            from backbones.options import unknown  # and with it torch
+
             raise ValueError(
                 unknown("setting of these runs", key, known, "see a run's config.yaml")
             )

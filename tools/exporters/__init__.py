@@ -8,6 +8,7 @@ names module and operator.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import shutil
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from backbones import Backbone
-    from heads.linear import LinearClassifier
+    from backbones.checkpoints.opening import Checkpoint
 
 NUM_CLASSES = 1000  # of a classifier without checkpoint
 MARK = ".mixerlab-export"  # an export's folder has this file, and no other folder is ever replaced
@@ -33,6 +34,16 @@ Exporter = Callable[["ExportRequest"], "list[Path]"]
 
 def silent(text: str) -> None:
     """Say nothing of what is being done."""
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Within it random weights are the same ones at every time."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        yield
 
 
 @dataclass(frozen=True)
@@ -123,42 +134,32 @@ class ExportRequest:
     settings: Mapping[str, str]
     say: Callable[[str], None] = silent
 
-    def create_backbone(self, *, dense: bool, random: bool = False) -> Backbone:
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """What the checkpoint file holds, read once; None for random weights."""
+        from backbones.checkpoints.opening import open_checkpoint
+
+        return None if self.ckpt is None else open_checkpoint(self.ckpt)
+
+    def build_backbone(self, *, dense: bool) -> Backbone:
+        """The backbone in evaluation mode, with random weights."""
+        from backbones import create_backbone
+
+        return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
+
+    def create_backbone(self, *, dense: bool) -> Backbone:
         """The backbone in evaluation mode with the checkpoint's weights, or random ones.
 
         Raises:
             ValueError: Weights of another model; the keys that differ are listed.
         """
-        import torch
+        from backbones.checkpoints.adoption import adopt
 
-        from backbones import create_backbone
-        from backbones.checkpoints.loading import load_backbone_weights, refuse_untrained
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            backbone = create_backbone(self.backbone, **{**self.options, "dense": dense})
-        if self.ckpt is not None and not random:
-            refuse_untrained(backbone, load_backbone_weights(backbone, self.ckpt))
-        return backbone.eval()
-
-    def create_classifier(self) -> LinearClassifier:
-        """The classification network in evaluation mode with the checkpoint's weights.
-
-        Raises:
-            ValueError: Weights of another model, or of no classifier.
-        """
-        import torch
-
-        from backbones import create_backbone
-        from heads.linear import LinearClassifier
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            if self.ckpt is not None:
-                options = {**self.options, "dense": False}
-                return LinearClassifier.from_pretrained(self.backbone, self.ckpt, **options).eval()
-            backbone = create_backbone(self.backbone, **{**self.options, "dense": False})
-            return LinearClassifier(backbone, NUM_CLASSES).eval()
+        with seeded():
+            backbone = self.build_backbone(dense=dense)
+        if self.checkpoint is not None:
+            adopt(backbone, self.checkpoint, trained=True)
+        return backbone
 
     def images(self, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
         """Images (B, 3, H, W) to compare outputs on, the same for every call."""

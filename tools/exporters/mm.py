@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -19,9 +19,10 @@ from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone
-from backbones.checkpoints.loading import read_tensors
+from backbones.checkpoints.adoption import adopt
 from backbones.layers.classifier import Classifier
 from datamodules.dense import require_package
+from heads.linear import LinearClassifier
 from heads.mm_adapter import quiet
 from tools.benchmarking.networks import unusual
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
@@ -32,7 +33,7 @@ from tools.exporters.mm_configs import (
     training_config,
 )
 from tools.exporters.mm_inherit import write_config
-from tools.exporters.networks import class_names, content_of
+from tools.exporters.networks import held_by
 from tools.exporters.preprocessing import preprocessing_of
 from tools.exporters.standalone import check_standalone, write_standalone
 
@@ -123,14 +124,12 @@ def backbone_package(request: ExportRequest) -> Package:
 
 def whole_package(request: ExportRequest) -> Package:
     """The detector or segmentor of a run, with its classes and image sizes."""
-    from tasks.base import load_exactly
     from tasks.instantiate import build
 
     assert request.run is not None
-    assert request.ckpt is not None
-    tensors = read_tensors(request.ckpt)  # of two sets the average, which was validated
+    assert request.checkpoint is not None
     datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
-    names = class_names(request.ckpt)
+    names = request.checkpoint.class_names
     if names:
         datamodule.class_names = names
     else:  # checkpoints of an earlier version do not say
@@ -139,7 +138,7 @@ def whole_package(request: ExportRequest) -> Package:
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
-    load_exactly(whole, tensors, request.ckpt)
+    adopt(whole, request.checkpoint)  # of two sets of tensors the average, which was validated
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
     first = model.get("neck", {}).get("start_level", 0)
     if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
@@ -159,21 +158,24 @@ def whole_package(request: ExportRequest) -> Package:
 
 def classifier_package(request: ExportRequest) -> Package:
     """The classification network, as MMPretrain's ImageClassifier."""
-    whole, metainfo = None, {}
+    whole: LinearClassifier | None = None
+    metainfo, num_classes = {}, NUM_CLASSES
     # Without checkpoint there is no classifier worth handing on.
-    if request.ckpt is not None and content_of(request) == "classifier":
-        whole = request.create_classifier()
+    held = held_by(request) if request.checkpoint is not None else None
+    if held is None or held.content == "dense":
+        backbone = request.create_backbone(dense=False)
+    else:
+        backbone = held.network.backbone
+    if request.checkpoint is not None and held is not None and held.content == "classifier":
+        whole = cast("LinearClassifier", held.network)
         if type(whole.classifier) is not Classifier:
             raise ValueError(
                 f"the classifier of {request.backbone} is more than the linear layer that "
                 "MMPretrain has; export it to=timm or to=onnx, or its backbone to=mmdet"
             )
-        backbone: Backbone = whole.backbone
         num_classes = whole.classifier.out_features
-        names = class_names(request.ckpt)
+        names = request.checkpoint.class_names
         metainfo = {"classes": names} if names else {}
-    else:
-        backbone, num_classes = request.create_backbone(dense=False), NUM_CLASSES
     tensors = _prefixed(backbone)
     if whole is not None:
         head = whole.classifier.state_dict()

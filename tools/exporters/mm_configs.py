@@ -121,7 +121,7 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
         if step["type"] == "LoadImageFromFile":
             step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
         if step["type"] in ("Resize", "RandomResize"):
-            step["scale"] = tuple(datamodule.image_size)
+            step["scale"] = tuple(datamodule.scale)
         if step["type"] == "RandomFlip":
             step["prob"] = datamodule.flip
         if step["type"] == "RandomCrop":

@@ -7,6 +7,7 @@ the data, the classes and the pipelines are variables, written once.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -61,8 +62,8 @@ def write_config(
     path = folder / file
     path.write_text("\n".join(lines) + "\n")
     found = Config.fromfile(path).to_dict()
-    # mmengine puts the folder's path where the text has a name for it.
-    here = {"{{ fileDirname }}": str(folder)}
+    # mmengine puts the folder's path, by this very function, where the text has a name for it.
+    here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
     lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
     assert not lost, f"the written config has other values of {lost}"
     return [path, *copies]
@@ -130,7 +131,7 @@ def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str
 
 
 def _name_variables(text: str) -> str:
-    """The same text with variables in place of their marks."""
+    """A config's text with variables in place of their marks."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
     def named(found: re.Match[str]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from dataclasses import dataclass
 from typing import Literal, cast
 
-import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
-from backbones.checkpoints.loading import read_state_dict
+from backbones.checkpoints.adoption import CLASSIFIER, Conversion, adopt, convert
+from backbones.checkpoints.opening import Checkpoint
 from heads.linear import LinearClassifier
-from tools.exporters import ExportRequest
+from tools.exporters import NUM_CLASSES, ExportRequest, seeded
 
 Content = Literal["classifier", "maps", "dense"]
 
@@ -28,41 +29,79 @@ class Maps(nn.Module):
         return cast("tuple[Tensor, ...]", self.backbone(images))
 
 
-def content_of(request: ExportRequest) -> Content:
-    """What a checkpoint holds: a classifier, a backbone of one, or one for dense prediction.
+@dataclass(frozen=True)
+class Held:
+    """What is exported: a checkpoint under the names of a backbone, or random weights.
 
-    Without checkpoint it is a classifier with random weights.
+    Attributes:
+        content: A classifier, a backbone of one, or one for dense prediction.
+        backbone: Without the checkpoint's weights until ``network`` is asked for.
+        converted: The checkpoint; None leaves the weights random.
     """
-    if request.ckpt is None:
+
+    content: Content
+    backbone: Backbone
+    converted: Conversion | None
+
+    @functools.cached_property
+    def network(self) -> LinearClassifier | Maps:
+        """The network in evaluation mode, with its weights.
+
+        Raises:
+            ValueError: Weights of another model; the keys that differ are listed.
+        """
+        if self.converted is None:
+            return LinearClassifier(self.backbone, NUM_CLASSES).eval()
+        self.converted.check(trained=True)
+        if self.content != "classifier":
+            adopt(self.backbone, self.converted, trained=True)
+            return Maps(self.backbone).eval()
+        with seeded():
+            network = LinearClassifier(self.backbone, self.converted.num_classes)
+        adopt(network, self.converted)
+        return network.eval()
+
+
+def held_by(request: ExportRequest) -> Held:
+    """What the checkpoint holds; without checkpoint a classifier with random weights.
+
+    Raises:
+        ValueError: No weights, or a table that cannot be brought to the network's size.
+    """
+    with seeded():
+        if request.checkpoint is None:
+            held = Held("classifier", request.build_backbone(dense=False), None)
+            held.network  # noqa: B018 - its classifier is drawn right after the backbone
+            return held
+        dense = _looks_dense(request.checkpoint)
+        converted = convert(request.checkpoint, request.build_backbone(dense=dense))
+        content = content_of(converted)
+        if dense != (content == "dense"):
+            converted = convert(request.checkpoint, request.build_backbone(dense=not dense))
+    return Held(content, converted.backbone, converted)
+
+
+def content_of(converted: Conversion) -> Content:
+    """What the tensors of a checkpoint are, by their names in a backbone."""
+    backbone, keys = converted.backbone, converted.tensors.keys()
+    if f"{CLASSIFIER}weight" in keys:
         return "classifier"
-    state_dict = read_state_dict(request.ckpt)
-    backbone = request.create_backbone(dense=False, random=True)
-    keys = backbone.convert_state_dict(dict(state_dict)).keys()
-    if "classifier.weight" in keys:
-        return "classifier"
+    if backbone.dense:  # which has no parts of a classification network to look for
+        parts = backbone.classification_keys
+        return "maps" if not parts or any(key.startswith(parts) for key in keys) else "dense"
     mixers = tuple(backbone.mixers())  # which the file need not have
-    own = {k for k in backbone.state_dict() if not k.startswith(mixers)}
-    of_classes = {k for k in own if k.startswith(backbone.classification_keys)}
+    own = {key for key in backbone.state_dict() if not key.startswith(mixers)}
+    of_classes = {key for key in own if key.startswith(backbone.classification_keys)}
     return "maps" if of_classes <= keys else "dense"
 
 
-def network_of(request: ExportRequest, content: Content) -> LinearClassifier | Maps:
-    """The network in evaluation mode with the checkpoint's weights.
+def _looks_dense(checkpoint: Checkpoint) -> bool:
+    """Whether the backbone is probably one for dense prediction, so that no other is built first.
 
-    Raises:
-        ValueError: Weights of another model; the keys that differ are listed.
+    The names of a norm per map and of DeiT's pyramid tell it of ours; those of others may not.
     """
-    if content == "classifier":
-        return request.create_classifier()
-    return Maps(request.create_backbone(dense=content == "dense")).eval()
-
-
-def class_names(path: Path | None) -> tuple[str, ...]:
-    """The classes that a checkpoint of ours names; none of other people's files."""
-    if path is None or path.suffix != ".ckpt":
-        return ()
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    return tuple(content.get("class_names", ())) if isinstance(content, dict) else ()
+    keys = checkpoint.state_dict.keys()
+    return any(key.startswith(("norm0.", "pyramid.")) for key in keys)
 
 
 def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:
@@ -74,21 +113,23 @@ def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]
 def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     """The networks to record by their file names: ``classifier``, ``maps`` or ``dense``.
 
-    By default all that the checkpoint holds: of a classifier also the maps of its backbone.
+    By default all that the checkpoint holds: of a classifier also the maps of its backbone, which
+    both of them share.
 
     Raises:
         ValueError: A part that the checkpoint does not hold, or weights of another model.
     """
-    content, asked = content_of(request), request.settings.get("network", "all")
-    held: dict[Content, tuple[Content, ...]] = {
-        "classifier": ("classifier", "maps"),
-        "maps": ("maps",),
-        "dense": ("dense",),
-    }
-    holds = ("classifier", "maps", "dense") if request.ckpt is None else held[content]
+    asked = request.settings.get("network", "all")
+    if request.checkpoint is None and asked == "dense":
+        return {"dense": Maps(request.create_backbone(dense=True)).eval()}
+    held = held_by(request)
+    holds = ("classifier", "maps") if held.content == "classifier" else (held.content,)
     if asked != "all" and asked not in holds:
         raise ValueError(
             f"{request.ckpt} holds no {asked}; pass network={'|'.join(holds)}, or leave it out"
         )
-    parts = held[content] if asked == "all" else (cast("Content", asked),)
-    return {part: network_of(request, part) for part in parts}
+    parts: dict[str, LinearClassifier | Maps] = {
+        held.content: held.network,
+        "maps": Maps(held.network.backbone).eval(),
+    }
+    return {part: parts[part] for part in (holds if asked == "all" else (asked,))}

@@ -37,7 +37,7 @@ class Preprocessing:
         return int(self.size / self.crop_pct)
 
     def of_timm(self) -> dict[str, Any]:
-        """The same in the words of timm's configs."""
+        """The preprocessing in the words of timm's configs."""
         return {
             "input_size": (3, self.size, self.size),
             "crop_pct": self.crop_pct,

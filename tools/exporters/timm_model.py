@@ -14,10 +14,10 @@ import timm
 import torch
 from timm.models import save_for_hf
 
-from backbones.timm_models import timm_name
+from backbones.timm_models import around
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.networks import Maps, class_names, content_of, network_of
+from tools.exporters.networks import Maps, held_by
 from tools.exporters.preprocessing import preprocessing_of
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
@@ -41,20 +41,21 @@ def export(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: Weights of another model, options that JSON cannot hold, other outputs.
     """
-    content = content_of(request)
-    network, entry = network_of(request, content), timm_name(request.backbone)
+    held = held_by(request)
+    network = held.network
     classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
     arguments = {**request.options, "num_classes": classes}
-    if content == "dense":
+    if held.content == "dense":
         arguments["dense"] = True
-    model = timm.create_model(entry, **arguments)
-    model.load_state_dict(network.state_dict())
+    model = around(network.backbone, arguments)
+    if isinstance(network, LinearClassifier):
+        model.classifier = network.classifier
     prepared = preprocessing_of(request.run)
-    names = class_names(request.ckpt)
+    names = (request.checkpoint and request.checkpoint.class_names) or ()
     labels = {"label_names": list(names)} if len(names) == classes and classes else {}
     save_for_hf(
         model,
-        request.folder,
+        str(request.folder),
         model_config=labels,
         model_args=arguments,
         safe_serialization=True,

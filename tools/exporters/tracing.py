@@ -70,6 +70,7 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
         ValueError: It cannot be recorded at any size; module and operator are named.
     """
     why = ""
+    cause: Exception | None = None
     any_size = _with_any_size_pools(network)
     # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
     for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):

@@ -49,15 +49,24 @@ def config_of(overrides: Sequence[str]) -> DictConfig:
     return compose_config(overrides) if run is None else _evaluation(run, typed)
 
 
+def line_of(override: Override) -> str:
+    """An override as it was typed."""
+    return str(override.input_line)
+
+
+def is_evaluation(overrides: Sequence[str]) -> bool:
+    """Whether a mode is typed, so that the config may be one of a run folder."""
+    return any(override.lstrip("+").startswith("mode=") for override in overrides)
+
+
 def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
     """The config of a job as plain values, with what was typed as ``overrides``.
 
     Args:
-        overrides: What Hydra says that was typed.
-        composed: What Hydra made of it, to spare the work where that is right.
+        overrides: What was typed.
+        composed: What it composes, if that is known.
     """
-    training = not any(override.lstrip("+").startswith("mode=") for override in overrides)
-    config = composed if training and composed is not None else config_of(overrides)
+    config = config_of(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     return content | {"overrides": as_typed(overrides)}
 
@@ -157,7 +166,7 @@ def option_groups() -> set[str]:
 def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     """The run's config with the typed groups and values."""
     groups = option_groups()
-    chosen = {o.key_or_group: o.input_line for o in typed if o.key_or_group in groups}
+    chosen = {o.key_or_group: line_of(o) for o in typed if o.key_or_group in groups}
     values = [override for override in typed if override.key_or_group not in groups]
     given = {name for group in chosen for name in {group} | CHOOSES.get(group, set())}
     own = [f"{group}={name}" for group, name in _choices(run) if group not in given]
@@ -245,7 +254,7 @@ def _with_values(
     known, files = OmegaConf.create(merged), OmegaConf.create(dict(now))
     lines = []
     for override in values:
-        key, line = override.key_or_group, override.input_line
+        key, line = override.key_or_group, line_of(override)
         # Options that came after the run may be typed, and those that the run had added.
         added = override.is_add() or (_has(files, key) and not _has(known, key))
         lines.append(f"++{line.lstrip('+')}" if added else line)

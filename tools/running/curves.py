@@ -54,12 +54,12 @@ def _draw(axis: Any, curves: Mapping[str, list[tuple[float, float]]]) -> None:
         axis.set(xlabel="step")
         return
     if max(map(len, curves.values())) == 1:
-        values = [points[0][1] for points in curves.values()]
+        heights = [points[0][1] for points in curves.values()]
         bars = axis.bar(
-            range(len(values)), values, color=[f"C{i % 10}" for i in range(len(values))]
+            range(len(heights)), heights, color=[f"C{i % 10}" for i in range(len(heights))]
         )
-        axis.bar_label(bars, labels=[f"{value:.4g}" for value in values], fontsize=8)
-        axis.set_xticks(range(len(values)), list(curves), rotation=30, ha="right", fontsize=8)
+        axis.bar_label(bars, labels=[f"{height:.4g}" for height in heights], fontsize=8)
+        axis.set_xticks(range(len(heights)), list(curves), rotation=30, ha="right", fontsize=8)
         axis.margins(y=0.12)
         axis.set(xlabel=f"after step {next(iter(curves.values()))[0][0]:.0f}")
         return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from backbones.checkpoints.loading import read_values
+from backbones.checkpoints.opening import open_checkpoint
 from datamodules import BaseDataModule
 from tasks.optim import scaled_lr
 from tasks.pace import Pace
@@ -35,7 +35,7 @@ def of_run(
         "peak_memory_mib": _peak_memory(trainer.strategy.root_device),
     }
     if config["mode"] != "fit":
-        return facts | {"checkpoint_step": checkpoint_step(config["ckpt"])}
+        return facts
     best = Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt"
     batch = datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
     optimizer = config["optimizer"]
@@ -44,14 +44,10 @@ def of_run(
         "global_batch": batch,
         "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
         "images_per_second": None if rate is None else round(rate, 2),
-        "checkpoint_step": checkpoint_step(best) if best.is_file() else None,
+        "checkpoint_step": (
+            open_checkpoint(best, values_only=True).step if best.is_file() else None
+        ),
     }
-
-
-def checkpoint_step(path: str | Path) -> int | None:
-    """The optimiser steps that a checkpoint has behind it; None for one of others."""
-    step = read_values(path).get("global_step")
-    return step if isinstance(step, int) else None
 
 
 def _callbacks(trainer: Trainer) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from tasks.saved import CONFIG, read_config
-from tools.running import lock as run_lock
+from tools.running import lock
 from tools.running.processes import is_first_process
 
 say = logging.getLogger(__name__).info
@@ -213,7 +213,7 @@ def _folder_of(path: Path) -> Path:
 
 def _free(folder: Path) -> Path:
     if is_first_process():
-        run_lock.refuse_if_held(folder)
+        lock.refuse_if_held(folder)
     return folder
 
 

@@ -50,7 +50,7 @@ def subject_of(arguments: Sequence[str]) -> list[str] | None:
     return [argument for argument in arguments if not argument.startswith("-")]
 
 
-def text(words: Sequence[str]) -> str:
+def help_on(words: Sequence[str]) -> str:
     """The help on a subject, or the screen without one.
 
     Args:
@@ -190,11 +190,9 @@ def _mixers() -> str:
 def _config(overrides: Sequence[str]) -> str:
     from omegaconf import OmegaConf
 
-    from tools.command_line import overrides as command_line
-    from tools.running import config as run_config
+    from tools.command_line.overrides import read
 
-    command_line.prepare(overrides)
-    return OmegaConf.to_yaml(run_config.compose_config(overrides)).rstrip()
+    return OmegaConf.to_yaml(read(overrides).config).rstrip()
 
 
 def _wrapped(label: str, words: Iterable[str]) -> str:

@@ -125,7 +125,7 @@ def _born(pid: int) -> int | None:
 
 
 def _alive(pid: int) -> int | None:
-    """The same where there is no /proc: 0 for any process."""
+    """0 for a process that runs, or None if there is none, where no /proc says when it began."""
     if Path("/proc/self").exists():
         return None
     try:

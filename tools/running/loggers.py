@@ -41,7 +41,7 @@ class RemoteLog(RunLog):
         self._log: Logger | None = None
         self._failed = False
 
-    def resume_at(self, step: int) -> None:
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Nothing: the other program goes on with its run and takes the later value of a step."""
 
     @rank_zero_only
@@ -120,11 +120,15 @@ def wandb(
         import wandb as package
         from lightning.pytorch.loggers import WandbLogger
 
-        own = {"project": project, "entity": entity, "group": group, "tags": list(tags) or None,
-               "name": name or _title(folder, config), "id": _identifier(folder),
-               "dir": str(folder), "resume": "allow", "reinit": "create_new"}  # fmt: skip
+        own: dict[str, Any] = {
+            "project": project, "entity": entity, "group": group, "tags": list(tags) or None,
+            "name": name or _title(folder, config), "id": _identifier(folder),
+            "dir": str(folder), "resume": "allow", "reinit": "create_new",
+        }  # fmt: skip
         settings = package.Settings(silent=True, console="off", init_timeout=PATIENCE)
-        chosen = mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        chosen: Any = (
+            mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        )
         if chosen == "online" and not _answers(_server()):
             say(f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb")
             chosen = "offline"
@@ -208,7 +212,7 @@ def _title(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _identifier(folder: Path) -> str:
-    """The same for a run and its continuation, and no other run's: the folder says it once."""
+    """What a run and its continuation are known by and no other run: the folder keeps it."""
     note = folder / "wandb_run.txt"
     if not note.is_file():
         note.write_text(f"{os.urandom(8).hex()}\n")

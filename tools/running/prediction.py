@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from backbones.checkpoints.opening import Checkpoint
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.classes import classes_of
@@ -23,12 +24,16 @@ say = rank_zero_only(logging.getLogger(__name__).info)
 SHOWN = 20  # images whose answers are printed
 
 
-def needs_no_data(config: Mapping[str, Any], datamodule: BaseDataModule) -> bool:
+def needs_no_data(
+    config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
+) -> bool:
     """Whether a run only predicts images of the user's; then the data set need not be there.
 
     The classes are the checkpoint's, if it names them, as all of ours do.
     """
-    classes = classes_of(config["ckpt"]) if config["input"] is not None else None
+    if checkpoint is None or config["input"] is None:
+        return False
+    classes = classes_of(checkpoint)
     if classes is not None:
         serve_prediction(datamodule, classes)
     return classes is not None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 from lightning.pytorch import Trainer
@@ -121,15 +122,13 @@ def _watched(trainer: Trainer, parent: int) -> Iterator[None]:
     def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
         watch(lambda: _failed(others))
 
-    usual = subprocess_script._launch_process_observer
-    subprocess_script._launch_process_observer = watch_others
     if _belongs_to_parent(trainer):
         watch(lambda: FIRST_IS_GONE if os.getppid() != parent else None)
-    try:
-        yield
-    finally:
-        ended.set()
-        subprocess_script._launch_process_observer = usual
+    with mock.patch.object(subprocess_script, "_launch_process_observer", watch_others):
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:

@@ -59,8 +59,8 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
     """Height and width that a config's ``data`` trains at, for images wider than high."""
-    edges = data.get("image_size") or data.get("scene_size")
-    # crop_size is (height, width), image_size (longest, shortest edge).
+    edges: Any = data.get("image_size") or data.get("scale") or data.get("scene_size")
+    # crop_size is (height, width), scale (longest, shortest edge).
     size = data.get("crop_size") or (edges if isinstance(edges, int) else edges[::-1])
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from backbones.checkpoints.adoption import refuse_other_model
+from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
-from tasks.base import BaseTask, refuse_other_model
-from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.base import BaseTask
+from tasks.checkpoint_io import LAST, open_own
 from tasks.classes import check_classes
 from tasks.exact_resume import ExactResume
 from tasks.loops import Position
@@ -20,12 +22,19 @@ from tasks.loops import Position
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Start:
     """A checked checkpoint to go on from."""
 
     path: Path
     position: Position
+    checkpoint: Checkpoint | None
+
+    def take(self) -> Checkpoint:
+        """What the file holds, once: no training shall carry a second copy of it along."""
+        checkpoint, self.checkpoint = self.checkpoint, None
+        assert checkpoint is not None, "taken already"
+        return checkpoint
 
 
 def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:
@@ -42,12 +51,13 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     """
     named = None if ckpt is None else Path(ckpt).expanduser()
     files = [named] if named is not None and named.is_file() else _newest_first(folder)
-    path, content = _first_good(files, folder)
-    position = ExactResume.position(content)
-    check_classes(content, task.class_names, path)
-    refuse_other_model(task.model, content["state_dict"], path)
+    path, checkpoint = _first_good(files, folder)
+    position = ExactResume.position(checkpoint.values)
+    check_classes(checkpoint.values, task.class_names, path)
+    # Training goes on from the weights themselves, not from their average.
+    refuse_other_model(task.model, checkpoint.content["state_dict"], checkpoint.path)
     _refuse_shorter(position, trainer)
-    return Start(path, position)
+    return Start(path, position, checkpoint)
 
 
 def announce(start: Start, other_length: str | None) -> None:
@@ -55,7 +65,7 @@ def announce(start: Start, other_length: str | None) -> None:
 
     Args:
         start: The checkpoint.
-        other_length: From ``run_folder.other_length``.
+        other_length: From ``folder.other_length``.
     """
     say(f"Going on after step {start.position.step}, from {start.path.name}")
     if other_length:
@@ -68,17 +78,17 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
 
 
-def _first_good(files: list[Path], folder: Path) -> tuple[Path, dict[str, Any]]:
+def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
     damage: DamagedCheckpoint | None = None
     for path in files:
         try:
-            content = AtomicCheckpointIO().load_checkpoint(path)
+            checkpoint = open_own(path)
         except DamagedCheckpoint as error:
             damage = damage or error
             continue
         if damage is not None:
-            say(f"{damage}; the run goes on from {path.name}, step {content.get('global_step')}")
-        return path, content
+            say(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
+        return path, checkpoint
     raise damage or ValueError(f"{folder} has no checkpoint to go on from; start a new run")
 
 

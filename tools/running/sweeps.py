@@ -94,16 +94,22 @@ def check_launcher(arguments: Sequence[str]) -> None:
 def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:
     """Run a function of ``hydra.main``; what the runs of its sweep returned, wherever they ran.
 
-    Hydra itself returns nothing of a sweep.
+    Hydra itself returns nothing of a sweep. Nor does it know that all runs have been composed for
+    the check of the command: it would once for the mode, which ``-m`` says, and once a run.
     """
     from hydra._internal.hydra import Hydra
+    from hydra.plugins.sweeper import Sweeper
 
     original, kept = Hydra.multirun, []
 
     def multirun(hydra: Hydra, *args: Any, **options: Any) -> Any:
         kept.extend(original(hydra, *args, **options))
 
-    with mock.patch.object(Hydra, "multirun", multirun):
+    with (
+        mock.patch.object(Hydra, "multirun", multirun),
+        mock.patch.object(Hydra, "get_mode", return_value=None),
+        mock.patch.object(Sweeper, "validate_batch_is_legal", return_value=None),
+    ):
         main()
     return [job.return_value for batch in kept for job in batch]
 
@@ -115,8 +121,8 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
         outcomes: What the runs returned.
         swept: The settings that differ between the runs, which name the rows.
     """
-    from tools import results
     from tools.comparing.records import read_run
+    from tools.comparing.side_by_side import DEFAULTS, show
 
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
     runs = [read_run(folder) for folder in folders]
@@ -126,6 +132,6 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     known = {key for run in finished for key in run.config}
     by = [key for key in swept if key in known or key in ("backbone", "head", "data")]
     by = [key for key in by if key not in ("seed", "backbone")]
-    options = {**results.DEFAULTS, "by": ",".join(["backbone", *by])}
+    options = {**DEFAULTS, "by": ",".join(["backbone", *by])}
     print()
-    results.show(folders, options)
+    show(folders, options)

@@ -182,6 +182,9 @@ def fit(
         for log in trainer.loggers:
             assert isinstance(log, RunLog)
             log.resume_at(position.step, validates=position.validation_due)
+        files = trainer.strategy.checkpoint_io
+        assert isinstance(files, AtomicCheckpointIO)
+        files.hold(start.take())
     path = None if start is None else start.path
     trainer.fit(task, datamodule=datamodule, ckpt_path=path, weights_only=True)
     best = Path(trainer.default_root_dir) / "checkpoints" / BEST

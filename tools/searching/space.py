@@ -48,7 +48,7 @@ class Space:
         return f"{self.key}={self.choices[-1] if self.choices else self.high}"
 
     def distribution(self) -> Any:
-        """The same for Optuna."""
+        """The dimension as a distribution of Optuna's."""
         from optuna.distributions import (
             CategoricalDistribution,
             FloatDistribution,
@@ -97,13 +97,15 @@ def _space(override: Any) -> Space:
     if isinstance(value, ChoiceSweep):
         return Space(key, tuple(override.sweep_string_iterator()))
     if isinstance(value, IntervalSweep):
-        log = "log" in value.tags
-        if not value.start < value.end or (log and value.start <= 0):
+        low, high, log = value.start, value.end, "log" in value.tags
+        assert low is not None  # Hydra's default values
+        assert high is not None
+        if not low < high or (log and low <= 0):
             raise ValueError(
                 f"{override.input_line} has nothing in it; an interval goes up, on a log scale "
                 "from above 0"
             )
-        return Space(key, low=value.start, high=value.end, log=log)
+        return Space(key, low=low, high=high, log=log)
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
         if not numbers or not all(isinstance(one, int) for one in numbers):
@@ -111,8 +113,7 @@ def _space(override: Any) -> Space:
                 f"{override.input_line} is no range of whole numbers; for others write "
                 f"{key}=interval(0.1,0.5) or {key}=0.1,0.2,0.5"
             )
-        low, high = min(numbers), max(numbers)
-        return Space(key, low=low, high=high, step=abs(int(value.step)))
+        return Space(key, low=min(numbers), high=max(numbers), step=abs(int(value.step)))
     raise ValueError(
         f"{override.input_line} cannot be searched; write interval(a,b), interval(a,b,log), "
         "range(a,b) or the values with commas between them"

@@ -62,7 +62,7 @@ VARIANTS = {
 }
 
 
-class Stage(nn.Module):
+class FFNetStage(nn.Module):
     """Downsampling by 2, in all stages but the first, then blocks.
 
     Args:
@@ -83,15 +83,15 @@ class Stage(nn.Module):
             dim, out = variant.widths[stage - 1 : stage + 1]
             self.downsample = _downsampling(dim, out, variant.seg, branches)
         self.blocks = nn.Sequential(
-            *(Block(variant, stage, drop_path, branches) for drop_path in drop_paths)
+            *(FFNetBlock(variant, stage, drop_path, branches) for drop_path in drop_paths)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, C, h, w)."""
+        """Downsampling, if there is any, then the blocks: (B, D, H, W) -> (B, C, h, w)."""
         return self.blocks(self.downsample(x))
 
 
-class Block(nn.Module):
+class FFNetBlock(nn.Module):
     """x + drop_path(ls1 * token(x)), then x + drop_path(ls2 * channel(x)).
 
     Shape: (B, C, H, W) -> (B, C, H, W).
@@ -112,7 +112,7 @@ class Block(nn.Module):
         self.channel_scale = _layer_scale(dim, variant.layer_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Token mixer, then channel mixer, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
         y = mix_nchw(self.token_mixer, x)
         x = x + self.drop_path(y if self.token_scale is None else y * self.token_scale)
         y = mix_nchw(self.channel_mixer, x)
@@ -142,7 +142,7 @@ class QueriedMixer(nn.Module):
         self.memory = block.get_submodule("memory")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """The mixer of the query convolution's output: (B, C, H, W) -> (B, C, H, W)."""
         return mix_nchw(self.memory, self.query(x))
 
 
@@ -155,7 +155,7 @@ class NormedMixer(Mixer):
         self.mixer = mixer
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
         return self.mixer(to_nhwc(self.norm(to_nchw(x))))
 
 
@@ -174,7 +174,7 @@ class SegHead(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, 1280)."""
+        """What ends FFNet_seg, each half with a hard swish: (B, C, H, W) -> (B, 1280)."""
         x = F.hardswish(self.conv(x)).mean(dim=(2, 3))
         return F.hardswish(self.norm(self.fc(x)))
 
@@ -195,7 +195,7 @@ def stem(variant: Variant) -> nn.Sequential:
 
 
 def _downsampling(dim: int, out: int, seg: bool, branches: bool) -> nn.Sequential:
-    """(B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
+    """What begins a stage: (B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
     if seg:
         return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), nn.GELU(), ConvBN(2 * out, out))
     kernels = [(7, 7), (3, 3)] if branches else [(7, 7)]

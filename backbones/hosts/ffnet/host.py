@@ -5,9 +5,10 @@
 There is no norm before the residual branches: W carries its BatchNorm, and so does the depthwise
 convolution D. Large kernels train with small ones beside them, which ``fuse`` folds in.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Table 9, App. E
-and F.1; the authors' code (github.com/ysj9909/FFNet) where the two differ, since the published
-parameters, FLOPs and checkpoints come from it:
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, Table 9, App. E and F.1; the authors' code
+(github.com/ysj9909/FFNet) where the two differ, since the published parameters, FLOPs and
+checkpoints come from it:
 
 * The stem has no GELU after its last convolution; the text says that it has.
 * LayerScale is in FFNet-3, FFNet-4 and FFNet_seg only, each scale of shape (C, 1, 1).
@@ -29,12 +30,13 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.hosts.ffnet.blocks import VARIANTS, Block, SegHead, Stage, Variant, stem
+from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, FFNetStage, SegHead, Variant, stem
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 
@@ -64,7 +66,7 @@ class FFNet(HierarchicalBackbone):
         rates = drop_path_rates(config.drop_path_rate, sum(chosen.depths))
         self.stages = nn.ModuleList()
         for stage, depth in enumerate(chosen.depths):
-            self.stages.append(Stage(chosen, stage, rates[:depth], branches))
+            self.stages.append(FFNetStage(chosen, stage, rates[:depth], branches))
             rates = rates[depth:]
         self.set_maps(config, chosen.widths, self._norm(chosen, config))
         if chosen.seg and not config.dense:
@@ -81,10 +83,10 @@ class FFNet(HierarchicalBackbone):
     def _fill_slots(self, variant: Variant, config: HostConfig) -> None:
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
-            for index, block in enumerate(cast("Stage", layer).blocks):
+            for index, block in enumerate(cast("FFNetStage", layer).blocks):
                 width = variant.widths[stage]
                 slot = Slot(width, variant.expansion, grid, stage, index, dense=config.dense)
-                cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
+                cast("FFNetBlock", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def fuse(self) -> FFNet:
         """Fold branches and BatchNorm into plain convolutions, in place: for inference.
@@ -149,50 +151,48 @@ class FFNet(HierarchicalBackbone):
         return folded | {k: v for k, v in state_dict.items() if k not in own}
 
 
-def _build(variant: str, config: HostConfig, branches: bool, fused: bool) -> FFNet:
+def build(config: HostConfig, *, variant: str, branches: bool = True, fused: bool = False) -> FFNet:
+    """An FFNet in its training form, or in the one for inference.
+
+    Args:
+        config: See ``HostConfig``.
+        variant: Its name.
+        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
+        fused: Build the plain form for inference.
+    """
     refuse_pretrained(variant, config)
     backbone = FFNet(variant, config, branches)
     return backbone.fuse() if fused else backbone
 
 
 @register_host("ffnet_1", source="FFNet, Table 9")
-def ffnet_1(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 80 to 640, depths 2, 2, 8, 2.
-
-    Args:
-        config: See ``HostConfig``.
-        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
-        fused: Build the plain form for inference.
-    """
-    return _build("ffnet_1", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_1"})
+def ffnet_1() -> None:
+    """Widths 80 to 640, depths 2, 2, 8, 2."""
 
 
 @register_host("ffnet_2", source="FFNet, Table 9")
-def ffnet_2(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 88 to 704, depths 3, 3, 15, 3; options of ``ffnet_1``."""
-    return _build("ffnet_2", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_2"})
+def ffnet_2() -> None:
+    """Widths 88 to 704, depths 3, 3, 15, 3."""
 
 
 @register_host("ffnet_3", source="FFNet, Table 9")
-def ffnet_3(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 96 to 768, depths 4, 4, 22, 5, LayerScale; options of ``ffnet_1``."""
-    return _build("ffnet_3", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_3"})
+def ffnet_3() -> None:
+    """Widths 96 to 768, depths 4, 4, 22, 5, LayerScale."""
 
 
 @register_host("ffnet_4", source="FFNet, Table 9")
-def ffnet_4(config: HostConfig, *, branches: bool = True, fused: bool = False) -> FFNet:
-    """Widths 128 to 1024, depths 4, 4, 27, 3, LayerScale; options of ``ffnet_1``."""
-    return _build("ffnet_4", config, branches, fused)
+@variant_of(build, fixed={"variant": "ffnet_4"})
+def ffnet_4() -> None:
+    """Widths 128 to 1024, depths 4, 4, 27, 3, LayerScale."""
 
 
 @register_host("ffnet_seg", source="FFNet, Table 9 and App. F.1")
-def ffnet_seg(config: HostConfig, *, fused: bool = False) -> FFNet:
+@variant_of(build, fixed={"variant": "ffnet_seg", "branches": True})
+def ffnet_seg() -> None:
     """Widths 96 to 768, depths 3, 4, 18, 5, 9x9 kernels with strips, LayerScale.
 
     Its published decoder reads the last three maps.
-
-    Args:
-        config: See ``HostConfig``.
-        fused: Build the plain form for inference.
     """
-    return _build("ffnet_seg", config, True, fused)

@@ -1,6 +1,7 @@
 """The two attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809.
 
 Axes: B images, H W map, C channels, n heads of 32 channels, h w windows, K = 9 places in a window.
 """
@@ -45,7 +46,7 @@ class ConvolutionalSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Nine outputs per window, added where windows overlap: (B, H, W, C) -> (B, H, W, C)."""
         batch, height, width, dim = x.shape
         h, w = ceil_div(height, STRIDE), ceil_div(width, STRIDE)
         # What the windows see: a border, and one token more where the map ends in mid-stride.
@@ -69,7 +70,7 @@ class ConvolutionalSelfAttention(Mixer):
         return self.proj(total[:, 1 : height + 1, 1 : width + 1].flatten(3))
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
+        """Softmax of the windows' means: (B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
         if is_any_size(x.shape[1:3]):
             # Pooling in ceil_mode decides by the remainder, and a graph would keep the answer.
             end = (0, 0, 0, missing(x.shape[2], STRIDE), 0, missing(x.shape[1], STRIDE))
@@ -112,7 +113,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention applied ``steps`` times: (B, H, W, C) -> (B, H, W, C)."""
         out = self.attend(x)
         if self.steps == 1:
             return out
@@ -158,7 +159,7 @@ class ClassAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, 1 + N, C) -> (B, 1, C)."""
+        """Attention of the class token to all tokens: (B, 1 + N, C) -> (B, 1, C)."""
         q = split_heads(self.q(tokens[:, :1]), self.num_heads)
         k, v = self.kv(tokens).chunk(2, dim=-1)
         k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)

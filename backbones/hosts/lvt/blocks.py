@@ -1,6 +1,7 @@
 """Blocks and stages of LVT; see ``backbones.hosts.lvt``.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022.
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809.
 
 Axes: B images, H W map, C channels, N tokens.
 """
@@ -28,7 +29,7 @@ CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C
 
 
 @dataclass(frozen=True)
-class StageSpec:
+class LVTStageSpec:
     """One stage.
 
     Attributes:
@@ -47,35 +48,35 @@ class StageSpec:
 
 
 SPECS = (
-    StageSpec(64, 7, 4, ratio=4, reduction=None),
-    StageSpec(64, 3, 2, ratio=8, reduction=4),
-    StageSpec(160, 3, 2, ratio=4, reduction=2),
-    StageSpec(256, 3, 2, ratio=4, reduction=1),
+    LVTStageSpec(64, 7, 4, ratio=4, reduction=None),
+    LVTStageSpec(64, 3, 2, ratio=8, reduction=4),
+    LVTStageSpec(160, 3, 2, ratio=4, reduction=2),
+    LVTStageSpec(256, 3, 2, ratio=4, reduction=1),
 )
 
 
-class Stage(nn.Module):
+class LVTStage(nn.Module):
     """The embedding of patches, and blocks: (B, D, H, W) -> (B, h, w, C)."""
 
     def __init__(
-        self, in_channels: int, spec: StageSpec, steps: int, drop_paths: Sequence[float]
+        self, in_channels: int, spec: LVTStageSpec, steps: int, drop_paths: Sequence[float]
     ) -> None:
         super().__init__()
         self.embed = PatchEmbed(in_channels, spec.dim, spec.kernel_size, spec.stride)
-        self.blocks = nn.Sequential(*(Block(spec, steps, rate) for rate in drop_paths))
+        self.blocks = nn.Sequential(*(LVTBlock(spec, steps, rate) for rate in drop_paths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, h, w, C)."""
+        """The blocks on the embedded patches: (B, D, H, W) -> (B, h, w, C)."""
         return self.blocks(self.embed(x))
 
 
-class Block(nn.Module):
+class LVTBlock(nn.Module):
     """x + attn(LN x), then x + mlp(LN x); the FFN has a depthwise convolution where RASA is.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
 
-    def __init__(self, spec: StageSpec, steps: int, drop_path: float) -> None:
+    def __init__(self, spec: LVTStageSpec, steps: int, drop_path: float) -> None:
         super().__init__()
         dim = spec.dim
         self.attn: Mixer
@@ -90,7 +91,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Attention, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
@@ -108,7 +109,7 @@ class ClassBlock(nn.Module):
         self.mlp: Mixer = FFN(dim, hidden_ratio=CLASS_RATIO)
 
     def forward(self, token: Tensor, tokens: Tensor) -> Tensor:
-        """(B, 1, C) and (B, N, C) -> (B, 1, C)."""
+        """The class token after attention and FFN: (B, 1, C) and (B, N, C) -> (B, 1, C)."""
         token = token + self.attn(self.norm1(torch.cat([token, tokens], dim=1)))
         # To a mixer the class token is a map of a single position.
         return token + self.mlp(self.norm2(token)[:, None])[:, 0]

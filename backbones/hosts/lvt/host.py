@@ -4,13 +4,13 @@ The four networks share all parameters; R2 applies its attentions twice, and so 
 has a class token that two class blocks update behind the stages, and a second classifier on all
 other tokens; a plain head (``class_blocks=False``) has neither.
 
-Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022. Where text
-and released checkpoints leave a choice:
+Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
+https://arxiv.org/abs/2112.10809. Where text and released checkpoints leave a choice:
 
 * The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
   is 0 unless given. Class blocks have none.
 * How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
-* Token labels, by which it was trained, need a teacher's; see ``TokenClassifier``.
+* Token labels, by which it was trained, need a teacher's; ``heads.losses`` does without them.
 * The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
 """
 
@@ -22,15 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.checkpoints.loading import rename
-from backbones.hosts.lvt.blocks import SPECS, ClassBlock, Stage
-from backbones.hosts.lvt.token_labels import Box, TokenClassifier, Tokens, draw_box, own_share, swap
+from backbones.checkpoints.keys import rename
+from backbones.hosts.lvt.blocks import SPECS, ClassBlock, LVTStage
+from backbones.hosts.lvt.mix_token import Box, Tokens, draw_box, own_share, swap
+from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.graph_sizes import ceil_div
 from backbones.layers.init import init_linear
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 DEPTH = 2  # blocks of every stage
@@ -70,20 +72,21 @@ class LVT(HierarchicalBackbone):
     def __init__(
         self,
         config: HostConfig,
-        steps: int,
         *,
+        steps: int,
         class_blocks: bool = True,
         mix_token: bool = True,
         swap_class_ffn: bool = True,
     ) -> None:
         super().__init__()
+        refuse_pretrained(f"lvt_r{steps}", config)
         widths = [spec.dim for spec in SPECS]
         self.mix_token = mix_token
         rates = drop_path_rates(config.drop_path_rate, DEPTH * len(SPECS))
         self.stages = nn.ModuleList()
         for stage, (width, spec) in enumerate(zip((3, *widths), SPECS, strict=False)):
             drop_paths = rates[DEPTH * stage : DEPTH * (stage + 1)]
-            self.stages.append(Stage(width, spec, steps, drop_paths))
+            self.stages.append(LVTStage(width, spec, steps, drop_paths))
         self.set_maps(config, widths, strides=STRIDES)
         self.cls_token: nn.Parameter | None = None
         if class_blocks and not config.dense:
@@ -164,28 +167,25 @@ class LVT(HierarchicalBackbone):
         return rename(state_dict, RENAMES)
 
 
-def _register(steps: int) -> None:
-    name = f"lvt_r{steps}"
-
-    def build(
-        config: HostConfig,
-        *,
-        class_blocks: bool = True,
-        mix_token: bool = True,
-        swap_class_ffn: bool = True,
-    ) -> LVT:
-        refuse_pretrained(name, config)
-        return LVT(
-            config,
-            steps,
-            class_blocks=class_blocks,
-            mix_token=mix_token,
-            swap_class_ffn=swap_class_ffn,
-        )
-
-    build.__doc__ = f"Widths 64, 64, 160, 256, depths 2, {steps} steps; options of ``LVT``."
-    register_host(name, source="LVT (CVPR 2022)", plain_ffn=False)(build)
+@register_host("lvt_r1", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 1})
+def lvt_r1() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 1 step."""
 
 
-for _steps in (1, 2, 3, 4):
-    _register(_steps)
+@register_host("lvt_r2", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 2})
+def lvt_r2() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 2 steps."""
+
+
+@register_host("lvt_r3", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 3})
+def lvt_r3() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 3 steps."""
+
+
+@register_host("lvt_r4", source="LVT (CVPR 2022)", plain_ffn=False)
+@variant_of(LVT, fixed={"steps": 4})
+def lvt_r4() -> None:
+    """Widths 64, 64, 160, 256, depths 2, 4 steps."""

@@ -1,10 +1,10 @@
 """PosMLP T/S/B: a convolutional stem, four stages of windowed gating units, no second MLP.
 
 Source: Wang et al., "Parameterization of Cross-Token Relations with Relative Positional Encoding
-for Vision MLP", MM 2022, Sec. 4.2, Fig. 2, Table 11; the authors' released code for what these
-leave open (norms, activations, initialisation). The paper's detector is not published; for dense
-prediction windows are shifted in every second block (Sec. 5.5), every map gets a LayerNorm, and the
-stem's BatchNorm keeps its statistics.
+for Vision MLP", MM 2022, https://doi.org/10.1145/3503161.3547953, Sec. 4.2, Fig. 2, Table 11; the
+authors' released code for what these leave open (norms, activations, initialisation). The paper's
+detector is not published; for dense prediction windows are shifted in every second block (Sec.
+5.5), every map gets a LayerNorm, and the stem's BatchNorm keeps its statistics.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_pa
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.mixers.posmlp.posgu import ggqpe
+from backbones.options import variant_of
 from backbones.registry import register_host
 
 DEPTHS = (2, 2, 18, 2)
@@ -46,8 +47,8 @@ class PosMLP(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Args:
-        width: Channels C of the first stage; each stage has twice as many.
         config: Of the host.
+        width: Channels C of the first stage; each stage has twice as many.
         embed: "conv" (ConvPE) or "linear" patch embedding, 4x4 pixels each (Table 10).
         merge: Between stages: "conv" (ConvPM, depthwise), "linear" (Swin's), or "full_conv", which
             the released code has besides.
@@ -59,11 +60,12 @@ class PosMLP(HierarchicalBackbone):
     """
 
     def __init__(
-        self, width: int, config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
+        self, config: HostConfig, *, width: int, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
         norm_eval: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        refuse_pretrained("PosMLP", config)
         widths = [width * 2**stage for stage in range(4)]
         self.set_maps(config, widths, partial(nn.LayerNorm, eps=EPS))
         self.norm_eval = config.dense if norm_eval is None else norm_eval
@@ -82,8 +84,8 @@ class PosMLP(HierarchicalBackbone):
             for index in range(depth):
                 ratio = HIDDEN_RATIOS[stage]
                 slot = Slot(dim, ratio, grids[stage], stage, index, dense=config.dense)
-                blocks.append(Block(slot, config.token_mixer, rates.pop(0), drop))
-            self.stages.append(Stage(merging, blocks))
+                blocks.append(PosMLPBlock(slot, config.token_mixer, rates.pop(0), drop))
+            self.stages.append(PosMLPStage(merging, blocks))
         self.train()  # a module begins in training mode, where BatchNorm may have to stay out
 
     def train(self, mode: bool = True) -> Self:
@@ -118,20 +120,20 @@ class PosMLP(HierarchicalBackbone):
         return state_dict
 
 
-class Stage(nn.Module):
+class PosMLPStage(nn.Module):
     """Downsampling, then blocks: (B, C', h, w) -> (B, ceil(h / 2), ceil(w / 2), C)."""
 
-    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
+    def __init__(self, downsample: nn.Module, blocks: list[PosMLPBlock]) -> None:
         super().__init__()
         self.downsample = downsample
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C', h, w) -> (B, H, W, C)."""
+        """The blocks on the downsampled map: (B, C', h, w) -> (B, H, W, C)."""
         return cast("Tensor", self.blocks(to_nhwc(self.downsample(x)).contiguous()))
 
 
-class Block(nn.Module):
+class PosMLPBlock(nn.Module):
     """x + DropPath(Dropout(mixer(LN(x)))), where the mixer is GGQPE unless it is replaced.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
@@ -152,32 +154,30 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The mixer of the normed map, added to the map: (B, H, W, C) -> (B, H, W, C)."""
         return cast("Tensor", x + self.drop_path(self.drop(self.mixer(self.norm(x)))))
 
 
 def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(1, C, h, w) -> (1, C, *size)."""
+    """A position map at another size: (1, C, h, w) -> (1, C, *size)."""
     if tuple(table.shape[2:]) == tuple(size):
         return table
     return F.interpolate(table, size, mode="bicubic", antialias=True)
 
 
-def _register(name: str, width: int) -> None:
-    def build(
-        config: HostConfig, *, embed: Embed = "conv", merge: Merge = "conv",
-        embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
-        norm_eval: bool | None = None,
-    ) -> PosMLP:  # fmt: skip
-        refuse_pretrained(name, config)
-        return PosMLP(
-            width, config, embed=embed, merge=merge, embed_norm=embed_norm, merge_norm=merge_norm,
-            position=position, drop=drop, norm_eval=norm_eval,
-        )  # fmt: skip
-
-    build.__doc__ = f"Widths {width} to {8 * width}, depths 2, 2, 18, 2."
-    register_host(name, slots=["token"], source="PosMLP (MM 2022), Table 11")(build)
+@register_host("posmlp_t", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 96})
+def posmlp_t() -> None:
+    """Widths 96 to 768, depths 2, 2, 18, 2."""
 
 
-for _name, _width in (("posmlp_t", 96), ("posmlp_s", 128), ("posmlp_b", 192)):
-    _register(_name, _width)
+@register_host("posmlp_s", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 128})
+def posmlp_s() -> None:
+    """Widths 128 to 1024, depths 2, 2, 18, 2."""
+
+
+@register_host("posmlp_b", slots=["token"], source="PosMLP (MM 2022), Table 11")
+@variant_of(PosMLP, fixed={"width": 192})
+def posmlp_b() -> None:
+    """Widths 192 to 1536, depths 2, 2, 18, 2."""

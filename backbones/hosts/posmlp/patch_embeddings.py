@@ -42,7 +42,7 @@ class ConvEmbed(nn.Module):
         self.norms = nn.ModuleList(_norm(norm, channels) for channels in (half, width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, C, h, w)."""
+        """Three convolutions of the images: (B, 3, H, W) -> (B, C, h, w)."""
         for index, (proj, norm) in enumerate(zip(self.projs, self.norms, strict=True)):
             x = norm(proj(F.gelu(x) if index else x))
         return x
@@ -60,7 +60,7 @@ class LinearEmbed(nn.Module):
         self.norm = LayerNorm2d(width, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, C, h, w)."""
+        """A projection of 4x4 pixels, normed: (B, 3, H, W) -> (B, C, h, w)."""
         x = F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))
         return cast("Tensor", self.norm(self.proj(x)))
 
@@ -79,7 +79,7 @@ class ConvMerge(nn.Module):
         self.norm = _norm(norm, 2 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, 2 C, h, w)."""
+        """A strided convolution, normed: (B, C, H, W) -> (B, 2 C, h, w)."""
         return cast("Tensor", self.norm(self.conv(x)))
 
 
@@ -95,7 +95,7 @@ class LinearMerge(nn.Module):
         self.conv = _conv(4 * width, 2 * width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, 2 C, h, w)."""
+        """Four neighbours side by side, normed and projected: (B, C, H, W) -> (B, 2 C, h, w)."""
         x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
         corners = [x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
         return cast("Tensor", self.conv(self.norm(torch.cat(corners, dim=1))))

@@ -50,7 +50,7 @@ class SBMBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, d) -> (B, h, w, d)."""
+        """Mixer, then FFN, each with position, norm and shortcut: (B, h, w, d) -> (B, h, w, d)."""
         x = _encoded(x, self.cpe1)
         y = self.drop_path1(self.mixer(self.norm1(x)))
         x = _encoded(x + y if self.shortcut else y, self.cpe2)
@@ -71,7 +71,7 @@ class Stem(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
+        """Convolutions, one with a shortcut: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
         x = self.conv1(images)
         return cast("Tensor", self.conv3(x + self.conv2(x)))
 

@@ -16,6 +16,8 @@ published no code, and the text leaves much of the network open. What is taken h
   meets Tables 1 and 5; configs/published/sbm.yaml has the differences.
 
 Axes: B images, (h, w) map, d channels.
+
+https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hosts of several stages share: a norm per map for dense prediction, one norm for classes."""
+"""What hierarchical hosts share: a norm per map for dense prediction, one norm for classes."""
 
 from __future__ import annotations
 

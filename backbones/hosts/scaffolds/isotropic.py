@@ -1,4 +1,4 @@
-"""What plain hosts share: one map at stride 16, or a pyramid made from it."""
+"""What isotropic hosts share: one map at stride 16, or a pyramid made from it."""
 
 from __future__ import annotations
 

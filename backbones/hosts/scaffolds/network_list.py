@@ -118,6 +118,6 @@ class Embedding(nn.Module):
         self.norm = nn.BatchNorm2d(dim) if norm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, H, W) -> (B, C, h, w)."""
+        """The strided convolution, and what follows it: (B, D, H, W) -> (B, C, h, w)."""
         x = self.proj(x)
         return x if self.norm is None else F.relu(self.norm(x))

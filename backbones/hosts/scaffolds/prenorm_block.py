@@ -55,7 +55,7 @@ class PreNormBlock(nn.Module):
         fill(self, "attn", config.token_mixer, slot)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Token mixer, then channel mixer, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self._branch(self.attn, self.norm1(x), self.gamma_1))
         return x + self.drop_path(self._branch(self.mlp, self.norm2(x), self.gamma_2))
 

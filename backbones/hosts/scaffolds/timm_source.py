@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
 from torch import nn
 
 from backbones.base import HostConfig
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Module:
@@ -34,6 +36,18 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
             f"timm could not fetch its weights for {name} ({type(error).__name__}); download "
             f"{where} on a machine with network and pass pretrained=<its path>"
         ) from error
+
+
+def become(module: nn.Module, kind: type[M]) -> M:
+    """Give a module of timm's a subclass that adds methods only, and return it.
+
+    What timm built keeps its tensors, their names and their start; what it computes becomes ours. A
+    module of our own in its place would have to repeat timm's constructor and take every tensor.
+    """
+    assert issubclass(kind, type(module)), (kind, type(module))
+    module.__class__ = kind
+    assert isinstance(module, kind)
+    return module
 
 
 def refuse_pretrained(name: str, config: HostConfig) -> None:

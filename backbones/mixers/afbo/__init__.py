@@ -4,8 +4,9 @@
 
 A channel mapping CM takes each token from C to h channels, a spatial model SM mixes neighbouring
 tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5 to 7),
-``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6), ``variants`` (Tables 1 and 14) and
-``ablations`` (Table 5); ``block_products`` computes the sparse mappings.
+``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6) and ``variants`` (Tables 1, 5 and
+14); ``block_products`` computes the sparse mappings, ``joined_tokens`` mixes
+map and class tokens at once.
 
 | name                    | CM of a (activated) | CM of b  | SM       | table         |
 |-------------------------|---------------------|----------|----------|---------------|
@@ -17,8 +18,9 @@ tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5
 | ``scfbo_oc``            | OCCM                | OCCM     | after    | 1             |
 | ``full``                | dense               | dense    | after    | 14            |
 
-Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transformer", ICLR 2025. The
-authors published no code. Where the paper leaves a choice or contradicts itself:
+Source: Wu et al., "Asymmetric Factorized Bilinear Operation for Vision Transformer", ICLR 2025,
+https://openreview.net/forum?id=MJyqwBVgMs. The authors published no code. Where the paper leaves a
+choice or contradicts itself:
 
 * Eq. 7 draws windows of two groups, while Sec. 3.3, Table 1 and Table 7 count G - 1 groups. G - 1
   is taken: with it the parameters of 13 DeiT-T rows and 17 host rows come within 0.16 M (RMSE) of
@@ -50,7 +52,7 @@ authors published no code. Where the paper leaves a choice or contradicts itself
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.mixers.afbo import ablations, variants
+from backbones.mixers.afbo import variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -65,6 +67,5 @@ __all__ = [
     "DenseMapping",
     "GroupedCrossMapping",
     "OverlappedCycleMapping",
-    "ablations",
     "variants",
 ]

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from backbones.layers.eval_cache import in_graph
 
 
-class Block(NamedTuple):
+class MatrixBlock(NamedTuple):
     """One run of output channels: a weight, by its number, times input columns from ``start`` on.
 
     Several blocks may share a weight.
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 def block_products(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[MatrixBlock]
 ) -> Tensor:
     """Apply all blocks, (..., C) -> (..., h).
 
@@ -47,7 +47,7 @@ def block_products(
 
 
 def plain(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[MatrixBlock]
 ) -> Tensor:
     """``block_products`` in operations that autograd knows."""
     pieces = []
@@ -59,7 +59,7 @@ def plain(
 
 
 def fast(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[MatrixBlock]
 ) -> Tensor:
     """``block_products`` without intermediate copies; once differentiable."""
     device = x.device.type
@@ -77,7 +77,7 @@ def fast(
 
 
 def _forward(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[Block]
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[MatrixBlock]
 ) -> Tensor:
     shapes = [weight.shape for weight in weights]  # len(tensor) takes several times as long
     rows = [shapes[index][0] for index, _ in blocks]
@@ -92,7 +92,7 @@ def _forward(
 class _BlockProducts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, blocks: Sequence[Block], *weights: Tensor
+        ctx: Any, x: Tensor, bias: Tensor | None, blocks: Sequence[MatrixBlock], *weights: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, *weights)
         ctx.blocks = blocks

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.mixers.afbo.block_products import Block, block_products
+from backbones.mixers.afbo.block_products import MatrixBlock, block_products
 from backbones.options import check_value
 
 Pairing = Literal["anti", "cyclic"]
@@ -56,7 +56,7 @@ class DenseMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """W x + b: (..., C) -> (..., h)."""
         return F.linear(x, self.weight, self.bias)
 
     def dense_weight(self) -> Tensor:
@@ -104,7 +104,7 @@ class GroupedCrossMapping(ChannelMapping):
             )
         self.dim, self.hidden = dim, hidden
         self.blocks = tuple(
-            Block(w, _source(s, w, groups, pairing) * (dim // groups))
+            MatrixBlock(w, _source(s, w, groups, pairing) * (dim // groups))
             for s in range(rounds)
             for w in range(groups)
         )
@@ -113,11 +113,11 @@ class GroupedCrossMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """Eq. 6, each weight times ``rounds`` groups, plus b: (..., C) -> (..., h)."""
         return block_products(x, self.weight.unbind(), self.bias, self.blocks)
 
     def dense_weight(self) -> Tensor:
-        """The same mapping as one (h, C) matrix."""
+        """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""
         _, rows, width = self.weight.shape
         dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
         for position, (index, start) in enumerate(self.blocks):
@@ -166,7 +166,7 @@ class OverlappedCycleMapping(ChannelMapping):
         self.dim, self.hidden = dim, hidden
         self.wrapped = sum(runs_in[: window - 1])  # channels read again after the last one
         starts = [0, *accumulate(runs_in)][:-1]
-        self.blocks = tuple(Block(g, start) for g, start in enumerate(starts))
+        self.blocks = tuple(MatrixBlock(g, start) for g, start in enumerate(starts))
         widths = [sum((runs_in * 2)[g : g + window]) for g in range(groups)]
         self.weights = nn.ParameterList(
             torch.empty(rows, width) for rows, width in zip(runs_out, widths, strict=True)
@@ -175,13 +175,13 @@ class OverlappedCycleMapping(ChannelMapping):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h)."""
+        """Eq. 7, each weight times a cyclic run of groups, plus b: (..., C) -> (..., h)."""
         if self.wrapped:
             x = torch.cat([x, x[..., : self.wrapped]], dim=-1)
         return block_products(x, list(self.weights), self.bias, self.blocks)
 
     def dense_weight(self) -> Tensor:
-        """The same mapping as one (h, C) matrix."""
+        """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""
         rows = []
         for block, weight in zip(self.blocks, self.weights, strict=True):
             padded = F.pad(weight, (0, self.dim - weight.shape[1]))

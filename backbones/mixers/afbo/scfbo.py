@@ -1,6 +1,7 @@
 """The spatial-channel factorized bilinear operation, which all variants share.
 
-Source: AFBO (Wu et al., ICLR 2025), Eq. 4; Table 5 (order), Table 6 (activation).
+Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs), Eq. 4; Table 5
+(order), Table 6 (activation).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from backbones.base import Mixer
 from backbones.layers.eval_cache import in_graph
 from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
+from backbones.mixers.afbo.joined_tokens import mix_joined
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 from backbones.options import check_value
 
@@ -101,13 +103,15 @@ class SCFBO(Mixer):
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
-        plain = self.order == "sc" or self.cm_b is None or torch.is_grad_enabled() or in_graph()
-        if prefix is None or plain:
+        mapped_first = self.order == "cs" and self.cm_b is not None
+        if prefix is None or not mapped_first or torch.is_grad_enabled() or in_graph():
             return super().forward(x, prefix)
-        return self._forward_joined(x, prefix)
+        maps = (self.cm_a, cast("ChannelMapping", self.cm_b))
+        spatial = (self.sm_a, self.sm_b)
+        return mix_joined(x, prefix, maps, spatial, self._activate, self._project)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Eq. 4, W3 (act(SM_a(CM_a(x))) * SM_b(CM_b(x))) + b3: (B, H, W, C) -> (B, H, W, C)."""
         # One branch after the other, so that the second finds the first one's memory free.
         if self.order == "sc":
             a = self._activate(self.cm_a(self.sm_a(x)), "a")
@@ -126,25 +130,6 @@ class SCFBO(Mixer):
         a = self.cm_a(prefix)
         b = a if self.cm_b is None else self.cm_b(prefix)
         return self._combine(self._activate(a, "a"), self._activate(b, "b"))
-
-    def _forward_joined(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """The same without autograd, in products of map and prefix together.
-
-        One token by itself costs a product as much time as several dozen do.
-        """
-        size = x.shape[:-1]
-        count = size.numel()
-        rows = torch.cat([x.flatten(0, 2), prefix.flatten(0, 1)])
-        product = self.cm_a(rows)
-        a = self._activate(self.sm_a(product[:count].unflatten(0, size)), "a")
-        prefix_a = self._activate(product[count:].clone(), "a")
-        product = cast("ChannelMapping", self.cm_b)(rows)
-        b = self._activate(self.sm_b(product[:count].unflatten(0, size)), "b")
-        prefix_b = self._activate(product[count:], "b")
-        torch.mul(a.flatten(0, 2), b.flatten(0, 2), out=product[:count])
-        torch.mul(prefix_a, prefix_b, out=product[count:])
-        y = self._project(product)
-        return y[:count].unflatten(0, size), y[count:].view(prefix.shape)
 
     def _combine(self, a: Tensor, b: Tensor) -> Tensor:
         return self._project(a.mul_(b) if self._in_place() else a * b)

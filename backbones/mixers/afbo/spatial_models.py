@@ -54,7 +54,7 @@ class SameConv(nn.Conv2d):
         super().__init__(channels, channels, kernel_size, 1, padding, groups=groups, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The convolution with a border of zeros: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(super().forward(to_nchw(x)))
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class MaxPool(nn.Module):
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The largest neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
         size = self.kernel_size
         return to_nhwc(F.max_pool2d(to_nchw(x), size, stride=1, padding=size // 2))
 
@@ -94,7 +94,7 @@ class AveragePool(nn.Module):
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The mean neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
         size = self.kernel_size
         pooled = F.avg_pool2d(
             to_nchw(x), size, stride=1, padding=size // 2, count_include_pad=False
@@ -113,7 +113,7 @@ class SpatialAttention(nn.Module):
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """The map times a gate for each position: (B, H, W, C) -> (B, H, W, C)."""
         statistics = torch.stack([x.amax(-1), x.mean(-1)], dim=1)
         return x * to_nhwc(self.conv(statistics)).sigmoid()
 

@@ -1,11 +1,8 @@
-"""The variants of AFBO by what maps the channels: Sec. 3.3 and Table 1, App. A.5 and Table 14.
+"""The registered variants of AFBO: one function, and the same with some options fixed.
 
-Options that all share: ``hidden_ratio`` M, hidden width over C; ``g1`` groups of GCCM; ``g2``
-groups and ``window`` of OCCM; ``rounds`` and ``pairing`` of GCCM (see ``channel_mappings``);
-``sm``, ``kernel_size``, ``order``, ``act``, ``act_on``, ``init``, ``bias``, ``drop`` (see
-``scfbo``).
-
-Source: Wu et al., ICLR 2025, Sec. 3.3 (variants), Sec. 4.1 and App. A.1 (group numbers).
+Source: Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs, Sec. 3.3, Table 1, App.
+A.5 and Table 14 (what maps the channels), Sec. 4.4 and Table 5 (ablations), Sec. 4.1 and App. A.1
+(group numbers).
 """
 
 from __future__ import annotations
@@ -23,10 +20,12 @@ from backbones.mixers.afbo.channel_mappings import (
 )
 from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
-from backbones.options import check_value
+from backbones.options import check_value, variant_of
 from backbones.registry import register_mixer
 
 MappingName = Literal["dense", "block", "gccm", "occm"]
+
+GROUPING = ("g1", "g2", "window", "rounds", "pairing")  # which dense mappings have no use for
 
 # (G1, G2) is (2, 4) but on these; the package says why.
 HOST_GROUPS = {
@@ -73,7 +72,7 @@ def afbo(
     *,
     hidden_ratio: float = 4.0,
     cm_a: MappingName = "occm",
-    cm_b: MappingName = "gccm",
+    cm_b: MappingName | Literal["shared"] = "gccm",
     g1: int = 2,
     g2: int = 4,
     window: int | None = None,
@@ -97,7 +96,7 @@ def afbo(
         dim: Channels C.
         hidden_ratio: M, hidden width over C.
         cm_a: Mapping of the activated branch: "dense", "block", "gccm" or "occm".
-        cm_b: Mapping of the other branch.
+        cm_b: Mapping of the other branch, or "shared" for one mapping that both read.
         g1: Groups of GCCM and of a block-diagonal mapping.
         g2: Groups of OCCM.
         window: Groups that each output group of OCCM reads; g2 - 1 (at least 1) by default.
@@ -127,7 +126,7 @@ def afbo(
 
     return SCFBO(
         mapping(cm_a),
-        mapping(cm_b),
+        None if cm_b == "shared" else mapping(cm_b),
         sm=sm,
         kernel_size=kernel_size,
         order=order,
@@ -146,36 +145,9 @@ def afbo(
     host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
-def scfbo_gc(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    g1: int = 2,
-    rounds: int = 2,
-    pairing: Pairing = "anti",
-    sm: SpatialName = "dw",
-    kernel_size: int = 3,
-    order: Order = "cs",
-    act: Act = "silu",
-    act_on: ActOn = "a",
-    init: Init = "ours",
-    bias: bool = True,
-    drop: float = 0.0,
-) -> SCFBO:
+@variant_of(afbo, fixed={"cm_a": "gccm", "cm_b": "gccm"}, without=("g2", "window"))
+def scfbo_gc() -> None:
     """GCCM on both branches, each with its own weights."""
-    hidden = hidden_width(dim, hidden_ratio)
-    return SCFBO(
-        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
-        GroupedCrossMapping(dim, hidden, g1, rounds, pairing),
-        sm=sm,
-        kernel_size=kernel_size,
-        order=order,
-        act=act,
-        act_on=act_on,
-        init=init,
-        bias=bias,
-        drop=drop,
-    )
 
 
 @register_mixer(
@@ -186,35 +158,9 @@ def scfbo_gc(
     host_overrides=HOST_OVERRIDES,
     published_on=("deit_t",),
 )
-def scfbo_oc(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    g2: int = 4,
-    window: int | None = None,
-    sm: SpatialName = "dw",
-    kernel_size: int = 3,
-    order: Order = "cs",
-    act: Act = "silu",
-    act_on: ActOn = "a",
-    init: Init = "ours",
-    bias: bool = True,
-    drop: float = 0.0,
-) -> SCFBO:
+@variant_of(afbo, fixed={"cm_a": "occm", "cm_b": "occm"}, without=("g1", "rounds", "pairing"))
+def scfbo_oc() -> None:
     """OCCM on both branches, each with its own weights."""
-    hidden = hidden_width(dim, hidden_ratio)
-    return SCFBO(
-        OverlappedCycleMapping(dim, hidden, g2, window),
-        OverlappedCycleMapping(dim, hidden, g2, window),
-        sm=sm,
-        kernel_size=kernel_size,
-        order=order,
-        act=act,
-        act_on=act_on,
-        init=init,
-        bias=bias,
-        drop=drop,
-    )
 
 
 @register_mixer(
@@ -224,30 +170,44 @@ def scfbo_oc(
     host_overrides=HOST_OVERRIDES,
     published_on=("deit_t", "swin_t"),
 )
-def full(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    sm: SpatialName = "dw",
-    kernel_size: int = 3,
-    order: Order = "cs",
-    act: Act = "silu",
-    act_on: ActOn = "a",
-    init: Init = "ours",
-    bias: bool = True,
-    drop: float = 0.0,
-) -> SCFBO:
+@variant_of(afbo, fixed={"cm_a": "dense", "cm_b": "dense"}, without=GROUPING)
+def full() -> None:
     """Two dense mappings (Fig. 2a): W3 (SiLU(DW_a(W1 x + b1)) * DW_b(W2 x + b2)) + b3."""
-    hidden = hidden_width(dim, hidden_ratio)
-    return SCFBO(
-        DenseMapping(dim, hidden),
-        DenseMapping(dim, hidden),
-        sm=sm,
-        kernel_size=kernel_size,
-        order=order,
-        act=act,
-        act_on=act_on,
-        init=init,
-        bias=bias,
-        drop=drop,
-    )
+
+
+@register_mixer(
+    "afbo_c",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-C; Table 13",
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
+    published_on=("deit_t", "deit_s"),
+)
+@variant_of(afbo, fixed={"sm": "none"}, without=("cm_a", "cm_b", "kernel_size", "order"))
+def afbo_c() -> None:
+    """AFBO with its channel mappings only: W3 (SiLU(OCCM(x)) * GCCM(x)) + b3."""
+
+
+@register_mixer(
+    "afbo_s",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-S",
+    host_overrides=HOST_OVERRIDES,
+    published_on=("deit_t",),
+)
+@variant_of(afbo, fixed={"cm_a": "dense", "cm_b": "shared"}, without=GROUPING)
+def afbo_s() -> None:
+    """AFBO with its spatial models only: z = W1 x + b1, then W3 (SiLU(DW_a(z)) * DW_b(z)) + b3."""
+
+
+@register_mixer(
+    "afbo_sc",
+    kind="channel",
+    source="AFBO (ICLR 2025), Table 5: AFBO-SC; Table 10 with sm=conv",
+    options_on=HOST_GROUPS,
+    host_overrides=HOST_OVERRIDES,
+    published_on=("deit_t", "swin_t"),
+)
+@variant_of(afbo, fixed={"order": "sc"}, without=("cm_a", "cm_b"))
+def afbo_sc() -> None:
+    """AFBO in the other order: W3 (SiLU(OCCM(DW_a(x))) * GCCM(DW_b(x))) + b3."""

@@ -3,8 +3,8 @@
     z = W1 x + b1,  t = BN(concat_i AGeLU_i(z)),  y = BN(W2 GELU(BN(DW(t))) + b2)
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 3 to 6, Sec. 4.3 and Fig. 4. The authors published no code. What the paper
-leaves open:
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 3 to 6, Sec. 4.3 and Fig. 4.
+The authors published no code. What the paper leaves open:
 
 * Batch norms after the concatenation and after W2 are not in the text. Without them no parameter
   count of Table 1 is met, with them all 11 rows of DeiT, Swin and PoolFormer are, in parameters
@@ -21,13 +21,15 @@ leaves open:
 * Nothing is said of initialisation: linear layers begin as in all hosts, the rest is said at
   ``init`` and ``DepthwiseBlock``.
 
-In reading order: ``mixer`` (Eq. 5, Fig. 4), ``depthwise`` (Sec. 4.3) and ``ablations`` (Table 2).
+In reading order: ``mixer`` (Eq. 5, Fig. 4), ``activations`` (Eq. 3 and 4), ``depthwise``
+(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``merged`` is the mixer's form
+for inference, ``chunked_sum`` computes the sum of many activations.
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.mixers.iffn import ablations
+from backbones.mixers.iffn import ablations, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
 
-__all__ = ["IFFN", "DepthwiseBlock", "ablations"]
+__all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]

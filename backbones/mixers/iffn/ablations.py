@@ -1,9 +1,12 @@
-"""The two halves of IFFN, each by itself: Table 2."""
+"""The two halves of IFFN, each by itself.
+
+Source: Xu et al., ICML 2024, Table 2, https://proceedings.mlr.press/v235/xu24n.html.
+"""
 
 from __future__ import annotations
 
-from backbones.mixers.iffn.depthwise import Order
-from backbones.mixers.iffn.mixer import IFFN, NO_CLASS_TOKEN, ArbName, Init
+from backbones.mixers.iffn.mixer import IFFN, NO_CLASS_TOKEN
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
 
@@ -14,23 +17,14 @@ from backbones.registry import register_mixer
     host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_t",),
 )
-def affn(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    n_branches: int = 2,
-    act: str = "gelu",
-    arb: ArbName | bool = "on",
-    init: Init = "ones",
-    drop: float = 0.0,
-    bn_mid: bool = True,
-    bn_out: bool = True,
-) -> IFFN:
+@variant_of(
+    IFFN,
+    fixed={"spatial": False},
+    defaults={"bn_mid": True, "bn_out": True},
+    without=("channel", "kernel_size", "dw_residual", "dw_order", "grid"),
+)
+def affn() -> None:
     """IFFN without its depthwise block, each token by itself."""
-    return IFFN(
-        dim, hidden_ratio=hidden_ratio, spatial=False, n_branches=n_branches, act=act, arb=arb,
-        init=init, drop=drop, bn_mid=bn_mid, bn_out=bn_out,
-    )  # fmt: skip
 
 
 @register_mixer(
@@ -40,22 +34,11 @@ def affn(
     host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_t",),
 )
-def iffn_spatial(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    act: str = "gelu",
-    kernel_size: int = 3,
-    dw_residual: bool = False,
-    dw_order: Order = "bn_act",
-    drop: float = 0.0,
-    bn_mid: bool = False,
-    bn_out: bool = False,
-    grid: tuple[int, int] | None = None,
-) -> IFFN:
+@variant_of(
+    IFFN,
+    fixed={"channel": False},
+    defaults={"bn_mid": False, "bn_out": False},
+    without=("spatial", "n_branches", "arb", "init"),
+)
+def iffn_spatial() -> None:
     """An FFN of full width with IFFN's depthwise block after its activation."""
-    return IFFN(
-        dim, hidden_ratio=hidden_ratio, channel=False, act=act, kernel_size=kernel_size,
-        dw_residual=dw_residual, dw_order=dw_order, drop=drop, bn_mid=bn_mid, bn_out=bn_out,
-        grid=grid,
-    )  # fmt: skip

@@ -1,15 +1,12 @@
 """Activations with learned coefficients per channel, on (..., C).
 
-Each is an affine map after an inner function, y = scale * inner(x) + shift, so that in inference an
-affine map that follows (a batch norm) can be merged into its own; ``inner`` takes no gradient.
-
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 3, 4 and Fig. 3; Liu et al., "ReActNet", ECCV 2020, Eq. 5 (RPReLU).
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 3, 4 and Fig. 3; Liu et al.,
+"ReActNet", ECCV 2020, https://arxiv.org/abs/2003.03488, Eq. 5 (RPReLU).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -24,13 +21,6 @@ BASES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "elu": (F.elu, 0.0, 1.0),
     "silu": (F.silu, -0.0998393201288668, 1.0998393201288668),
     "relu": (F.relu, 0.0, 1.0),
-}
-gelu_ = torch.ops.aten.gelu_  # the only one that has no public name
-IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu_,
-    "elu": F.elu_,
-    "silu": functools.partial(F.silu, inplace=True),
-    "relu": F.relu_,
 }
 BASE_NAMES = (*BASES, "prelu")
 PRELU_SLOPE = 0.25
@@ -58,22 +48,10 @@ class Base(nn.Module):
         self.slope = slope
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """phi(x): (..., C) -> (..., C)."""
         if self.slope is not None:
             return torch.where(x > 0, x, x * self.slope.to(x.dtype))
         return BASES[self.name][0](x)
-
-    def overwrite(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C), in the memory of x if it can; without autograd only."""
-        return IN_PLACE.get(self.name, self)(x)
-
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): all of it."""
-        return self(x)
-
-    def outer(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scale and shift (C,) that follow ``inner``; None stands for 1 and 0."""
-        return None, None
 
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope of each channel; 0-dimensional where all agree."""
@@ -108,16 +86,8 @@ class Arb(nn.Module):
         self.theta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """Eq. 3, beta phi(alpha x + gamma) + theta: (..., C) -> (..., C)."""
         return affine(self.base(affine(x, self.alpha, self.gamma)), self.beta, self.theta)
-
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): phi(alpha x + gamma)."""
-        return self.base.overwrite(affine(x, self.alpha, self.gamma))
-
-    def outer(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift (C,) that follow ``inner``."""
-        return self.beta, self.theta
 
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope (C,) of each channel."""
@@ -142,16 +112,8 @@ class RPReLU(nn.Module):
         self.z = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
-        return self.inner(x) + self.z.to(x.dtype)
-
-    def inner(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C): PReLU_a(x - g)."""
-        return self.base(x - self.g.to(x.dtype))
-
-    def outer(self) -> tuple[None, Tensor]:
-        """Scale, none, and shift (C,) that follow ``inner``."""
-        return None, self.z
+        """PReLU_a(x - g) + z: (..., C) -> (..., C)."""
+        return self.base(x - self.g.to(x.dtype)) + self.z.to(x.dtype)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Least and greatest slope (C,) of each channel."""

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.mixers.iffn.activations import affine, gelu_
+from backbones.layers.norms import normalise
 from backbones.options import check_odd
 
 Order = Literal["bn_act", "act_bn"]
@@ -47,24 +46,10 @@ class DepthwiseBlock(nn.Module):
         nn.init.zeros_(cast("Tensor", self.conv.bias))
 
     def forward(self, t: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, h)."""
-        if self.order == "bn_act" and can_merge(t, self.bn):
-            return gelu_(self._convolve_and_normalise(t))
+        """GELU(BN(DW(t))), or BN(GELU(DW(t))): (B, H, W, h) -> (B, H, W, h)."""
         u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
         if self.residual:
             u = u + t
         if self.order == "bn_act":
             return F.gelu(normalise(u, self.bn))
         return normalise(F.gelu(u), self.bn)
-
-    def _convolve_and_normalise(self, t: Tensor) -> Tensor:
-        """BN(DW(t) [+ t]) in evaluation, as one convolution."""
-        scale, shift = scale_and_shift(self.bn, t)
-        kernel, centre = self.conv.weight, self.conv.kernel_size[0] // 2
-        if self.residual:
-            kernel = kernel.clone()
-            kernel[:, :, centre, centre] += 1
-        kernel = kernel * scale[:, None, None, None]
-        bias = affine(cast("Tensor", self.conv.bias), scale, shift)
-        channels = len(kernel)
-        return to_nhwc(F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=channels))

@@ -1,22 +1,25 @@
-"""Several activations of one narrow hidden layer, with learned coefficients: Eq. 5 and Fig. 4."""
+"""IFFN: several activations of one narrow hidden layer, with learned coefficients.
+
+Source: Xu et al., ICML 2024, Eq. 5 and Fig. 4, https://proceedings.mlr.press/v235/xu24n.html.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.init import init_linear
-from backbones.layers.norms import can_merge, normalise, scale_and_shift
-from backbones.mixers.iffn.activations import Arb, Base, RPReLU, affine
+from backbones.layers.norms import can_merge, normalise
+from backbones.mixers.iffn.activations import Arb, Base, RPReLU
 from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order
+from backbones.mixers.iffn.merged import Merged
 from backbones.registry import register_mixer
 
 ArbName = Literal["on", "off", "rprelu"]
 Init = Literal["ones", "mirror"]
-CACHE_BYTES = 2**22  # of the hidden map per thread
 NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 
 
@@ -118,63 +121,47 @@ class IFFN(Mixer):
         if prefix is None:
             return self.mix(x)
         size, num_prefix_tokens = x.shape[1:3], prefix.shape[1]
-        t = self._expand(torch.cat([prefix, x.flatten(1, 2)], dim=1))
+        steps = self._merged(x) or self
+        t = steps.expand(torch.cat([prefix, x.flatten(1, 2)], dim=1))
         if self.dw is not None:
-            patches = self.dw(t[:, num_prefix_tokens:].unflatten(1, size)).flatten(1, 2)
+            patches = steps.spatial(t[:, num_prefix_tokens:].unflatten(1, size)).flatten(1, 2)
             t = torch.cat([t[:, :num_prefix_tokens], patches], dim=1)
-        y = self._project(t)
+        y = steps.project(t)
         return y[:, num_prefix_tokens:].unflatten(1, size), y[:, :num_prefix_tokens]
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
-        # In training mode the batch norms need the statistics of the whole batch.
-        if x.device.type != "cpu" or self.training or not can_merge(x, self.bn_mid):
-            return self._mix(x)
-        # A few images at a time: what lies between W1 and W2 is passed over six times and should
-        # stay in the cache.
-        hidden_bytes = self.fc2.in_features * x.shape[1] * x.shape[2] * x.element_size()
-        num_images = max(1, CACHE_BYTES * torch.get_num_threads() // hidden_bytes)
-        pieces = [self._mix(images) for images in x.split(num_images)]
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-
-    def _mix(self, x: Tensor) -> Tensor:
-        t = self._expand(x)
-        return self._project(t if self.dw is None else self.dw(t))
+        """W1, branches, depthwise block and W2: (B, H, W, C) -> (B, H, W, C)."""
+        merged = self._merged(x)
+        if merged is not None:
+            return merged.mix(x)
+        return self.project(self.spatial(self.expand(x)))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """(B, P, C) -> (B, P, C): everything but the depthwise block."""
-        return self._project(self._expand(prefix))
+        steps = self._merged(prefix) or self
+        return steps.project(steps.expand(prefix))
 
-    def _expand(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., h): W1, the branches side by side, batch norm."""
+    def expand(self, x: Tensor) -> Tensor:
+        """BN(concat_i Arb_i(W1 x + b1)), (..., C) -> (..., h)."""
         z = self.fc1(x)
-        if len(self.branches) == 1 and self.bn_mid is None:
-            return self.branches[0](z)
-        if not can_merge(z, self.bn_mid):
-            return normalise(torch.cat([branch(z) for branch in self.branches], -1), self.bn_mid)
-        # In one pass: what is left of each branch after its inner function, the batch norm and
-        # the concatenation.
-        width = z.shape[-1]
-        t = z.new_empty(*z.shape[:-1], width * len(self.branches))
-        scale, shift = scale_and_shift(self.bn_mid, t)
-        for index, module in enumerate(self.branches):
-            branch = cast("Base | Arb | RPReLU", module)
-            part = slice(index * width, (index + 1) * width)
-            part_scale, part_shift = scale[part], shift[part]
-            own_scale, own_shift = branch.outer()
-            if own_shift is not None:
-                part_shift = affine(own_shift, part_scale, part_shift)
-            if own_scale is not None:
-                part_scale = own_scale * part_scale
-            affine(branch.inner(z), part_scale, part_shift, out=t[..., part])
-        return t
+        return normalise(torch.cat([branch(z) for branch in self.branches], dim=-1), self.bn_mid)
 
-    def _project(self, t: Tensor) -> Tensor:
-        """(..., h) -> (..., C): W2 and batch norm."""
-        y = self.fc2(self.drop(t))
-        if self.bn_out is not None and can_merge(y, self.bn_out):
-            return self.drop(affine(y, *scale_and_shift(self.bn_out, y), out=y))
-        return self.drop(normalise(y, self.bn_out))
+    def spatial(self, t: Tensor) -> Tensor:
+        """GELU(BN(DW(t))) where there is a depthwise block, (B, H, W, h) -> (B, H, W, h)."""
+        return t if self.dw is None else self.dw(t)
+
+    def project(self, t: Tensor) -> Tensor:
+        """BN(W2 t + b2), (..., h) -> (..., C)."""
+        return self.drop(normalise(self.fc2(self.drop(t)), self.bn_out))
+
+    def _merged(self, x: Tensor) -> Merged | None:
+        """The form for inference, where it serves: the one place that chooses between the two."""
+        norms = [self.bn_mid, self.bn_out, None if self.dw is None else self.dw.bn]
+        if not all(can_merge(x, norm) for norm in norms):
+            return None
+        return Merged(
+            self.fc1, self.branches, self.bn_mid, self.dw, self.fc2, self.bn_out, self.drop
+        )
 
 
 def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:

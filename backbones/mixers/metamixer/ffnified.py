@@ -5,8 +5,9 @@
 The keys and values of a channel are its two kernels, static instead of projected; GELU takes the
 place of softmax, and a sliding window that of all pairs of tokens. It never expands the channels.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Sec. 3.2 and
-Fig. 3b; the train-time branches: App. E and, for strips, App. F.1.
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, Sec. 3.2 and Fig. 3b; the train-time branches: App. E and, for
+strips, App. F.1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Attention, FFN, spatial MLP, ConvNeXt block and FFNified attention as instances of MetaMixer.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", App. B, Fig. 8.
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, App. B, Fig. 8.
 
 Axes: B images, H W map, N = H * W tokens, C channels, h heads, M hidden width.
 """
@@ -24,12 +25,12 @@ from backbones.mixers.metamixer.query_key_value import (
 
 
 def scaled_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """(..., N, d), (..., K, d) -> q k^T / sqrt(d), (..., N, K)."""
+    """Scores q k^T / sqrt(d): (..., N, d) and (..., K, d) -> (..., N, K)."""
     return (queries * queries.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
 
 
 def weighted_sum(coefficients: Tensor, values: Tensor) -> Tensor:
-    """(..., N, K), (..., K, d) -> (..., N, d)."""
+    """Values summed by their coefficients: (..., N, K) and (..., K, d) -> (..., N, d)."""
     return coefficients @ values
 
 
@@ -42,12 +43,12 @@ def as_is(x: Tensor, size: Size | None = None) -> Tensor:
 
 
 def from_nchw(x: Tensor, size: Size) -> Tensor:
-    """(B, C, H, W) -> (B, H, W, C), as a view."""
+    """Leave NCHW by a view: (B, C, H, W) -> (B, H, W, C)."""
     return to_nhwc(x)
 
 
 def to_tokens(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, N, C)."""
+    """Enter where the slots work on tokens: (B, H, W, C) -> (B, N, C)."""
     return x.flatten(1, 2)
 
 
@@ -57,7 +58,7 @@ def to_rows(x: Tensor) -> Tensor:
 
 
 def from_rows(x: Tensor, size: Size) -> Tensor:
-    """(B, C, N) -> (B, H, W, C)."""
+    """Leave where every channel is a row of tokens: (B, C, N) -> (B, H, W, C)."""
     return x.transpose(1, 2).unflatten(1, size)
 
 
@@ -70,7 +71,7 @@ class HeadQuery(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, h, N, C / h)."""
+        """W x + b, split into heads: (B, N, C) -> (B, h, N, C / h)."""
         return split_heads(self.proj(x), self.num_heads)
 
 
@@ -82,7 +83,7 @@ class MergeHeads(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, size: Size) -> Tensor:
-        """(B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
+        """W [heads] + b as a map: (B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
         return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, size)
 
 
@@ -177,7 +178,7 @@ class _FixedTokens(nn.Module):
         self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, N) -> (B, C, N)."""
+        """The rows themselves: (B, C, N) -> (B, C, N)."""
         height, width = self.grid
         if x.shape[-1] != height * width:
             raise ValueError(

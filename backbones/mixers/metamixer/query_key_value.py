@@ -10,8 +10,8 @@ A static key is an operator, not a tensor: with train-time branches it is a sum 
 BatchNorm, whose statistics depend on its output. So a static memory gives two operators, which
 ``apply`` runs; a projected memory gives two tensors, which functions of two tensors take.
 
-Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design", Eq. 4, Fig. 1,
-App. B and Fig. 8.
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, Eq. 4, Fig. 1, App. B and Fig. 8.
 
 Axes: B images, H W map, N = H * W tokens, C channels, h heads.
 """
@@ -61,7 +61,7 @@ class ProjectedMemory(nn.Module):
         self.proj = nn.Linear(dim, 2 * dim, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N, C) -> keys and values (B, h, N, C / h)."""
+        """Keys and values of the input: (B, N, C) -> keys and values (B, h, N, C / h)."""
         keys, values = self.proj(x).chunk(2, dim=-1)
         return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
@@ -123,7 +123,7 @@ class MetaMixer(Mixer):
         return self.activation(self.match(self.query(z), keys)), values
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """read(activation(match(q, k)), v): (B, H, W, C) -> (B, H, W, C)."""
         size = (x.shape[1], x.shape[2])
         if self.fused is None:
             return self.leave(self.read(*self.coefficients(x)), size)
@@ -137,5 +137,5 @@ def apply(x: Tensor, operator: nn.Module) -> Tensor:
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, C) -> (B, h, N, C / h)."""
+    """Cut the channels into heads: (B, N, C) -> (B, h, N, C / h)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)

@@ -1,7 +1,8 @@
 """PosMLP's and gMLP's gating units as token mixers.
 
 In reading order: ``relations`` (Eq. 9 to 15, the matrices over the tokens of a window),
-``gated_mlp`` (the unit) and ``posgu`` (the registered variants).
+``gated_mlp`` (the unit) and ``posgu`` (the registered variants); ``matrix_cache`` remembers the
+matrices in evaluation.
 """
 
 from backbones.mixers.posmlp import posgu

@@ -1,6 +1,7 @@
 """The block's branch that gMLP and PosMLP share: a feed-forward network with a gate over tokens.
 
-Source: Liu et al., gMLP, NeurIPS 2021, Fig. 1; Wang et al., PosMLP, MM 2022, Fig. 1 to 3.
+Source: Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050, Fig. 1; Wang et al.,
+PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Fig. 1 to 3.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SpatialGatingUnit(nn.Module):
         self.out_features = mixed if structure in ("gate", "add") else width
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, H, W, h) -> (B, H, W, out_features)."""
+        """(M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out_features)."""
         u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
         mixed = self.relation.mix(self.norm(u), shifted=self.shifted)
         if self.structure == "add":
@@ -96,7 +97,7 @@ class GatedMLP(Mixer):
             init_linear(linear)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:
@@ -128,7 +129,7 @@ class GatedMLP(Mixer):
 
 
 def _resized(table: Tensor, side: int) -> Tensor:
-    """(a * a, s) -> (side * side, s)."""
+    """A table over a square, resampled to another side: (a * a, s) -> (side * side, s)."""
     old = math.isqrt(len(table))
     if old == side:
         return table

@@ -2,12 +2,12 @@
 
     h = GELU(W1 x + b1),  u, v = halves of h,  y = W2 ((M u + b) * v) + b2
 
-with M over the tokens of a window (``layers.token_relations`` has its kinds). The unit mixes tokens
+with M over the tokens of a window (``relations`` has its kinds). The unit mixes tokens
 and channels in one branch; in a host with feed-forward networks it takes the token slot and the
 host's FFN stays.
 
-Source: Wang et al., PosMLP, MM 2022, Eq. 9 to 15, Fig. 1 to 3; Liu et al., gMLP, NeurIPS 2021. What
-the paper leaves open:
+Source: Wang et al., PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Eq. 9 to 15, Fig. 1
+to 3; Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050. What the paper leaves open:
 
 * Class tokens have no place in a window, so hosts with one are refused.
 * LRPE has a LayerNorm before M in Eq. 10 and 11 and none in the authors' released code, which is
@@ -18,6 +18,7 @@ the paper leaves open:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from backbones.base import Slot
 from backbones.mixers.posmlp.gated_mlp import GatedMLP, Structure
@@ -27,14 +28,73 @@ from backbones.mixers.posmlp.relations import (
     QuadraticRelation,
     Sigma,
     TokenFC,
+    TokenRelation,
 )
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
 PerStage = int | Sequence[int]
+RelationName = Literal["free", "offset", "offset_and_free", "gaussian"]
 WHOLE_MODELS = ("posmlp_*", "gmlp_*")
 REPORTED = ("posmlp_t", "gmlp_s")
 WINDOWS = (14, 14, 14, 7)  # Table 11, per stage
 GROUPS = (8, 16, 32, 64)
+GAUSSIAN = ("sigma", "freeze_delta")  # options that only a Gaussian has
+
+
+def gating_unit(
+    dim: int,
+    *,
+    relation: RelationName,
+    hidden_ratio: float = 4.0,
+    window: PerStage = WINDOWS,
+    shift: bool | None = None,
+    groups: PerStage = GROUPS,
+    sigma: Sigma = "gamma_gammaT",
+    freeze_delta: bool = False,
+    structure: Structure = "gate",
+    norm: bool = False,
+    bias: bool = True,
+    init: Init = "gmlp",
+    drop: float = 0.0,
+    cache: bool = True,
+    slot: Slot | None = None,
+) -> GatedMLP:
+    """W2 ((M u + b) * v) + b2, with M as ``relation`` says.
+
+    Args:
+        dim: Channels C.
+        relation: What M is: "free" weights, a weight for each "offset" of two tokens,
+            "offset_and_free" for the sum of both, or a "gaussian" of the offset.
+        hidden_ratio: gamma, hidden width over C.
+        window: Side of the windows, one for all stages or one each.
+        shift: Whether every second block shifts its windows; None: where the host is dense.
+        groups: s, how many groups of channels have an M each, for all stages or one each (Table 4).
+        sigma: "gamma_gammaT", "gamma", "alpha" or "alpha_as_released" (Table 6).
+        freeze_delta: Gaussians sit on the token itself (Table 6).
+        structure: "gate", "add", "concat" or "nonsplit" (Fig. 3).
+        norm: LayerNorm on what is mixed (Fig. 3d).
+        bias: Whether b is added (Table 7).
+        init: "gmlp" (M = 0, b = 1) or "posmlp" (M of 0.02, b = 0).
+        drop: Dropout after the last linear layer.
+        cache: Whether evaluation remembers M.
+        slot: Where it goes.
+    """
+    side, count = _of_stage("window", window, slot), _of_stage("groups", groups, slot)
+    tokens: TokenRelation
+    if relation == "free":
+        tokens = TokenFC(side, bias=bias, init=init)
+    elif relation == "gaussian":
+        tokens = QuadraticRelation(
+            side, count, sigma=sigma, freeze_delta=freeze_delta, bias=bias, cache=cache
+        )
+    else:
+        free = relation == "offset_and_free"
+        tokens = LookupRelation(side, count, bias=bias, free=free, cache=cache)
+    shifted = _shifted(shift, slot)
+    return GatedMLP(
+        dim, hidden_ratio, tokens, structure=structure, norm=norm, shifted=shifted, drop=drop
+    )
 
 
 @register_mixer(
@@ -45,38 +105,14 @@ GROUPS = (8, 16, 32, 64)
     named_on=("posmlp_*",),  # gMLP has it already
     published_on=("posmlp_t",),
 )
-def sgu(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    window: PerStage = WINDOWS,
-    shift: bool | None = None,
-    structure: Structure = "gate",
-    norm: bool = True,
-    bias: bool = True,
-    init: Init = "gmlp",
-    drop: float = 0.0,
-    slot: Slot | None = None,
-) -> GatedMLP:
-    """M is free: N^2 + N parameters per block of N-token windows.
-
-    Args:
-        dim: Channels C.
-        hidden_ratio: gamma, hidden width over C.
-        window: Side of the windows, one for all stages or one each.
-        shift: Whether every second block shifts its windows; None: where the host is dense.
-        structure: "gate", "add", "concat" or "nonsplit" (Fig. 3).
-        norm: LayerNorm on what is mixed.
-        bias: Whether b is added.
-        init: "gmlp" (M = 0, b = 1) or "posmlp" (M of 0.02, b = 0).
-        drop: Dropout after the last linear layer.
-        slot: Where it goes.
-    """
-    relation = TokenFC(_of_stage("window", window, slot), bias=bias, init=init)
-    shifted = _shifted(shift, slot)
-    return GatedMLP(
-        dim, hidden_ratio, relation, structure=structure, norm=norm, shifted=shifted, drop=drop
-    )
+@variant_of(
+    gating_unit,
+    fixed={"relation": "free"},
+    defaults={"norm": True},
+    without=("groups", "cache", *GAUSSIAN),
+)
+def sgu() -> None:
+    """The gate of gMLP over windows: M is free, N^2 + N parameters per block of N-token windows."""
 
 
 @register_mixer(
@@ -86,29 +122,14 @@ def sgu(
     named_on=WHOLE_MODELS,
     published_on=REPORTED,
 )
-def lrpe_m(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    window: PerStage = WINDOWS,
-    shift: bool | None = None,
-    groups: PerStage = 1,
-    structure: Structure = "gate",
-    norm: bool = False,
-    bias: bool = True,
-    drop: float = 0.0,
-    cache: bool = True,
-    slot: Slot | None = None,
-) -> GatedMLP:
-    """M is free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters. Options as ``glrpe``."""
-    relation = LookupRelation(
-        _of_stage("window", window, slot), _of_stage("groups", groups, slot),
-        bias=bias, free=True, cache=cache,
-    )  # fmt: skip
-    shifted = _shifted(shift, slot)
-    return GatedMLP(
-        dim, hidden_ratio, relation, structure=structure, norm=norm, shifted=shifted, drop=drop
-    )
+@variant_of(
+    gating_unit,
+    fixed={"relation": "offset_and_free"},
+    defaults={"groups": 1},
+    without=("init", *GAUSSIAN),
+)
+def lrpe_m() -> None:
+    """M is free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters."""
 
 
 @register_mixer(
@@ -118,24 +139,9 @@ def lrpe_m(
     named_on=WHOLE_MODELS,
     published_on=REPORTED,
 )
-def lrpe(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    window: PerStage = WINDOWS,
-    shift: bool | None = None,
-    structure: Structure = "gate",
-    norm: bool = False,
-    bias: bool = True,
-    drop: float = 0.0,
-    cache: bool = True,
-    slot: Slot | None = None,
-) -> GatedMLP:
+@variant_of(gating_unit, fixed={"relation": "offset", "groups": 1}, without=("init", *GAUSSIAN))
+def lrpe() -> None:
     """M has a weight per offset: (2w - 1)^2 + N parameters. It is ``glrpe`` with one group."""
-    return glrpe(
-        dim, hidden_ratio=hidden_ratio, window=window, shift=shift, groups=1, structure=structure,
-        norm=norm, bias=bias, drop=drop, cache=cache, slot=slot,
-    )  # fmt: skip
 
 
 @register_mixer(
@@ -145,42 +151,9 @@ def lrpe(
     named_on=WHOLE_MODELS,
     published_on=REPORTED,
 )
-def glrpe(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    window: PerStage = WINDOWS,
-    shift: bool | None = None,
-    groups: PerStage = GROUPS,
-    structure: Structure = "gate",
-    norm: bool = False,
-    bias: bool = True,
-    drop: float = 0.0,
-    cache: bool = True,
-    slot: Slot | None = None,
-) -> GatedMLP:
-    """M has a weight per offset and group: s (2w - 1)^2 + N parameters (App. 4 prints 3 s more).
-
-    Args:
-        dim: Channels C.
-        hidden_ratio: gamma, hidden width over C.
-        window: Side of the windows, one for all stages or one each.
-        shift: Whether every second block shifts its windows; None: where the host is dense.
-        groups: s, one for all stages or one each.
-        structure: "gate", "add", "concat" or "nonsplit" (Fig. 3).
-        norm: LayerNorm on what is mixed.
-        bias: Whether b is added.
-        drop: Dropout after the last linear layer.
-        cache: Whether evaluation remembers M.
-        slot: Where it goes.
-    """
-    relation = LookupRelation(
-        _of_stage("window", window, slot), _of_stage("groups", groups, slot), bias=bias, cache=cache
-    )
-    shifted = _shifted(shift, slot)
-    return GatedMLP(
-        dim, hidden_ratio, relation, structure=structure, norm=norm, shifted=shifted, drop=drop
-    )
+@variant_of(gating_unit, fixed={"relation": "offset"}, without=("init", *GAUSSIAN))
+def glrpe() -> None:
+    """M has a weight per offset and group: s (2w - 1)^2 + N parameters (App. 4 prints 3 s more)."""
 
 
 @register_mixer(
@@ -190,49 +163,12 @@ def glrpe(
     named_on=("gmlp_*",),  # PosMLP has it already
     published_on=("gmlp_s",),
 )
-def ggqpe(
-    dim: int,
-    *,
-    hidden_ratio: float = 4.0,
-    window: PerStage = WINDOWS,
-    shift: bool | None = None,
-    groups: PerStage = GROUPS,
-    sigma: Sigma = "gamma_gammaT",
-    freeze_delta: bool = False,
-    structure: Structure = "gate",
-    norm: bool = False,
-    bias: bool = True,
-    drop: float = 0.0,
-    cache: bool = True,
-    slot: Slot | None = None,
-) -> GatedMLP:
+@variant_of(gating_unit, fixed={"relation": "gaussian"}, without=("init",))
+def ggqpe() -> None:
     """M is a Gaussian of the offset per group, normalised over the window: 6 s + N parameters.
 
-    With ``groups=1`` it is GQPE. Further options as ``glrpe``.
-
-    Args:
-        dim: Channels C.
-        hidden_ratio: gamma, hidden width over C.
-        window: Side of the windows, one for all stages or one each.
-        shift: Whether every second block shifts its windows; None: where the host is dense.
-        groups: s, one for all stages or one each (Table 4).
-        sigma: "gamma_gammaT", "gamma", "alpha" or "alpha_as_released" (Table 6).
-        freeze_delta: Gaussians sit on the token itself (Table 6).
-        structure: "gate", "add", "concat" or "nonsplit" (Fig. 3).
-        norm: LayerNorm on what is mixed (Fig. 3d).
-        bias: Whether b is added (Table 7).
-        drop: Dropout after the last linear layer.
-        cache: Whether evaluation remembers M.
-        slot: Where it goes.
+    With ``groups=1`` it is GQPE.
     """
-    relation = QuadraticRelation(
-        _of_stage("window", window, slot), _of_stage("groups", groups, slot),
-        sigma=sigma, freeze_delta=freeze_delta, bias=bias, cache=cache,
-    )  # fmt: skip
-    shifted = _shifted(shift, slot)
-    return GatedMLP(
-        dim, hidden_ratio, relation, structure=structure, norm=norm, shifted=shifted, drop=drop
-    )
 
 
 def _shifted(shift: bool | None, slot: Slot | None) -> bool:

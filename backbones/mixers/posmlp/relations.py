@@ -3,8 +3,8 @@
     out[m, c] = sum_n M[c mod s][m, n] u[n, c] + b[m]
 
 Source: Wang et al., "Parameterization of Cross-Token Relations with Relative Positional Encoding
-for Vision MLP" (PosMLP), MM 2022, Sec. 3.2 and 4.1. The authors' released code is followed where
-the two differ:
+for Vision MLP" (PosMLP), MM 2022, https://doi.org/10.1145/3503161.3547953, Sec. 3.2 and 4.1. The
+authors' released code is followed where the two differ:
 
 * Channel c is of group c mod s; Eq. 12 to 14 say contiguous groups. The two are the same network up
   to the order of channels, and only the former takes the released weights by name.
@@ -19,15 +19,13 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
-import contextlib
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 
-from backbones.layers.eval_cache import EvalCache
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
+from backbones.mixers.posmlp.matrix_cache import MatrixCache, exact
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]
@@ -52,26 +50,20 @@ class TokenRelation(nn.Module):
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
-        # A map has one matrix of full windows and at most eight of edges: none pushes out another.
-        self.cache = (EvalCache(), EvalCache()) if cache else None
+        self.cache = MatrixCache() if cache else None
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
         """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
         raise NotImplementedError
 
     def mix(self, u: Tensor, *, shifted: bool = False) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, C): M u + b in every window."""
+        """M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
-            def compute() -> Tensor:
-                with _exact(u.device.type):
-                    return self.matrix(rows, columns).to(u.dtype)
-
             if self.cache is None:
-                return compute()
+                return exact(self.matrix, rows, columns, u)
             sources = [p for name, p in self.named_parameters() if name != "bias"]
-            full = rows.tail == rows.size and columns.tail == columns.size
-            return self.cache[0 if full else 1].get(sources, (rows, columns, u.dtype), compute)
+            return self.cache.get(sources, self.matrix, rows, columns, u)
 
         return mix_windows(u, self.window, shifted, self.groups, matrix, self.bias)
 
@@ -99,7 +91,7 @@ class TokenFC(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(1, e * f, e * f)."""
+        """The weights of the window's tokens, (1, e * f, e * f)."""
         weight = corner_of_matrix(self.weight, self.window, rows, columns)
         return hide(weight, rows, columns)[None]
 
@@ -221,13 +213,6 @@ def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
 
 
 def _differences(size: int, like: Tensor) -> Tensor:
-    """(size, size): m - n."""
+    """The differences m - n of positions, (size, size)."""
     position = torch.arange(size, dtype=like.dtype, device=like.device)
     return position[:, None] - position
-
-
-def _exact(device: str) -> contextlib.AbstractContextManager[None]:
-    """No autocast: squared offsets of 28 tokens do not fit half precision."""
-    if not is_autocast_available(device):
-        return contextlib.nullcontext()
-    return torch.autocast(device, enabled=False)

@@ -3,10 +3,10 @@
     y = phi_1(x) + ... + phi_4C(x)
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
-Module", ICML 2024, Eq. 11 and Table 5. It shows what an FFN is worth beyond its nonlinearity. The
-paper prints no count and leaves open whether a coefficient of phi_j is one number or one for each
-channel, see ``per``; with 4C terms of one sign its outputs are 4C times as large as its inputs,
-see ``scale``.
+Module", ICML 2024, https://proceedings.mlr.press/v235/xu24n.html, Eq. 11 and Table 5. It shows what
+an FFN is worth beyond its nonlinearity. The paper prints no count and leaves open whether a
+coefficient of phi_j is one number or one for each channel, see ``per``; with 4C terms of one sign
+its outputs are 4C times as large as its inputs, see ``scale``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.mixers.iffn.activations import Base
+from backbones.mixers.iffn.chunked_sum import chunked_sum
 from backbones.registry import register_mixer
 
 Per = Literal["function", "element"]
-CHUNK_ELEMENTS = 2**20  # of the tensor (tokens, functions, C) that is never formed as a whole
 
 
 @register_mixer(
@@ -80,26 +79,15 @@ class NonlinearSum(PointwiseMixer):
             nn.init.trunc_normal_(shift, std=0.02)
 
     def mix(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """The scaled sum of h functions of each channel: (..., C) -> (..., C)."""
         if not self.learned:
             return self.base(x) * (self.scale * self.hidden)
         alpha, beta, gamma, theta = (
             p.to(x.dtype).reshape(self.hidden, -1)
             for p in (self.alpha, self.beta, self.gamma, self.theta)
         )
-        total = theta.sum(dim=0).expand_as(x)
-        step = max(1, CHUNK_ELEMENTS // max(1, x.numel()))
-        for coefficients in zip(
-            alpha.split(step), beta.split(step), gamma.split(step), strict=True
-        ):
-            if torch.is_grad_enabled():  # computes a chunk again in backward instead of keeping it
-                part = checkpoint(
-                    self._sum, x, *coefficients, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                part = self._sum(x, *coefficients)
-            total = total + part
-        return self.scale * total
+        terms = chunked_sum(self._sum, x, (alpha, beta, gamma), theta.sum(dim=0).expand_as(x))
+        return self.scale * terms
 
     def _sum(self, x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
         """(..., C) with coefficients (j, C or 1) -> (..., C): the sum over j, without theta."""

@@ -1,0 +1,413 @@
+"""A checkpoint into a network: one conversion, one report, and no difference that is hidden."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from backbones.base import Backbone, Mixer
+from backbones.checkpoints.opening import TASK, Checkpoint
+
+V = TypeVar("V")
+logger = logging.getLogger(__name__)
+
+CLASSIFIER = "classifier."
+# BatchNorm's, which files of early torch (torchvision's first weights) do not have, nor need.
+BATCH_COUNTER = ".num_batches_tracked"
+FEW = 0.1  # share of a network's values that is too small to be taken over in silence
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a checkpoint gave to a model.
+
+    Attributes:
+        source: The file.
+        loaded: Number of tensors taken over.
+        resized: Those of them that were computed anew for this network, such as a table of
+            positions for other windows or images.
+        initialised: Keys of the model that the file does not have (a new mixer, a new output norm).
+        skipped: Keys of the file that the model has no place for (a replaced FFN, the classifier).
+        dead: Keys of the file that change nothing, such as a zero bias of a model without biases.
+    """
+
+    source: str
+    loaded: int
+    resized: tuple[str, ...]
+    initialised: tuple[str, ...]
+    skipped: tuple[str, ...]
+    dead: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        return (
+            f"{self.source}: {self.loaded} tensors loaded, of these {len(self.resized)} resized"
+            f"{_some(self.resized)}, {len(self.initialised)} left at their initialisation"
+            f"{_some(self.initialised)}, {len(self.skipped)} in the file not used"
+            f"{_some(self.skipped)}"
+        ) + (f", {len(self.dead)} dropped that change nothing{_some(self.dead)}" * bool(self.dead))
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """A checkpoint's tensors under the names of a backbone, its tables of the backbone's sizes.
+
+    Attributes:
+        backbone: Whose names and sizes these are.
+        source: The file.
+        tensors: All that the file has, the classifier under ``classifier.*``, dead ones left out.
+        dead: Keys of tensors that would change nothing.
+        places: Where the values of the file lie; what lies elsewhere was computed.
+    """
+
+    backbone: Backbone
+    source: str
+    tensors: dict[str, Tensor]
+    dead: tuple[str, ...]
+    places: frozenset[int]
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether there is a classifier beside the backbone."""
+        return {f"{CLASSIFIER}weight", f"{CLASSIFIER}bias"} <= self.tensors.keys()
+
+    @property
+    def classifier(self) -> dict[str, Tensor]:
+        """The classifier's tensors by their names in it.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not self.has_classifier:
+            raise ValueError(
+                f"{self.source} holds no classifier, only a backbone: pass it as "
+                "backbone.pretrained instead"
+            )
+        return _below(CLASSIFIER, self.tensors)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the classifier tells apart.
+
+        Raises:
+            ValueError: There is no classifier.
+        """
+        return len(self.classifier["weight"])
+
+    def check(self, *, trained: bool = False) -> LoadReport:
+        """What the backbone would take over.
+
+        Args:
+            trained: Nothing will train what the file lacks, so no mixer may be lacking.
+
+        Raises:
+            ValueError: More differs than may; see ``adopt``. The keys are listed.
+        """
+        report = self.match.report
+        if trained:
+            _refuse_untrained(self.backbone, report)
+        return report
+
+    @functools.cached_property
+    def match(self) -> Match:
+        """What has a place in the backbone.
+
+        Raises:
+            ValueError: As ``check`` does.
+        """
+        return _matched(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What of a conversion has a place in its backbone, and the mixers that it does not fill."""
+
+    usable: dict[str, Tensor]
+    report: LoadReport
+    absent_mixers: tuple[str, ...]
+    related_mixers: tuple[str, ...]
+
+
+def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
+    """Bring a checkpoint of ours, timm's or the authors' to a backbone's names; nothing is loaded.
+
+    Raises:
+        ValueError: No weights in it, or a table that cannot be brought to the backbone's size.
+    """
+    file = checkpoint.state_dict
+    tensors = backbone.convert_state_dict(dict(file))
+    dead = []
+    for prefix, mixer in backbone.named_modules():
+        if isinstance(mixer, Mixer):
+            below = f"{prefix}."
+            given = _below(below, tensors)
+            dead += [f"{below}{key}" for key, value in given.items() if mixer.is_dead(key, value)]
+            converted = mixer.convert_state_dict(given)
+            tensors |= {f"{below}{key}": value for key, value in converted.items()}
+    tensors = {key: value for key, value in tensors.items() if key not in dead}
+    places = frozenset(_place(value) for value in file.values())
+    return Conversion(backbone, checkpoint.path, tensors, tuple(dead), places)
+
+
+def adopt(
+    network: nn.Module, weights: Checkpoint | Conversion, *, trained: bool = False
+) -> LoadReport:
+    """Load a checkpoint into a network, whole or not at all.
+
+    Into a backbone, or a backbone with its classifier, go files of ours, timm's and the authors'.
+    Only these may differ: a swapped-in mixer that is absent as a whole (the file has the host's own
+    FFN or attention there, or another mixer), what dense prediction adds, what only classification
+    has, and BatchNorm's counters of batches. Where the host's own module is the same mixer with
+    other options, what fits is taken over. A warning lists what is missing beside absent mixers.
+
+    Into the model of a task goes a checkpoint of that task, in which nothing may differ.
+
+    Args:
+        network: A backbone, a network with ``backbone`` and ``classifier``, or a task's model.
+        weights: The checkpoint, or what ``convert`` made of it for this very backbone.
+        trained: Nothing will train what the file lacks, so no mixer may be lacking; always so
+            beside a classifier.
+
+    Raises:
+        ValueError: Anything else is missing, left over, of another shape or of whole numbers
+            (quantised weights); or there is no classifier, or one of other classes.
+    """
+    alone = isinstance(network, Backbone)
+    backbone = network if alone else getattr(network, "backbone", None)
+    if isinstance(weights, Checkpoint) and not alone:
+        if weights.is_of_task or not hasattr(network, "classifier"):
+            return _adopt_exactly(network, weights)
+    assert isinstance(backbone, Backbone), "a network around no backbone of ours"
+    conversion = convert(weights, backbone) if isinstance(weights, Checkpoint) else weights
+    assert conversion.backbone is backbone, "converted for another network"
+    report = conversion.check(trained=trained or not alone)
+    if not alone:
+        _load_classifier(network.classifier, conversion)
+    own, match = backbone.state_dict(), conversion.match
+    backbone.load_state_dict(match.usable, strict=False)
+    logger.info("%s", report)
+    _warn_of_more_than_mixers(report, own, match.absent_mixers, match.related_mixers)
+    return report
+
+
+def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
+    refuse_other_model(model, checkpoint.tensors, checkpoint.path)
+    model.load_state_dict(_without_task(checkpoint.tensors))
+    return LoadReport(checkpoint.path, len(checkpoint.tensors), (), (), ())
+
+
+def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Check that a task's tensors are those of its model, as ``adopt`` does; nothing is loaded.
+
+    Raises:
+        ValueError: Weights of another model; the keys that differ are listed.
+    """
+    own, given = model.state_dict(), _without_task(tensors)
+    used = {key: value for key, value in given.items() if key in own}
+    missing, surplus = (key for key in own if key not in used), (k for k in given if k not in used)
+    wrong = _differences(own, used, missing, surplus)
+    if wrong:
+        raise ValueError(
+            f"{source} holds another model: {_counted(wrong)}; pass the task, backbone, head and "
+            "data that it was trained with"
+        )
+
+
+def _matched(conversion: Conversion) -> Match:
+    backbone, tensors = conversion.backbone, conversion.tensors
+    own = backbone.state_dict()
+    absent, related = _absent_and_related(backbone, tensors, conversion.dead)
+    unfit = {
+        key
+        for key, value in tensors.items()
+        if key.startswith(related) and key in own and own[key].shape != value.shape
+    }
+    usable = {
+        key: value
+        for key, value in tensors.items()
+        if key in own and key not in unfit and not key.startswith(absent)
+    }
+    missing = [key for key in own if key not in usable]
+    surplus = [key for key in tensors if key not in usable]
+    may_miss = (*absent, *related, *backbone.map_keys)
+    may_remain = (*absent, *related, *backbone.classification_keys, CLASSIFIER)
+    wrong = _differences(
+        own,
+        usable,
+        (k for k in missing if not (k.startswith(may_miss) or k.endswith(BATCH_COUNTER))),
+        (key for key in surplus if not key.startswith(may_remain)),
+    )
+    if wrong:
+        raise ValueError(
+            f"{conversion.source} does not fit {backbone.name or type(backbone).__name__}: "
+            f"{_counted(wrong)}; name the backbone and options it was trained with"
+        )
+    resized = tuple(key for key, value in usable.items() if _place(value) not in conversion.places)
+    report = LoadReport(
+        conversion.source, len(usable), resized, tuple(missing), tuple(surplus), conversion.dead
+    )
+    return Match(usable, report, absent, related)
+
+
+def _differences(
+    own: Mapping[str, Tensor],
+    used: Mapping[str, Tensor],
+    missing: Iterable[str],
+    surplus: Iterable[str],
+) -> list[str]:
+    """In words, in which keys a network and a file differ that should not.
+
+    Args:
+        own: Of the network.
+        used: Of the file, what the network has as well.
+        missing: Keys of the network that the file should have.
+        surplus: Keys of the file that the network should have.
+    """
+    wrong = [f"missing {key}" for key in missing]
+    wrong += [f"unexpected {key}" for key in surplus]
+    wrong += [
+        f"{key}: {tuple(value.shape)} instead of {tuple(own[key].shape)}"
+        for key, value in used.items()
+        if own[key].shape != value.shape
+    ]
+    wrong += [
+        f"{key}: {value.dtype} instead of {own[key].dtype}"
+        for key, value in used.items()
+        if own[key].is_floating_point() and not value.is_floating_point()
+    ]
+    return wrong
+
+
+def _counted(wrong: Collection[str]) -> str:
+    return f"{len(wrong)} keys differ{_some(wrong, 8)}"
+
+
+def _refuse_untrained(backbone: Backbone, report: LoadReport) -> None:
+    mixers = [
+        prefix.removesuffix(".")
+        for prefix in backbone.mixers()
+        if any(key.startswith(prefix) for key in report.initialised)
+    ]
+    if mixers:
+        raise ValueError(
+            f"{report.source} has no weights of the mixers of {backbone.name}{_some(mixers)}, "
+            "which would be random; name the backbone and options it was trained with"
+        )
+
+
+def _load_classifier(classifier: Any, conversion: Conversion) -> None:
+    given, own = conversion.classifier, classifier.state_dict()
+    if conversion.num_classes != classifier.out_features:
+        raise ValueError(
+            f"{conversion.source} was trained on {conversion.num_classes} classes, this data has "
+            f"{classifier.out_features}"
+        )
+    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in given.items()}:
+        raise ValueError(
+            f"{conversion.source} holds the classifier tensors {_described(given)} where "
+            f"{conversion.backbone.name} has {_described(own)}; name the backbone and options it "
+            "was trained with"
+        )
+    classifier.load_state_dict(given)
+
+
+def _absent_and_related(
+    backbone: Backbone, state_dict: Mapping[str, Tensor], dead: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Prefixes of mixers that a file has not, and of those that it has with other options."""
+    absent, related = [], []
+    for prefix, mixer in backbone.mixers().items():
+        given = _below(prefix, state_dict)
+        if mixer.is_related and (_is_replaced(mixer, given, _below(prefix, dict.fromkeys(dead)))):
+            related.append(prefix)
+        elif _is_absent(mixer, given):
+            absent.append(prefix)
+    return tuple(absent), tuple(related)
+
+
+def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str]) -> bool:
+    """Whether a file has the host's own module in a mixer's place, dead tensors left out."""
+    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    shapes = {key: value.shape for key, value in given.items()}
+    replaced = {key: shape for key, shape in (mixer.replaced or {}).items() if key not in dead}
+    return shapes == replaced and shapes != own
+
+
+def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
+    """Whether a file holds something else in a mixer's place, such as the host's FFN.
+
+    Half of the mixer is an error, not a new mixer; names alone do not tell, as a mixer may use the
+    FFN's (fc1, fc2) at other widths.
+    """
+    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    shapes = {key: value.shape for key, value in given.items()}
+    return shapes.keys().isdisjoint(own) or (shapes == mixer.replaced and shapes != own)
+
+
+def _warn_of_more_than_mixers(
+    report: LoadReport,
+    own: Mapping[str, Tensor],
+    absent: tuple[str, ...],
+    related: tuple[str, ...],
+) -> None:
+    """Warn of what a load left at its initialisation, or out, beside whole mixers.
+
+    Where whole mixers are nearly all of a network, as in PosMLP, that is said as well.
+    """
+    missing = [
+        key
+        for key in report.initialised
+        if not (key.startswith(absent) or key.endswith(BATCH_COUNTER))
+    ]
+    unused = [key for key in report.skipped if key.startswith(related)]
+    total = sum(value.numel() for value in own.values())
+    share = 1 - sum(own[key].numel() for key in report.initialised) / total
+    if not missing and not unused and share > FEW:
+        return
+    parts = [
+        f"{len(keys)} tensors {what}{_some(keys)}"
+        for keys, what in (
+            (missing, "of the network are not in it and begin anew"),
+            (unused, "in it have no place in a mixer with these options"),
+        )
+        if keys
+    ]
+    if absent:
+        names = [prefix.removesuffix(".") for prefix in absent]
+        parts.append(f"{len(names)} mixers begin anew{_some(names)}")
+    warnings.warn(
+        f"{report.source} gave {math.floor(1000 * share) / 10}% of the network's values: "
+        f"{'; '.join(parts)}",
+        stacklevel=3,
+    )
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor's values lie: equal for a view of it, another one for what was computed."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _without_task(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(TASK): value for key, value in tensors.items()}
+
+
+def _below(prefix: str, state_dict: Mapping[str, V]) -> dict[str, V]:
+    return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+
+
+def _described(tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
+
+
+def _some(keys: Collection[str], limit: int = 4) -> str:
+    if not keys:
+        return ""
+    shown = ", ".join(list(keys)[:limit])
+    return f" ({shown}, ...)" if len(keys) > limit else f" ({shown})"

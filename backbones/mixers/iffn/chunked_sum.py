@@ -1,0 +1,32 @@
+"""A sum over many functions of a map, some at a time: no tensor holds all of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_ELEMENTS = 2**20  # of the tensor (tokens, functions, C) that is never formed as a whole
+
+
+def chunked_sum(
+    summed: Callable[..., Tensor], x: Tensor, coefficients: Sequence[Tensor], total: Tensor
+) -> Tensor:
+    """``total`` plus the sum over all functions; with autograd a chunk is computed again backward.
+
+    Args:
+        summed: From x and the coefficients (j, ...) of j functions to their sum (..., C).
+        x: (..., C).
+        coefficients: Each (h, ...), of all h functions.
+        total: (..., C), what the sum begins with.
+    """
+    step = max(1, CHUNK_ELEMENTS // max(1, x.numel()))
+    for chunk in zip(*(c.split(step) for c in coefficients), strict=True):
+        if torch.is_grad_enabled():
+            part = checkpoint(summed, x, *chunk, use_reentrant=False, preserve_rng_state=False)
+        else:
+            part = summed(x, *chunk)
+        total = total + part
+    return total

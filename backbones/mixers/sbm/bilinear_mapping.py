@@ -1,0 +1,124 @@
+"""The bilinear mapping W_s x W_c of SBM, whose spatial factors serve a map of any size.
+
+Source: Peng et al., "Star with Bilinear Mapping", CVPR 2025, Sec. 4.2.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers.eval_cache import EvalCache
+from backbones.layers.graph_sizes import same_size
+from backbones.mixers.sbm.orders import map_tokens, product_type
+
+Size = tuple[int, int]
+Resample = Literal["bicubic", "bilinear"]
+FACTORS = ("space_read", "space_write")
+
+
+class BilinearMapping(nn.Module):
+    """W_s x W_c + b: every token from m latent ones, which are sums over all tokens.
+
+    Args:
+        dim: Channels C.
+        grid: Map size (gh, gw) that the factors are stored for.
+        rank: m.
+        resample: How factors are brought to other maps.
+
+    Shape: (B, h, w, C) -> (B, h, w, C). Parameters: 2 m gh gw + C^2 + C.
+
+    Source: SBM (CVPR 2025), Eq. 2 and Sec. 4.2.1; at other maps than the stored one, ours.
+    """
+
+    def __init__(self, dim: int, grid: Size, rank: int, resample: Resample = "bicubic") -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}")
+        self.rank, self.resample = rank, resample
+        self.space_read = nn.Parameter(torch.empty(rank, *grid))
+        self.space_write = nn.Parameter(torch.empty(rank, *grid))
+        self.proj = nn.Linear(dim, dim)
+        self.cache = EvalCache()
+        # Both keep the size of a signal; 0.02 would make U depend on the size of the map.
+        nn.init.trunc_normal_(self.space_read, std=(grid[0] * grid[1]) ** -0.5)
+        nn.init.trunc_normal_(self.space_write, std=rank**-0.5)
+
+    @property
+    def grid(self) -> Size:
+        """Map size that the factors are stored for."""
+        return self.space_read.shape[1], self.space_read.shape[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W_s x W_c + b: (B, h, w, C) -> (B, h, w, C)."""
+        batch, size = x.shape[0], (x.shape[1], x.shape[2])
+        # (B, m, n) without copies; plain matmul would copy the tokens of all images instead.
+        read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
+        return map_tokens(x.flatten(1, 2), read, write, self.proj, size).unflatten(1, size)
+
+    def factors(self, size: Size) -> tuple[Tensor, Tensor]:
+        """Read and write factors (m, h, w) for a map of ``size``."""
+        if same_size(size, self.grid):
+            # Cast before they are expanded, or autocast would cast them once per image.
+            dtype = product_type(self.space_read)
+            return self.space_read.to(dtype), self.space_write.to(dtype)
+        sources = (self.space_read, self.space_write)
+        both = self.cache.get(sources, size, lambda: self._resampled(size))
+        return both[0], both[1]
+
+    def _resampled(self, size: Size) -> Tensor:
+        """Both factors (2, m, h, w), in the type that the products are taken in."""
+        read, write = resample_factors(self.space_read, self.space_write, size, self.resample)
+        return torch.stack([read, write]).to(product_type(read))
+
+    @torch.no_grad()
+    def set_grid(self, grid: Size) -> None:
+        """Store the factors for another map, where the results stay what they are.
+
+        The parameters are new ones; make the optimiser after this call.
+        """
+        factors = resample_factors(self.space_read, self.space_write, grid, self.resample)
+        for name, factor in zip(FACTORS, factors, strict=True):
+            trained = getattr(self, name).requires_grad
+            setattr(self, name, nn.Parameter(factor.clone(), requires_grad=trained))
+
+    def to_own_grid(self, tensors: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """Bring factors among ``tensors`` (by name with ``prefix``) from their map to the own."""
+        read, write = (tensors.get(prefix + name) for name in FACTORS)
+        if read is None or write is None or not read.shape == write.shape:
+            return tensors
+        if read.ndim != 3 or len(read) != self.rank or read.shape[1:] == self.grid:
+            return tensors
+        factors = resample_factors(read, write, self.grid, self.resample)
+        named = zip(FACTORS, factors, strict=True)
+        return tensors | {prefix + name: factor for name, factor in named}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        state_dict.update(self.to_own_grid(dict(state_dict), prefix))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def resample_factors(
+    read: Tensor, write: Tensor, size: Size, mode: Resample = "bicubic"
+) -> tuple[Tensor, Tensor]:
+    """Factors (m, gh, gw) of one map brought to another, (m, h, w).
+
+    A read is a sum over tokens: with h w tokens in place of gh gw its weights shrink by the ratio,
+    so that the latents of the same picture stay what they are.
+    """
+    gh, gw = read.shape[1], read.shape[2]
+    if same_size(size, (gh, gw)):
+        return read, write
+    if mode not in ("bicubic", "bilinear"):
+        raise ValueError(f"resample must be 'bicubic' or 'bilinear', got {mode!r}")
+    scale = gh * gw / (size[0] * size[1])
+    both = torch.stack([read * scale, write])
+    precise = both if both.dtype == torch.float64 else both.float()
+    precise = F.interpolate(precise, size, mode=mode, antialias=True, align_corners=False)
+    new_read, new_write = precise.to(both.dtype)
+    return new_read, new_write

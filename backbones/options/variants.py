@@ -1,0 +1,78 @@
+"""A builder with some of its options fixed: a family of builders says its options once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def variant_of(
+    build: Callable[..., T],
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+) -> Callable[[Callable[[], None]], Callable[..., T]]:
+    """Make a builder out of another one; the function under it gives the name and the docstring.
+
+        @variant_of(afbo, fixed={"cm_a": "gccm"}, without=("g2", "window"))
+        def scfbo_gc() -> None:
+            '''GCCM on both branches.'''
+
+    The signature, which says what a user may set, is that of ``build`` less what is fixed or left
+    out; the descriptions of the options that remain are added to the docstring.
+
+    Args:
+        build: A function or class; its keyword-only parameters are its options.
+        fixed: Options that the variant has no more, and their values.
+        defaults: Options that it keeps, with other defaults.
+        without: Options that it has no more since they change nothing in it.
+
+    Raises:
+        TypeError: ``build`` has no such option.
+    """
+    fixed, defaults = dict(fixed or {}), dict(defaults or {})
+    gone = {*fixed, *without}
+    call = build.__init__ if inspect.isclass(build) else build
+    hints = typing.get_type_hints(call)
+    known = inspect.signature(build).parameters
+    for name in (*gone, *defaults):
+        if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise TypeError(f"{build.__qualname__} has no option {name!r}; it has {list(known)}")
+    parameters = [
+        p.replace(default=defaults.get(name, p.default), annotation=hints.get(name, Any))
+        for name, p in known.items()
+        if name not in gone
+    ]
+    signature = inspect.Signature(parameters)
+
+    def derive(named: Callable[[], None]) -> Callable[..., T]:
+        @functools.wraps(named)
+        def variant(*args: Any, **options: Any) -> T:
+            given = signature.bind(*args, **options)
+            return build(*given.args, **{**defaults, **given.kwargs, **fixed})
+
+        variant.__signature__ = signature  # type: ignore[attr-defined]
+        variant.__annotations__ = {p.name: p.annotation for p in parameters}
+        variant.__doc__ = _described(named, build, gone)
+        return variant
+
+    return derive
+
+
+def _described(named: Callable[[], None], build: Callable[..., Any], gone: Collection[str]) -> str:
+    """A variant's docstring, with what the other one says of the options that remain."""
+    text, source = inspect.getdoc(named) or "", inspect.getdoc(build) or ""
+    section = re.search(r"^Args:\n((?:[ ]{4}.*\n?)+)", source, re.MULTILINE)
+    if section is None:
+        return text
+    options = re.findall(r"^[ ]{4}(\w+):.*\n?(?:[ ]{5,}.*\n?)*", section[1], re.MULTILINE)
+    lines = re.split(r"^(?=[ ]{4}\w)", section[1], flags=re.MULTILINE)[1:]
+    kept = [part for name, part in zip(options, lines, strict=True) if name not in gone]
+    return f"{text.rstrip()}\n\nArgs:\n{''.join(kept).rstrip()}"

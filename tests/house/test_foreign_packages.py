@@ -1,0 +1,68 @@
+"""Packages called tests and tools that are somebody else's, on the path as well."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import rows
+from tools.comparing import published
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_ours_are_found():
+    """Also by the pytest that the next test starts, with others on the path."""
+    assert Path(rows.__file__) == ROOT / "tests" / "rows.py"
+    assert Path(published.__file__) == ROOT / "tools" / "comparing" / "published.py"
+
+
+@pytest.fixture(params=["first", "last"])
+def environment(request, tmp_path):
+    """Of a process that has the others before or behind all else on its path."""
+    others = tmp_path / "site-packages"
+    for package in ("tests", "tools"):
+        (others / package).mkdir(parents=True)
+        (others / package / "__init__.py").write_text("raise ImportError('this is another one')")
+    if request.param == "last":
+        # What PYTHONPATH names comes before the installed packages, so it is appended.
+        (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.append({str(others)!r})")
+        return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return {**os.environ, "PYTHONPATH": str(others)}
+
+
+def ended(command, environment, cwd):
+    """How a command ends, which may not find ours in the folder where it is typed."""
+    command = [sys.executable, "-P", *command]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_the_others_would_be_found_without_our_doing(environment, tmp_path):
+    run = ended(["-c", "import tools"], environment, tmp_path)
+    assert "this is another one" in run.stderr
+
+
+@pytest.mark.parametrize("command", ["results", "search", "complexity"])
+def test_a_command_finds_ours(command, environment, tmp_path):
+    run = ended([str(ROOT / "tools" / f"{command}.py"), "--help"], environment, tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert f"usage: python tools/{command}.py" in run.stdout
+
+
+@pytest.mark.slow  # it imports torch; the other commands find ours in the same way
+def test_a_run_finds_ours(environment, tmp_path):
+    run = ended([str(ROOT / "tools" / "run.py"), "--cfg", "job"], environment, tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "task_name: classification" in run.stdout
+
+
+def test_pytest_finds_ours(environment):
+    """Without conftest.py, which imports torch: the tests are imported in the same way."""
+    environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    test = f"{__file__}::{test_ours_are_found.__name__}"
+    run = ended(
+        ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", test], environment, ROOT
+    )
+    assert "1 passed" in run.stdout, run.stdout + run.stderr

@@ -1,0 +1,106 @@
+"""How often Hydra composes for a command, and what ``--cfg job`` shows."""
+
+import sys
+
+import pytest
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+from tests.runs import composed
+from tools import run as command
+
+
+@pytest.fixture
+def compositions(monkeypatch):
+    """The overrides of every composition."""
+    original, counted = ConfigLoaderImpl.load_configuration, []
+
+    def load_configuration(loader, config_name, overrides, *args, **options):
+        counted.append(list(overrides))
+        return original(loader, config_name, overrides, *args, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", load_configuration)
+    return counted
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The configs of the runs that a command begins."""
+    begun = []
+    monkeypatch.setattr(command, "run", lambda config, swept=None: begun.append(config))
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    monkeypatch.setattr(command.logging, "basicConfig", lambda **_: None)  # pytest's stays
+    monkeypatch.setattr("hydra.core.utils.configure_log", lambda *_: None)
+    return begun
+
+
+def typed(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    return command.main()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """What is left of a training, as far as an evaluation asks for it."""
+    config = composed("task=detection", "backbone=swin_t_afbo", "head=retinanet")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.ckpt").touch()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def test_a_fit_is_composed_once(monkeypatch, compositions, runs):
+    assert typed(monkeypatch, "backbone=swin_t", "seed=3") == 0
+    assert compositions == [["backbone=swin_t", "seed=3"]]
+    assert [(run["backbone"]["name"], run["seed"]) for run in runs] == [("swin_t", 3)]
+    assert runs[0]["overrides"] == ["backbone=swin_t", "seed=3"]
+
+
+def test_an_evaluation_is_composed_of_groups_and_of_values(
+    monkeypatch, compositions, runs, run_folder
+):
+    compositions.clear()
+    assert typed(monkeypatch, "mode=test", f"ckpt={run_folder}", "seed=3") == 0
+    groups, values = compositions
+    assert "head=retinanet" in groups
+    assert values == ["mode=test", f"ckpt={run_folder}", "seed=3"]
+    assert [(run["head"]["name"], run["seed"]) for run in runs] == [("retinanet", 3)]
+
+
+def test_runs_of_a_sweep_are_composed_for_the_check_and_where_they_run(
+    monkeypatch, compositions, runs, tmp_path
+):
+    swept = ["-m", "backbone=swin_t,deit_t", f"output_dir={tmp_path}"]
+    assert typed(monkeypatch, *swept) == 0
+    assert [run["backbone"]["name"] for run in runs] == ["swin_t", "deit_t"]
+    # Hydra composes besides what says where and by which launcher the runs are to be.
+    assert len(compositions) == 2 + 1 + 2
+    compositions.clear()
+    assert typed(monkeypatch, "-m", "seed=0,1", f"output_dir={tmp_path}") == 0
+    assert len(compositions) == 1 + 1 + 2  # all seeds are checked by one
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["-c", "job"], ["--cfg=job", "--resolve"]])
+def test_cfg_shows_the_config_of_the_run(
+    monkeypatch, compositions, runs, run_folder, capsys, flags
+):
+    compositions.clear()
+    arguments = ["mode=test", f"ckpt={run_folder}", "head.anchor_scale=8"]
+    assert typed(monkeypatch, *arguments, *flags) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert len(compositions) == 2
+    assert not runs
+    assert (shown["task_name"], shown["head"]["name"]) == ("detection", "retinanet")
+    assert shown["head"]["anchor_scale"] == 8
+    assert shown["backbone"]["name"] == "swin_t_afbo"
+
+
+def test_cfg_of_a_training_is_composed_once(monkeypatch, compositions, runs, capsys):
+    assert typed(monkeypatch, "--cfg", "job", "backbone=swin_t") == 0
+    assert len(compositions) == 1
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["backbone"]["img_size"] == "${data.image_size}"
+    assert typed(monkeypatch, "--help", "config", "backbone=swin_t") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == shown
+    assert len(compositions) == 2

@@ -1,0 +1,112 @@
+"""Networks as they are typed: one spelling in every command."""
+
+import pytest
+
+from tests.runs import composed
+from tools.command_line.overrides import prepare
+from tools.command_line.typed_network import (
+    label,
+    merged,
+    one_token_mixer,
+    read_network,
+    read_networks,
+)
+
+SBM = {"token_mixer": {"name": "sbm", "rank": 32}}
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["backbone.mixer.g2=6"], {"mixer": {"g2": 6}}),
+        (["backbone.mixer={g2: 6}", "backbone.mixer.g1=2"], {"mixer": {"g2": 6, "g1": 2}}),
+        (["backbone.drop_path_rate=1e-1"], {"drop_path_rate": 0.1}),
+        (["+backbone.img_size=[64,96]"], {"img_size": [64, 96]}),
+        (["backbone.img_size=null"], {"img_size": None}),
+        (["backbone.mixer.bias=false"], {"mixer": {"bias": False}}),
+        (["backbone.token_mixer=sbm"], {"token_mixer": {"name": "sbm"}}),
+        (["backbone.token_mixer=sbm", "backbone.token_mixer.rank=32"], SBM),
+        (["backbone.token_mixer.rank=32", "backbone.token_mixer.name=sbm"], SBM),
+        (["backbone.token_mixer={name: sbm, rank: 32}"], SBM),
+    ],
+    ids=" ".join,
+)
+def test_words_become_options(words, options):
+    found = read_network("swin_t_afbo", words)
+    assert found == ("swin_t_afbo", options)
+    assert read_network(label(found)) == found  # as it is printed it can be typed again
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["backbone.mixer.g2=6", "backbone.drop_path_rate=0.1"],
+        ["backbone.token_mixer=sbm"],
+        ["backbone.token_mixer.name=sbm", "backbone.token_mixer.rank=32"],
+        ["backbone.token_mixer=sbm", "backbone.token_mixer.rank=32"],
+        ["backbone.token_mixer={name: sbm, rank: 32}"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_takes_the_same_words(words):
+    typed = ["backbone=swin_t_afbo", *words]
+    given = prepare(typed)
+    assert prepare(given) == given  # processes of a run start by it again
+    name, options = read_network("swin_t_afbo", words)
+    config = composed(*given)["backbone"]
+    if isinstance(config["token_mixer"], str):
+        config["token_mixer"] = {"name": config["token_mixer"]}
+    assert config["name"] == name
+    assert merged(config, options) == config  # nothing of it is missing or another
+
+
+def test_values_and_names_with_commas_make_a_network_each():
+    found = read_networks(
+        "deit_t_afbo backbone.mixer={g1: 2, g2: 6},swin_?", ["backbone.drop_path_rate=0,0.1"]
+    )
+    assert [label(one) for one in found] == [
+        f"{name} backbone.drop_path_rate={rate}{own}"
+        for name, own in (
+            ("deit_t_afbo", " backbone.mixer.g1=2 backbone.mixer.g2=6"),
+            *(("swin_" + size, "") for size in "tsb"),
+        )
+        for rate in (0, 0.1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["backbone.drop_pth_rate=1"],
+            r"of deit_t called .*; did you mean backbone.drop_path_rate",
+        ),
+        (["backbone.mixer.drp=1"], r"did you mean backbone.mixer.drop"),
+        (["backbone.token_mixer.rnk=1"], r"did you mean backbone.token_mixer.rank"),
+        (["backbone.name=swin_t"], r"backbone.name=swin_t is refused: pass backbone=NAME"),
+        (["backbone.mixer"], r"an option of a backbone is typed backbone.KEY=VALUE"),
+        (["backbone.mixer.drop=[1"], r"cannot be read; a value is a number"),
+        (["backbone.mixer.drop=interval(0,1)"], r"write those meant"),
+        (["backbone.mixer.drop=0,0.1"], r"names 2 networks; this command takes one"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_mistakes_are_one_sentence(words, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        read_network("deit_t", words)
+    assert "\n" not in str(refused.value)
+
+
+def test_another_token_mixer_leaves_the_options_of_the_first():
+    assert merged(SBM, {"token_mixer": {"rank": 8}}) == {"token_mixer": {"name": "sbm", "rank": 8}}
+    other = {"token_mixer": {"name": "pooling"}}
+    assert merged(SBM, other) == other
+
+
+def test_other_words_of_a_command_stay():
+    typed = ["-m", "backbone=swin_t", "backbone.token_mixer=sbm,pooling", "seed=1"]
+    assert one_token_mixer(typed) == typed
+    assert one_token_mixer(["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]) == [
+        "++backbone.token_mixer.name=a,b",
+        "++backbone.token_mixer.rank=1",
+    ]

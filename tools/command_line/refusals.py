@@ -1,0 +1,130 @@
+"""Composes what is typed for a run, and says in one sentence what Hydra refuses of it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from backbones.registry import look_up
+from tools.command_line.experiments import check_runs
+from tools.comparing.experiments import find_experiment
+from tools.running.config import CONFIGS, config_of, line_of, option_groups
+from tools.running.config_checks import GROUPS
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The config that the overrides of a run compose.
+
+    Raises:
+        ValueError: A name or key that does not exist, with the nearest ones that do.
+    """
+    for override in overrides:
+        _check_group(override)
+        _check_removal(override)
+    try:
+        _check_names(overrides)
+        return config_of(overrides)
+    except MissingConfigException as error:
+        raise ValueError(_missing(error)) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_unknown_key(error, overrides)) from None
+    except ValueError as error:
+        if "group override" not in str(error):
+            raise
+        typed = OverridesParser.create().parse_overrides(list(overrides))
+        wrong = [
+            line_of(one)
+            for one in typed
+            if "." not in one.key_or_group and not isinstance(one.value(), str | list)
+        ]
+        raise ValueError(f"{' or '.join(wrong)} is no name of an option; leave it out") from None
+
+
+def _check_group(override: str) -> None:
+    key, equals, value = override.partition("=")
+    group = key.removeprefix("~")
+    if key == "backbone.name":
+        raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
+    if group in GROUPS and (group != key or (equals and value in ("", "null"))):
+        raise ValueError(f"{override} is refused: a run needs its {group}")
+    if key == "logger" and value in ("", "null"):
+        raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
+    if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
+        check_runs(find_experiment(value))
+    if group in GROUPS and value.startswith("["):
+        raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+
+
+def _check_names(overrides: Sequence[str]) -> None:
+    """Refuse what has no key, and other things than names in a list of a group's options."""
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if not one.key_or_group:
+            raise ValueError(f"{one.input_line} names no option; type key=value")
+        group = one.key_or_group in option_groups()
+        value = None if one.is_sweep_override() else one.value()
+        if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
+
+
+def _check_removal(override: str) -> None:
+    group = override.partition("=")[0].removeprefix("~")
+    if override.startswith("~") and ("." not in group or group.startswith("trainer.")):
+        raise ValueError(f"{override} is refused: a run needs its {group}; give a value instead")
+    if override.startswith("~") and group.endswith(("._target_", ".name")):
+        raise ValueError(f"{override} is refused: nothing else says what to build")
+
+
+def _missing(error: MissingConfigException) -> str:
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if group == "backbone":  # its options are too many for a message
+        return _refusal(name)
+    options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
+    near = difflib.get_close_matches(name, options, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"there is no {group} called {name!r}; {hint}known: {', '.join(options)}"
+
+
+def _refusal(backbone: str) -> str:
+    """What the registry says to a name that it does not know."""
+    try:
+        host, _ = look_up(backbone)
+    except ValueError as refused:
+        return str(refused)
+    return f"{backbone} is {host.name} itself; pass backbone={host.name}"
+
+
+def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra names the key that does not exist; the valid ones are in the config without it."""
+    found = re.search(
+        r"Could not (?:override|append to config, an item is already at) '([\w.@/]+)'", str(error)
+    )
+    if not isinstance(error, ConfigCompositionException) or found is None:
+        return " ".join(str(error).split())
+    key = found.group(1)
+    # Which options exist depends on the chosen groups only.
+    choices = [override for override in overrides if "." not in override.partition("=")[0]]
+    try:
+        node: Any = config_of([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
+    except (HydraException, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    *parents, last = key.split(".")
+    path: list[str] = []
+    for parent in parents:
+        if not isinstance(node, DictConfig) or parent not in node:
+            last = parent
+            break
+        node, path = node[parent], [*path, parent]
+    known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    known = sorted(name for name in known if not name.startswith("_"))
+    near = difflib.get_close_matches(last, known, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    where = ".".join(path) or "the config"
+    more = f". If its code takes more, +{key}=... adds it" if path else ""
+    return f"{where} has no option {last!r}; {hint}it has: {', '.join(known)}{more}"

@@ -1,0 +1,180 @@
+"""What no single part of a run can check of its config, before anything is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from backbones.options import check_value, unknown
+from tasks.saved import checkpoint_file
+from tools.comparing.experiments import find_experiment
+from tools.running.config import CONFIGS
+from tools.running.recipes import check_data
+
+# Options at the top of the config and their types; those of the groups belong to what they build.
+TOP = {
+    "mode": Literal["fit", "validate", "test", "predict"],
+    "ckpt": str | None,
+    "resume": bool,
+    "input": str | None,
+    "seed": int,
+    "output_dir": str,
+    "checkpoint_every": float | None,
+    "require_pretrained": bool,
+}
+# Other keys at the top.
+PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
+HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
+# Groups that every run has.
+GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """Check what no single part can, and fill in the checkpoint files that folders stand for.
+
+    Raises:
+        ValueError: An impossible combination, with the command that works.
+    """
+    config = dict(config)
+    known = [*TOP, *GROUPS, *PARTS]
+    for option in config:
+        if option not in known:
+            raise ValueError(unknown("option", option, known))
+    for option, hint in TOP.items():
+        check_value(option, config.get(option), hint)
+    for group in (*GROUPS, "callbacks", "logger"):
+        check_value(group, config.get(group), Mapping[str, Any])
+    if not 0 <= config["seed"] < 2**32:
+        raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+    minutes = config["checkpoint_every"] or 0
+    if not 0 <= minutes < math.inf:
+        raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
+    for group in ("head", "data"):
+        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    recipe = config.pop("recipe", {})
+    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
+    check_data(recipe, config["data"]["_target_"])
+    _check_mode(config)
+    _check_length(config["trainer"], config["mode"])
+    if config["mode"] == "fit":
+        _check_precision(config["trainer"], config["optimizer"])
+        _check_warmup(config["schedule"], config["trainer"])
+    if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
+        _check_pretrained(config)
+    _name_files(config)
+    return config
+
+
+def _name_files(config: dict[str, Any]) -> None:
+    """Make paths what they mean now, in this folder."""
+    data, backbone = config["data"], config["backbone"]
+    if isinstance(data.get("root"), str):
+        # Evaluations of this run may begin in another folder.
+        data["root"] = str(Path(data["root"]).expanduser().absolute())
+    if isinstance(backbone["pretrained"], str):
+        backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+    if config["mode"] != "fit":
+        # "latest" will lead elsewhere some day.
+        config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
+
+
+def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
+    """Refuse a head, dataset or recipe that says it is for other tasks."""
+    if tasks is None or task in tasks:
+        return
+    options = sorted((CONFIGS / group).glob("*.yaml"))
+    fitting = [f"{group}={path.stem}" for path in options if task in tasks_of(path, group)]
+    raise ValueError(
+        f"this {group} is for task={' or '.join(tasks)}; "
+        f"task={task} takes {', '.join(fitting) or 'none'}"
+    )
+
+
+def tasks_of(path: Path, group: str) -> Sequence[str]:
+    """The tasks that a file of a group says it is for, or the files that it is made from."""
+    content = yaml.safe_load(path.read_text())
+    own: Sequence[str] | None = content.get(group, content).get("_tasks_")
+    if own is not None:
+        return own
+    parents = [name for name in content.get("defaults", ()) if name != "_self_"]
+    return [task for name in parents for task in tasks_of(path.parent / f"{name}.yaml", group)]
+
+
+def _check_mode(config: Mapping[str, Any]) -> None:
+    mode = config["mode"]
+    if mode != "fit" and config["ckpt"] is None:
+        raise ValueError(
+            f"mode={mode} needs the weights: pass ckpt=<run folder or checkpoint file>"
+        )
+    if mode != "fit" and config["resume"]:
+        raise ValueError(
+            f"resume=true goes on with training; with mode={mode} pass ckpt=<run folder> alone"
+        )
+    if mode == "fit" and config["ckpt"] is not None and not config["resume"]:
+        raise ValueError(
+            "ckpt with mode=fit is the run to go on with: pass resume=true, or start from its "
+            f"backbone with backbone.pretrained={config['ckpt']}"
+        )
+    if mode != "predict" and config["input"] is not None:
+        raise ValueError("input names images to predict: pass mode=predict")
+
+
+def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
+    for option in ("max_epochs", "max_steps"):
+        if mode == "fit" and trainer[option] == 0:
+            raise ValueError(
+                f"trainer.{option}=0 trains nothing; for the metrics of a checkpoint pass "
+                "mode=validate ckpt=<run folder or checkpoint file>"
+            )
+
+
+def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Refuse AdamW in float16, where its eps is 0 and a weight without gradient becomes NaN."""
+    eps = optimizer.get("eps", 1e-8)  # torch's default
+    if trainer["precision"] != "16-true" or optimizer.get("name") != "adamw":
+        return
+    if isinstance(eps, int | float) and eps <= HALF_ZERO:
+        raise ValueError(
+            f"trainer.precision=16-true trains weights in float16, where AdamW's eps of {eps:g} is "
+            "0 and the first step leaves NaN; pass trainer.precision=16-mixed or bf16-true, or "
+            "+optimizer.eps=1e-4"
+        )
+
+
+def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+    epochs = trainer["max_epochs"]
+    parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
+    given = {name: value for name, value in parts.items() if value}
+    numbers = all(isinstance(value, int | float) for value in (*given.values(), epochs))
+    if numbers and given and 0 < epochs <= sum(given.values()):
+        named = " and ".join(f"schedule.{name}={value}" for name, value in given.items())
+        raise ValueError(
+            f"{named} epochs leave nothing of trainer.max_epochs={epochs}; lower "
+            f"{'them' if len(given) > 1 else 'it'}, 0 being none"
+        )
+
+
+def _check_pretrained(config: Mapping[str, Any]) -> None:
+    if not config["require_pretrained"] or config["resume"]:
+        return
+    task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    experiment = (config.get("paper") or {}).get("experiment")
+    if experiment is not None:
+        raise ValueError(
+            f"experiment={experiment} starts from trained weights. Train them:\n"
+            f"  python tools/run.py {find_experiment(experiment).train.start}\n"
+            "with data.root=<folder of the data>, then pass backbone.pretrained=<that run folder>; "
+            "or pass backbone.pretrained=true for timm's weights, false for random ones"
+        )
+    raise ValueError(
+        f"task={task} starts from a trained backbone. Train one:\n"
+        f"  python tools/run.py task=classification backbone={name}\n"
+        f"then pass it:\n"
+        f"  python tools/run.py task={task} backbone={name} "
+        f"backbone.pretrained={root}/classification/{name}/latest\n"
+        "or pass backbone.pretrained=true for timm's weights, false for random ones"
+    )

@@ -1,0 +1,125 @@
+"""The parts of a run: checked, built in the order of the data flow, and put to work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer, seed_everything
+
+from backbones import create_backbone
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
+from backbones.options import check_arguments, check_complete
+from datamodules import BaseDataModule
+from tasks.base import BaseTask
+from tasks.instantiate import build
+from tasks.loading import build_task
+from tasks.optim import build_optimizer, learning_rate_factor
+from tools.running import prediction, report, resume, trainer
+from tools.running.folder import keep_config, mark_latest
+from tools.running.processes import is_first_process
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run consists of.
+
+    Attributes:
+        datamodule: Its data.
+        task: Its network, with the weights of a checkpoint where it is an evaluation.
+        engine: Lightning's trainer.
+        facts: What is known of the network before the run.
+        start: Of a resumed run, the checkpoint that it goes on from.
+    """
+
+    datamodule: BaseDataModule
+    task: BaseTask
+    engine: Trainer
+    facts: dict[str, Any]
+    start: resume.Start | None = None
+
+
+def check_options(config: Mapping[str, Any]) -> None:
+    """Refuse options that no part takes before anything is built.
+
+    Raises:
+        ValueError: Names the option and the nearest one that there is.
+    """
+    for group, call in (
+        ("backbone", create_backbone),
+        ("optimizer", build_optimizer),
+        ("schedule", learning_rate_factor),
+    ):
+        check_complete(call, config[group], group)
+        check_arguments(call, config[group], group)
+
+
+def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts:
+    """Build the parts of a run.
+
+    Args:
+        config: Of the run.
+        folder: Of the run.
+        resumed: Whether the run in this folder is to go on.
+    """
+    seed_everything(config["seed"], workers=True, verbose=False)
+    training = config["mode"] == "fit"
+    checkpoint = None if training else open_checkpoint(config["ckpt"])
+    datamodule = _data(config, checkpoint)
+    task = build_task(config, datamodule)
+    loaded: dict[str, Any] = {}
+    if checkpoint is not None:
+        task.load_weights(checkpoint)
+        loaded = {"checkpoint_step": checkpoint.step}
+    options, start = config["trainer"], None
+    if resumed:
+        start = resume.find_start(folder, config["ckpt"], task, options)
+    facts = report.facts(config, task.model) | loaded
+    engine = trainer.make_trainer(
+        options,
+        folder,
+        task.monitor,
+        training=training,
+        checkpoint_every=config["checkpoint_every"],
+        **(trainer.extras(config, folder, task) if training else {}),
+    )
+    return Parts(datamodule, task, engine, facts, start)
+
+
+def _data(config: dict[str, Any], checkpoint: Checkpoint | None) -> Any:
+    """The datamodule of a run, all of whose files are looked at before a training."""
+    datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+    if prediction.needs_no_data(config, datamodule, checkpoint):
+        return datamodule
+    datamodule.prepare_data()
+    datamodule.setup()
+    if config["mode"] == "fit" and is_first_process():
+        datamodule.check_files()
+    return datamodule
+
+
+def work(
+    parts: Parts, config: dict[str, Any], folder: Path, new_length: str | None
+) -> dict[str, float]:
+    """Train, evaluate or predict; the closing metrics.
+
+    Args:
+        parts: Of the run.
+        config: Of the run.
+        folder: Of the run.
+        new_length: From ``folder.other_length``.
+    """
+    task, datamodule, engine = parts.task, parts.datamodule, parts.engine
+    if config["mode"] == "predict":
+        return prediction.predict(engine, task, datamodule)
+    if config["mode"] != "fit":
+        return trainer.evaluate(engine, config["mode"], task, datamodule)
+    mark_latest(folder)
+    report.announce(parts.facts, config, datamodule, engine.world_size)
+    if parts.start:
+        resume.announce(parts.start, new_length)
+        keep_config(folder, config)
+        report.reopen(folder)
+    return trainer.fit(engine, task, datamodule, start=parts.start)
