@@ -61,7 +61,6 @@ def _leaves_words_out(short: str, name: str) -> bool:
 
 
 def describe(row: Row) -> str:
-    """What the paper reports of a row, such as ``74.6 % top-1 (AFBO Table 2)``."""
+    """What the paper reports of a row, such as ``74.6 % top-1``."""
     metric = next((name for name in HEADLINES if name in row.metrics), next(iter(row.metrics)))
-    where = f"{row.paper.upper()} Table {row.table}"
-    return f"{row.metrics[metric]} {HEADLINES.get(metric, metric)} ({where})"
+    return f"{row.metrics[metric]} {HEADLINES.get(metric, metric)}"

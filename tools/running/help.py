@@ -138,7 +138,8 @@ def _experiments() -> str:
     lines = []
     for name, row in experiments().items():
         reason = row.train.cannot_run
-        lines.append(f"{name:52} {describe(row)}")
+        where = f"{row.paper.upper()} Table {row.table}"
+        lines.append(f"{name:52} {describe(row)} ({where})")
         if reason:
             lines.append(_wrapped("    cannot run: ", [reason]))
     return "\n".join(lines)
