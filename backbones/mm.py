@@ -64,7 +64,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
 
     @property
     def _backbone(self) -> Backbone:
-        return cast("Backbone", self)
+        return self
 
     def train(self, mode: bool = True) -> Self:
         """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""

@@ -7,9 +7,10 @@ only act that registers, so nothing can be forgotten.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -138,6 +139,19 @@ def register_mixer(
     return register
 
 
+@contextlib.contextmanager
+def temporary_registrations() -> Iterator[None]:
+    """Forget at the end which hosts and mixers were registered inside, for trials and tests."""
+    hosts, mixers = dict(_HOSTS), dict(_MIXERS)
+    try:
+        yield
+    finally:
+        _HOSTS.clear()
+        _HOSTS.update(hosts)
+        _MIXERS.clear()
+        _MIXERS.update(mixers)
+
+
 def list_mixers(kind: Kind | None = None) -> list[str]:
     """Names of all mixers, or of one kind ("channel" or "token")."""
     return sorted(name for name, entry in _MIXERS.items() if kind in (None, entry.kind))
@@ -178,7 +192,7 @@ def _table_of(
     for host in hosts:
         for mixer in sorted(mixers, key=lambda entry: entry.name):
             name = f"{host.name}_{mixer.name}"
-            if mixer.name == OWN_FFN or not _is_named(host, mixer) or _why_unfit(host, mixer):
+            if mixer.name == OWN_FFN or not _is_named(host, mixer) or why_unfit(host, mixer):
                 continue
             if name in table:
                 raise ValueError(
@@ -219,7 +233,7 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
     return _HOSTS[host], mixer
 
 
-def _why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
+def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
     """Why a mixer cannot serve a host; empty if it can."""
     reasons = mixer.unfit_for.items()
     return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host.name, pattern)), "")
@@ -230,12 +244,23 @@ def _refuse_unfit(name: str) -> None:
     hosts = [host for host in _HOSTS.values() if "channel" in host.slots]
     for host in hosts:
         mixer = _MIXERS.get(name.removeprefix(f"{host.name}_"))
-        if mixer is not None and mixer.kind == "channel" and _why_unfit(host, mixer):
-            fitting = [other.name for other in hosts if not _why_unfit(other, mixer)]
+        if mixer is not None and mixer.kind == "channel" and why_unfit(host, mixer):
+            fitting = [other.name for other in hosts if not why_unfit(other, mixer)]
             raise ValueError(
                 f"there is no {name}: {mixer.name} does not serve {host.name}, because "
-                f"{_why_unfit(host, mixer)}; it serves {', '.join(fitting)}"
+                f"{why_unfit(host, mixer)}; it serves {', '.join(fitting)}"
             )
+
+
+def find_host(name: str) -> HostEntry:
+    """The host of this name, which is the name of a backbone without a mixer in it.
+
+    Raises:
+        ValueError: Unknown name.
+    """
+    if name not in _HOSTS:
+        raise ValueError(unknown("host", name, list_hosts()))
+    return _HOSTS[name]
 
 
 def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from PIL import Image, ImageOps
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
@@ -97,7 +97,7 @@ class PaperAugmentation:
             re_mode="pixel",
         )
         guard_posterize(made)
-        return cast(Transform, made)
+        return made
 
     def eval(self, size: int) -> Transform:
         """Resize, central crop, normalisation."""
@@ -109,7 +109,7 @@ class PaperAugmentation:
             std=tuple(self.std),
             crop_pct=self.crop_pct,
         )
-        return cast(Transform, made)
+        return made
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class LightAugmentation:
         steps += [transforms.ToTensor(), transforms.Normalize(tuple(self.mean), tuple(self.std))]
         if self.random_erasing:
             steps.append(transforms.RandomErasing(self.random_erasing))
-        return cast(Transform, transforms.Compose(steps))
+        return transforms.Compose(steps)
 
     def eval(self, size: int) -> Transform:
         """Resize the whole image to a square and normalise it."""
@@ -171,7 +171,7 @@ class LightAugmentation:
             transforms.ToTensor(),
             transforms.Normalize(tuple(self.mean), tuple(self.std)),
         ]
-        return cast(Transform, transforms.Compose(steps))
+        return transforms.Compose(steps)
 
     def _resize(self, size: int) -> transforms.Resize:
         return transforms.Resize((size, size), interpolation=transforms.InterpolationMode.BICUBIC)

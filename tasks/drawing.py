@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -239,7 +239,7 @@ def _tint(
         alpha=0.5,
         colors=[_colour(label) for label in labels],
     )
-    return cast("Image.Image", to_pil_image(tinted))
+    return to_pil_image(tinted)
 
 
 def _colour(label: int) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,20 @@ class KeepLast(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save before a validation, when it is time to, and on a signal."""
+        """Save before a validation, when it is time to, and on a signal; the step is logged first.
+
+        What a checkpoint has done comes never again, and neither does its row in the logs.
+        """
         last = trainer.is_last_batch
         if not last and (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         if loop.validation_follows:
-            self._save(trainer)
+            loop.save = partial(self._save, trainer)
         # All processes must agree, as saving takes all of them.
         elif not last and self._any(trainer, self._signum is not None or self._is_time()):
-            self._save(trainer)
+            loop.save = partial(self._save, trainer)
             self._stop_if_told(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,6 +120,8 @@ class KeepLast(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         if not getattr(trainer, "fast_dev_run", False):
+            for log in trainer.loggers:
+                log.save()  # a kill would take the rows with it
             trainer.save_checkpoint(self.last)
             self._since = time.monotonic()
 

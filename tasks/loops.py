@@ -7,6 +7,7 @@ or not at all, and end a run between two validations with weights that nothing h
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ class EpochLoop(_TrainingEpochLoop):
     """An epoch, in which the last step of all is followed by a validation, whatever the interval.
 
     Attributes:
+        save: Called once when the step of the present batch is logged, before any validation.
         stop: Raised when all is logged and validated that the present batch brings.
     """
 
+    save: Callable[[], None] | None = None
     stop: BaseException | None = None
 
     @property
@@ -31,7 +34,10 @@ class EpochLoop(_TrainingEpochLoop):
         return self._should_check_val_fx(self.trainer.fit_loop._data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Validate and log, then end where the run was told to."""
+        """Save, validate and log, then end where the run was told to."""
+        if self.save is not None:
+            save, self.save = self.save, None
+            save()
         super().on_advance_end(data_fetcher)
         if self.stop is not None:
             raise self.stop

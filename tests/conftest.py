@@ -4,12 +4,21 @@ import dataclasses
 import gc
 import json
 import os
+import resource
 
 import pytest
 import torch
 from filelock import FileLock
 
-from tests.runs import Ended, arguments, command
+from backbones.registry import temporary_registrations
+from tests.runs import Ended, arguments, command, run_shared
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what the session took of all processors, its own processes and theirs included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    minutes = sum(one.ru_utime + one.ru_stime for one in used) / 60
+    terminalreporter.write_line(f"{minutes:.1f} minutes of processor time in all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,6 +46,13 @@ def sample_cache(shared):
 
 
 @pytest.fixture
+def registering():
+    """What a test registers is gone after it."""
+    with temporary_registrations():
+        yield
+
+
+@pytest.fixture
 def one_thread():
     """As many threads as the subprocesses of the tests have, for results equal to the bit."""
     before = torch.get_num_threads()
@@ -54,7 +70,7 @@ def outputs(shared):
 
 @pytest.fixture(scope="session")
 def trained(outputs, sample_cache):
-    """task -> how its run ended; each is trained once, by the real command."""
+    """task -> how its run ended; each is trained once, the first by the real command."""
 
     def train(task):
         more = []
@@ -64,7 +80,8 @@ def trained(outputs, sample_cache):
         done = outputs / f"{task}.json"
         with FileLock(outputs / f"{task}.lock"):
             if not done.exists():
-                ended = command(arguments(task, outputs, *more, epochs=2))
+                start = command if task == "classification" else run_shared
+                ended = start(arguments(task, outputs, *more, epochs=2))
                 done.write_text(json.dumps(dataclasses.asdict(ended)))
         return Ended(**json.loads(done.read_text()))
 

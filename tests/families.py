@@ -1,13 +1,16 @@
-"""One host of each family, the first of its file or package, for tests that hold for all."""
+"""Which backbones a test takes that holds for all: one host of each family, or fixed draws."""
 
 import copy
 import functools
+import random
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import pytest
 from torch import nn
 
-from backbones import Backbone, create_backbone, list_backbones, registry
+from backbones import Backbone, create_backbone, list_backbones, list_hosts
+from backbones.registry import find_host, look_up
 
 
 def rest_slow(cases: Sequence, quick: Collection) -> list:
@@ -15,10 +18,33 @@ def rest_slow(cases: Sequence, quick: Collection) -> list:
     return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
+def drawn(*seeds: int) -> list[str]:
+    """Every host with every mixer by turns: for each seed one name of each host.
+
+    A host takes one of the mixers that were taken least so far, its own among them, and of these
+    the one that fewest hosts have, so that the names of one seed have every mixer in them.
+    Another seed gives other pairs.
+    """
+    names, hosts_with, chosen = defaultdict(dict), Counter(), []
+    for name in list_backbones():
+        host, mixer = look_up(name)
+        names[host.name][mixer] = name
+        hosts_with[mixer] += 1
+    for seed in seeds:
+        generator, taken = random.Random(seed), Counter()
+        for host in generator.sample(list_hosts(), len(names)):
+            rank = {m: (taken[m], hosts_with[m], generator.random()) for m in names[host]}
+            mixer = min(rank, key=rank.get)
+            taken[mixer] += len(rank) > 1
+            chosen.append(names[host][mixer])
+    return [name for name in list_backbones() if name in chosen]
+
+
 _FILES = {
-    entry.build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
-    for name, entry in reversed(registry._HOSTS.items())
+    find_host(name).build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
+    for name in reversed(list_hosts())
 }
+# The first host of each file or package of hosts.
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.
 _BOTH = [
@@ -31,7 +57,7 @@ SWAPPED = [name for name in _BOTH if f"{name}_afbo" not in _BOTH]
 # Of those with mixers the default suite takes two, one for tokens and one for maps.
 _QUICK = ("deit_t_afbo", "swin_t_afbo")
 NAMES = rest_slow(_BOTH, (*SMALLEST, *_QUICK))
-TOKEN_SLOTS = [host for host in SMALLEST if "token" in registry._HOSTS[host].slots]
+TOKEN_SLOTS = [host for host in SMALLEST if "token" in find_host(host).slots]
 
 
 def shorten(network: nn.Module) -> nn.Module:

@@ -1,12 +1,15 @@
 """Runs small enough for a test, within this process or as the command that a user types."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from logging import StreamHandler, getLogger
 from pathlib import Path
 
 import torch
@@ -32,6 +35,9 @@ TINY = {
     ),
     "segmentation": SCENES,
 }  # fmt: skip
+# One run of a sweep or search.
+SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",
+            "trainer.limit_train_batches=1", "schedule.warmup=0", "logger=csv")  # fmt: skip
 # What a task that is not trained needs.
 RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
@@ -66,20 +72,52 @@ def composed(*overrides):
     return resolved(config)
 
 
-def run_here(typed, capsys) -> Ended:
-    """What ``python tools/run.py`` does, without a new process."""
-    capsys.readouterr()
-    status = 0
+def _status_of(typed) -> int:
     try:
         with one_line_errors():
             given = read(typed)
             run(resolved(run_config.job_config(given.overrides, given.config)))
     except SystemExit as ended:
-        status = ended.code
+        return ended.code
     finally:
         GlobalHydra.instance().clear()
+    return 0
+
+
+def run_here(typed, capsys) -> Ended:
+    """What ``python tools/run.py`` does, without a new process."""
+    capsys.readouterr()
+    status = _status_of(typed)
     captured = capsys.readouterr()
     return Ended(status, captured.out, captured.err)
+
+
+def run_shared(typed) -> Ended:
+    """The same for a run that several tests share: lines as printed, and one thread."""
+    out, err = io.StringIO(), io.StringIO()
+    root, threads = getLogger(), torch.get_num_threads()
+    lines, level = StreamHandler(out), root.level  # as hydra/job_logging=stdout
+    root.addHandler(lines)
+    root.setLevel("INFO")
+    torch.set_num_threads(1)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = _status_of(typed)
+    finally:
+        torch.set_num_threads(threads)
+        root.setLevel(level)
+        root.removeHandler(lines)
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def refused(typed, output_dir, capsys) -> str:
+    """The one line that a command ends with, after which nothing is left."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 2, ended
+    assert ended.err.startswith("error: "), ended.err
+    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
+    assert not [path for path in output_dir.rglob("2*")]  # no run folder
+    return ended.err
 
 
 def start(typed, **options) -> subprocess.Popen:

@@ -66,7 +66,7 @@ class ConvNeXt(HierarchicalBackbone):
         """(B, 3, H, W) -> (B, num_features): the mean over the last map, then LayerNorm."""
         self.check_embeds()
         pooled = self.stage_maps(images)[-1].mean(dim=(2, 3), keepdim=True)
-        return cast("Tensor", self.norm(pooled).flatten(1))
+        return self.norm(pooled).flatten(1)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names (``downsample_layers.N``, ``dwconv``, ``pwconvN``) and timm's.
@@ -84,7 +84,7 @@ class SlottedBlock(ConvNeXtBlock):
         y = self.mlp(self.norm(to_nhwc(mix_nchw(self.conv_dw, x))))
         if self.gamma is not None:
             y = y * self.gamma
-        return cast("Tensor", self.shortcut(x) + self.drop_path(to_nchw(y)))
+        return self.shortcut(x) + self.drop_path(to_nchw(y))
 
 
 RENAMES = (

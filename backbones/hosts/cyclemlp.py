@@ -10,7 +10,7 @@ Axes: B images, H W map, C channels.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ class CycleFC(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """W times the shifted channels, plus b: (B, H, W, C) -> (B, H, W, C)."""
         if torch.is_grad_enabled() and not in_graph():
-            x = cast("Tensor", _Cycled.apply(x, self.axis, 1))  # type: ignore[no-untyped-call]
+            x = _Cycled.apply(x, self.axis, 1)  # type: ignore[no-untyped-call]
         elif is_any_size(x.shape[1:3]):
             x = _cycled_any_size(x, self.axis)
         else:

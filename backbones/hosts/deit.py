@@ -109,9 +109,9 @@ class DeiT(IsotropicBackbone):
             return super().embed(images)
         self.check_embeds()
         if self.cls_token is None:
-            return cast("Tensor", self.fc_norm(self.last_map(images).mean(dim=(1, 2))))
+            return self.fc_norm(self.last_map(images).mean(dim=(1, 2)))
         tokens, _ = self._tokens(images)
-        return cast("Tensor", self.norm(tokens[:, 0]))
+        return self.norm(tokens[:, 0])
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> the stride-16 map, normed token by token, or the pyramid's if dense."""
@@ -181,7 +181,7 @@ class DeiT(IsotropicBackbone):
         positions = table.shape[1] - num_prefix_tokens
         side = math.isqrt(positions)
         if grid is not None:
-            old = cast("tuple[int, int]", tuple(grid.tolist()))
+            old = tuple(grid.tolist())
         else:
             old = (side, side) if side**2 == positions else self.grid
         if math.prod(old) != positions:
@@ -206,7 +206,7 @@ class DeiTBlock(Block):
         y = mix_tokens(self.attn, self.norm1(x), grid, self.num_prefix_tokens)
         x = x + self.drop_path1(self.ls1(y))
         y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)
-        return cast("Tensor", x + self.drop_path2(self.ls2(y)))
+        return x + self.drop_path2(self.ls2(y))
 
 
 def build(

@@ -103,7 +103,7 @@ class AnySizeStage(GlobalContextVitStage):
         window = cast("AnySizeBlock", self.blocks[0]).window()
         if pooled.shape[-2:] != window:
             pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
-        return cast("Tensor", self.global_norm(to_nhwc(pooled)))
+        return self.global_norm(to_nhwc(pooled))
 
 
 class AnySizeBlock(GlobalContextVitBlock):
@@ -116,7 +116,7 @@ class AnySizeBlock(GlobalContextVitBlock):
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
         """Attention within windows of a padded map: (B, H, W, C) -> (B, H, W, C)."""
         if isinstance(self.attn, Mixer):
-            return cast("Tensor", self.attn(x))
+            return self.attn(x)
         any_size = is_any_size(x.shape[1:3])
         x, crop = pad_to_windows(x, self.window())
         if any_size and q_global is not None:

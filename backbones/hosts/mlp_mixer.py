@@ -50,7 +50,7 @@ class PatchMLP(IsotropicBackbone):
         """(B, 3, H, W) -> (B, h, w, C) after the last block."""
         height, width = images.shape[-2:]
         tokens = self.stem(F.pad(images, (0, missing(width, PATCH), 0, missing(height, PATCH))))
-        return cast("Tensor", self.blocks(tokens.unflatten(1, (ceil_div(height, PATCH), -1))))
+        return self.blocks(tokens.unflatten(1, (ceil_div(height, PATCH), -1)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept timm's names."""
@@ -63,7 +63,7 @@ class MixerMLP(PatchMLP):
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:
         super().__init__(model, config)
         grid = config.grid(PATCH)
-        for index, block in enumerate(cast("list[MapMixerBlock]", list(self.blocks))):
+        for index, block in enumerate(self.blocks):
             become(block, MapMixerBlock)
             tokens = cast("WindowedTokenMLP", block.mlp_tokens)
             become(tokens, WindowedTokenMLP)
@@ -79,7 +79,7 @@ class MapMixerBlock(MixerBlock):
     def forward(self, x: Tensor) -> Tensor:
         """Token MLP, then channel MLP, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path(self.mlp_tokens(self.norm1(x)))
-        return cast("Tensor", x + self.drop_path(self.mlp_channels(self.norm2(x))))
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
 
 class WindowedTokenMLP(Mlp):

@@ -83,7 +83,7 @@ class PoolFormerBlock(MetaFormerBlock):
         y = mix_nchw(self.token_mixer, self.norm1(x))
         x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(y))
         y = mix_nchw(self.mlp, self.norm2(x))
-        return cast("Tensor", self.res_scale2(x) + self.layer_scale2(self.drop_path2(y)))
+        return self.res_scale2(x) + self.layer_scale2(self.drop_path2(y))
 
 
 # The authors' network alternates stages (even) and downsampling (odd) in one list.

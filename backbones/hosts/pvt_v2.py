@@ -75,13 +75,13 @@ class PVTv2Block(Block):
     def forward(self, x: Tensor, feat_size: Size) -> Tensor:  # type: ignore[override]
         """Attention, then FFN, with shortcuts: (B, h * w, C) and (h, w) -> (B, h * w, C)."""
         x = x + self.drop_path1(_apply(self.attn, self.norm1(x), feat_size))
-        return cast("Tensor", x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size)))
+        return x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size))
 
 
 def _apply(module: nn.Module, tokens: Tensor, grid: Size) -> Tensor:
     if isinstance(module, Mixer):
         return mix_tokens(module, tokens, grid, num_prefix_tokens=0)
-    return cast("Tensor", module(tokens, grid))
+    return module(tokens, grid)
 
 
 def _build(variant: str, config: HostConfig) -> PVTv2:

@@ -102,11 +102,11 @@ class SwinBlock(SwinTransformerBlock):
     def forward(self, x: Tensor) -> Tensor:
         """Attention of windows, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
         x = x + self.drop_path1(self._attn(self.norm1(x)))
-        return cast("Tensor", x + self.drop_path2(self.mlp(self.norm2(x))))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
 
     def _attn(self, x: Tensor) -> Tensor:
         if isinstance(self.attn, Mixer):
-            return cast("Tensor", self.attn(x))
+            return self.attn(x)
         _, height, width, channels = x.shape
         if is_any_size(x.shape[1:3]):
             return self._attn_any_size(x)
@@ -160,7 +160,7 @@ class AnyPatchMerging(PatchMerging):
                 part = rows[row][:, row::2]
                 part = F.pad(part, (0, 0, 0, 1)) if column else part
                 parts.append(part[:, :, column::2])
-        return cast("Tensor", self.reduction(self.norm(torch.cat(parts, dim=-1))))
+        return self.reduction(self.norm(torch.cat(parts, dim=-1)))
 
 
 class AnyWindowAttention(WindowAttention):
@@ -187,7 +187,7 @@ class AnyWindowAttention(WindowAttention):
         query, key, value = qkv.unbind(0)
         x = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=drop)
         x = x.transpose(1, 2).reshape(-1, num_tokens, self.proj.in_features)
-        return cast("Tensor", self.proj_drop(self.proj(x)))
+        return self.proj_drop(self.proj(x))
 
     def _bias(self, window: Size) -> Tensor:
         """Relative position bias (1, heads, h * w, h * w).
@@ -199,9 +199,7 @@ class AnyWindowAttention(WindowAttention):
             return bias
         height, width = window
         bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
-        return cast(
-            "Tensor", bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
-        )
+        return bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
 
 
 def _build(variant: str, config: HostConfig) -> Swin:

@@ -28,7 +28,7 @@ Axes: B images, H W map, C channels, h heads of 32 channels.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -135,7 +135,7 @@ class VisionLLaMA(HierarchicalBackbone):
             ValueError: The backbone was built for dense prediction.
         """
         x = super().embed(images)
-        return cast("Tensor", self.norm(x)) if self.norm_twice else x
+        return self.norm(x) if self.norm_twice else x
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, which are ours but for the classifier's."""

@@ -210,5 +210,5 @@ def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
         dtype=weight.dtype,
     )
     conv.weight.copy_(weight)
-    cast("Tensor", conv.bias).copy_(bias)
+    conv.bias.copy_(bias)
     return conv.train(like.training)

@@ -14,7 +14,8 @@ from backbones.layers.reweight import Reweight
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import cyclemlp as reference
-from tests.references.released import assert_equal, checkpoint, double, images
+from tests.references.released import assert_equal, checkpoint, double
+from tests.tensors import images
 
 
 @pytest.fixture(scope="module")

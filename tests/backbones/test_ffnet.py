@@ -21,6 +21,7 @@ from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import ffnet as reference
+from tests.tensors import images, randomise_network
 from tools.comparing.published import load_rows
 
 NAMES = ("ffnet_1", "ffnet_2", "ffnet_3", "ffnet_4", "ffnet_seg")
@@ -54,11 +55,6 @@ def tiny(name, dense=False, drop_path=0.0, form="train"):
     config = HostConfig((64, 64), dense=dense, drop_path_rate=drop_path)
     backbone = FFNet(name, config).double().eval()
     return backbone.fuse() if form == "fused" else backbone
-
-
-def images(*size, batch=2):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
 
 
 def loaded(backbone, tensors):
@@ -108,8 +104,8 @@ def test_training_gradients_equal_those_of_the_equations(name):
         key: value.clone().requires_grad_(value.is_floating_point() and "running" not in key)
         for key, value in tensors.items()
     }
-    x = images(70, 64).requires_grad_()
-    y = images(70, 64).requires_grad_()
+    x = images(70, 64, batch=2).requires_grad_()
+    y = images(70, 64, batch=2).requires_grad_()
     model(x).sin().sum().backward()
     reference.Network(theirs, TINY[name], training=True)(y)[0].sin().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, **EXACT)
@@ -153,31 +149,16 @@ def test_whole_networks_equal_the_equations(name, form):
 # Fusing
 
 
-def randomise(model):
-    generator = torch.Generator().manual_seed(0)
-    for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not tensor.is_floating_point():
-            continue
-        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-        if key.endswith("running_var"):
-            tensor.data = 0.5 + noise.square()
-        elif tensor.ndim > 1 and tensor.shape[1:] != (1, 1):
-            tensor.data = noise / tensor[0].numel() ** 0.5
-        else:
-            tensor.data = 0.8 + 0.2 * noise if key.endswith("weight") else 0.3 * noise
-    return model
-
-
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
 @pytest.mark.parametrize("name", TINY)
 @torch.no_grad()
 def test_fused_form_is_the_same_in_float64(name, dense):
-    backbone = randomise(tiny(name, dense))
-    expected = backbone(images(75, 110))
+    backbone = randomise_network(tiny(name, dense))
+    expected = backbone(images(75, 110, batch=2))
     plain = copy.deepcopy(backbone).fuse()
     assert is_fused(plain)
     assert not is_fused(backbone)
-    for found, wanted in zip(plain(images(75, 110)), expected, strict=True):
+    for found, wanted in zip(plain(images(75, 110, batch=2)), expected, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT)
     assert plain.fuse() is plain
     batch_norms = [m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -186,8 +167,8 @@ def test_fused_form_is_the_same_in_float64(name, dense):
 
 @torch.no_grad()
 def test_fused_form_is_the_same_in_float32():
-    model = randomise(LinearClassifier(create_backbone("ffnet_1"), 1000)).eval()
-    x = images(96, 70).float()
+    model = randomise_network(LinearClassifier(create_backbone("ffnet_1"), 1000)).float()
+    x = images(96, 70, batch=2).float()
     expected = model(x)
     model.backbone.fuse()
     found = model(x)
@@ -209,7 +190,8 @@ def test_fusing_keeps_type_and_mode():
 
 def test_fused_form_can_be_trained_further():
     backbone = create_backbone("ffnet_1", fused=True, dense=True).train()
-    torch.stack([m.square().mean() for m in backbone(images(64, 64).float())]).sum().backward()
+    maps = backbone(images(64, 64, batch=2).float())
+    torch.stack([m.square().mean() for m in maps]).sum().backward()
     assert all(p.grad is not None for p in backbone.parameters())
 
 
@@ -217,10 +199,10 @@ def test_fused_form_can_be_trained_further():
 @torch.no_grad()
 def test_fuses_around_and_inside_swapped_mixers(name):
     backbone = create_backbone(name, token_mixer="ffnified", dense=True).eval()
-    expected = backbone(images(64, 80).float())
+    expected = backbone(images(64, 80, batch=2).float())
     backbone.fuse()
     assert is_fused(backbone)
-    for found, wanted in zip(backbone(images(64, 80).float()), expected, strict=True):
+    for found, wanted in zip(backbone(images(64, 80, batch=2).float()), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -263,15 +245,15 @@ def test_conversion_refuses_unknown_variants_and_forms():
 @pytest.mark.parametrize("name", ["tiny_2", "tiny_seg"])
 @torch.no_grad()
 def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
-    trained = randomise(tiny(name))
-    expected = trained(images(64, 70))
+    trained = randomise_network(tiny(name))
+    expected = trained(images(64, 70, batch=2))
     source = trained.fuse() if given == "fused" else trained
     backbone = tiny(name, form=built)
     report = adopt(backbone, in_memory(source.state_dict(), "file"))
     assert not report.initialised
     assert not report.skipped
     assert is_fused(backbone) == (built == "fused")
-    for found, wanted in zip(backbone(images(64, 70)), expected, strict=True):
+    for found, wanted in zip(backbone(images(64, 70, batch=2)), expected, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT)
 
 
@@ -371,7 +353,7 @@ def test_channel_mixer_replaces_the_ffn_behind_its_query(name, ratio):
 @torch.no_grad()
 def test_ffn_in_its_slot_is_the_own_one():
     """The registry's FFN computes what the 1x1 convolutions do."""
-    plain = randomise(create_backbone("ffnet_1").double()).eval()
+    plain = randomise_network(create_backbone("ffnet_1"))
     swapped = create_backbone("ffnet_1", mixer={"drop": 0.1}).double().eval()
     own = {}
     for key, value in plain.state_dict().items():
@@ -380,14 +362,15 @@ def test_ffn_in_its_slot_is_the_own_one():
             value = value.flatten(1) if value.ndim > 1 else value
         own[key] = value
     swapped.load_state_dict(own)
-    for found, expected in zip(swapped(images(64, 70)), plain(images(64, 70)), strict=True):
+    x = images(64, 70, batch=2)
+    for found, expected in zip(swapped(x), plain(x), strict=True):
         torch.testing.assert_close(found, expected, **EXACT)
 
 
 @pytest.mark.parametrize("token_mixer", ["ffnified", "attention", "pooling"])
 def test_token_mixer_replaces_the_attention_behind_a_norm(token_mixer):
     backbone = create_backbone("ffnet_1_glu", token_mixer=token_mixer, dense=True).train()
-    maps = backbone(images(64, 70).float())
+    maps = backbone(images(64, 70, batch=2).float())
     torch.stack([m.square().mean() for m in maps]).sum().backward()
     assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
     norms = [key for key in backbone.state_dict() if key.endswith("token_mixer.norm.weight")]
@@ -418,9 +401,9 @@ def test_four_maps_at_any_size(name, dense, fused):
 @torch.no_grad()
 def test_maps_are_contiguous_and_embedding_needs_classification(name):
     backbone = tiny(name, dense=True)
-    assert all(x.is_contiguous() for x in backbone(images(65, 93)))
+    assert all(x.is_contiguous() for x in backbone(images(65, 93, batch=2)))
     with pytest.raises(ValueError, match="build it with dense=False"):
-        backbone.embed(images(64, 64))
+        backbone.embed(images(64, 64, batch=2))
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
@@ -442,8 +425,8 @@ def test_trains_in_bfloat16_without_an_unused_parameter(name, dense):
 @pytest.mark.parametrize("fused", rest_slow([False, True], [True]), ids=FORMS)
 @torch.no_grad()
 def test_survives_copies_and_files(fused):
-    backbone = randomise(create_backbone("ffnet_1", fused=fused, dense=True)).eval()
-    x = images(64, 70).float()
+    backbone = randomise_network(create_backbone("ffnet_1", fused=fused, dense=True)).float()
+    x = images(64, 70, batch=2).float()
     expected = backbone(x)
     file = io.BytesIO()
     torch.save(backbone.state_dict(), file)
@@ -463,12 +446,13 @@ def test_survives_copies_and_files(fused):
 @pytest.mark.parametrize("name", ["tiny_3", "tiny_seg"])
 @torch.no_grad()
 def test_compiles_into_one_graph(name, fused):
-    backbone = randomise(tiny(name))
+    backbone = randomise_network(tiny(name))
     if fused:
         backbone.fuse()
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True, backend="eager")
-    for found, expected in zip(compiled(images(64, 70)), backbone(images(64, 70)), strict=True):
+    x = images(64, 70, batch=2)
+    for found, expected in zip(compiled(x), backbone(x), strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -477,10 +461,10 @@ def test_compiles_into_one_graph(name, fused):
 @pytest.mark.parametrize("name", ["ffnet_1", "ffnet_1_afbo"])
 @torch.no_grad()
 def test_compiled_code_gives_the_same(name, fused):
-    backbone = randomise(create_backbone(name, fused=fused)).eval()
+    backbone = randomise_network(create_backbone(name, fused=fused)).float()
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True)
-    x = images(64, 96).float()
+    x = images(64, 96, batch=2).float()
     for found, expected in zip(compiled(x), backbone(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.backbones.test_posmlp_weights import filled, pair
+from tests.references.checkpoints import fill, pair
 
 WIDTH, HIDDEN, DEPTH, N = 128, 768, 30, 196
 LAST_WITH_BIAS = 25  # of the free unit
@@ -62,7 +62,7 @@ def their_network(weights, images):
 )
 @torch.no_grad()
 def test_weights_of_their_gmlp_give_their_outputs(options, tmp_path):
-    weights = {key: value.double() for key, value in filled(authors_shapes("sgu")).items()}
+    weights = {key: value.double() for key, value in fill(authors_shapes("sgu")).items()}
     torch.save({"state_dict": weights}, tmp_path / "gmlp.pth.tar")
     model = LinearClassifier.from_pretrained("gmlp_ti", tmp_path / "gmlp.pth.tar", **options)
     images = torch.rand(2, 3, 224, 224, dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_the_epsilon_of_the_unit_is_an_option():
 
 @torch.no_grad()
 def test_weights_of_their_gmlp_with_ggqpe_load(tmp_path):
-    weights = filled(authors_shapes("ggqpe"))
+    weights = fill(authors_shapes("ggqpe"))
     torch.save({"state_dict_ema": weights}, tmp_path / "gmlp.pth.tar")
     model = LinearClassifier.from_pretrained("gmlp_ti_ggqpe", tmp_path / "gmlp.pth.tar")
     relation = model.backbone.blocks[29].mlp_channels.gate.relation
@@ -101,6 +101,6 @@ def test_weights_of_their_gmlp_with_ggqpe_load(tmp_path):
 
 
 def test_a_norm_of_the_stem_is_asked_for(tmp_path):
-    torch.save(filled(authors_shapes("sgu")), tmp_path / "gmlp.pth.tar")
+    torch.save(fill(authors_shapes("sgu")), tmp_path / "gmlp.pth.tar")
     with pytest.raises(ValueError, match="build with stem_norm=True"):
         create_backbone("gmlp_ti", pretrained=tmp_path / "gmlp.pth.tar")

@@ -12,7 +12,8 @@ from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from heads.linear import LinearClassifier
 from tests.references import hiremlp as reference
-from tests.references.released import assert_equal, checkpoint, double, images
+from tests.references.released import assert_equal, checkpoint, double
+from tests.tensors import images
 
 
 @pytest.fixture(scope="module")

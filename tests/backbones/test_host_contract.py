@@ -8,12 +8,9 @@ import torch
 from backbones import Backbone, create_backbone, list_hosts
 from heads.linear import LinearClassifier
 from tests.families import NAMES, SMALLEST, rest_slow, short, shorten
+from tests.tensors import images
 
-SIZES = [(65, 93), (200, 304)]
-
-
-def images(*size, batch=1):
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(1))
+SIZES = [(65, 93), (136, 200)]
 
 
 def expected_sizes(backbone, size):
@@ -31,7 +28,7 @@ def test_maps_have_the_promised_sizes(name, dense):
     assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
     for size in SIZES:
         with torch.no_grad():
-            maps = backbone(images(*size))
+            maps = backbone(images(*size).float())
         assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
         assert all(x.isfinite().all() for x in maps)
 
@@ -41,12 +38,12 @@ def test_maps_have_the_promised_sizes(name, dense):
 @torch.no_grad()
 def test_no_image_gives_maps_of_none(host, dense):
     backbone = short(host, dense=dense).eval()
-    maps = backbone(images(65, 93, batch=0))
+    maps = backbone(images(65, 93, batch=0).float())
     assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (65, 93))
     assert {len(x) for x in maps} == {0}
     if not dense:
         model = LinearClassifier(backbone, 3).eval()
-        assert model(images(64, 64, batch=0)).shape == (0, 3)
+        assert model(images(64, 64, batch=0).float()).shape == (0, 3)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
@@ -54,7 +51,7 @@ def test_no_image_gives_maps_of_none(host, dense):
 @torch.no_grad()
 def test_every_map_is_contiguous(name, dense):
     backbone = short(name, dense=dense).eval()
-    x = images(65, 93, batch=2)
+    x = images(65, 93, batch=2).float()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         backbone.to(memory_format=memory_format)
         assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
@@ -70,7 +67,8 @@ def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
         backbone.to_empty(device="cpu")
     backbone.load_state_dict(built.state_dict(), assign=assign)
     with torch.no_grad():
-        torch.testing.assert_close(backbone(images(224, 224)), built(images(224, 224)))
+        x = images(64, 96).float()
+        torch.testing.assert_close(backbone(x), built(x))
 
 
 @pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
@@ -86,7 +84,7 @@ def test_every_host_runs_at_large_odd_sizes(host):
 def test_no_parameter_is_unused(name):
     model = LinearClassifier(short(name), 3).train()
     dense = short(name, dense=True).train()
-    x = images(64, 64, batch=2)
+    x = images(64, 64, batch=2).float()
     model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
     torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
     for module in (model, dense):
@@ -96,17 +94,17 @@ def test_no_parameter_is_unused(name):
 @pytest.mark.parametrize("host", SMALLEST)
 def test_embedding_has_the_promised_width(host):
     backbone = short(host)
-    assert backbone.embed(images(64, 80, batch=2)).shape == (2, backbone.num_features)
+    assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
     dense = short(host, dense=True)
     with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.embed(images(64, 64))
+        dense.embed(images(64, 64).float())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
     backbone = short(name).double().eval()
-    x = images(64, 96, batch=2).double()
+    x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)
     for found, expected in zip(backbone(strided), backbone(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import Mixer, create_backbone, register_mixer, registry
+from backbones import Mixer, create_backbone, register_mixer
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
@@ -34,8 +34,7 @@ class Recorder(Mixer):
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def recorder(monkeypatch, registering):
     monkeypatch.setattr(Recorder, "seen", [])
     register_mixer("recorder", kind="token", source="this test")(Recorder)
     register_mixer("recorded", kind="channel", source="this test")(Recorder)

@@ -1,7 +1,6 @@
 """Hosts against their originals: whole networks, the names in checkpoints, attention in windows."""
 
 import functools
-import math
 
 import pytest
 import timm
@@ -17,6 +16,7 @@ from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow, short
 from tests.references.names import AUTHORS
 from tests.references.posmlp import place
+from tests.tensors import images, randomise_network
 
 TIMM_NAMES = {
     "deit_t": "deit_tiny_patch16_224",
@@ -34,26 +34,6 @@ TIMM_NAMES = {
     **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
 }
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
-
-
-def randomise(model, seed=0):
-    """Random parameters at which every part of a network matters, in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
-            parameter.data = 1 + 0.1 * noise
-        elif parameter.ndim > 1:
-            fan_in = parameter[0].numel() if parameter.ndim in (2, 4) else 1
-            parameter.data = noise / math.sqrt(fan_in)
-        else:
-            parameter.data = 0.3 * noise
-    return model.double().eval()
-
-
-def images(*size, batch=1):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
 
 
 def ours(name, state_dict, **options):
@@ -86,7 +66,7 @@ def test_has_the_tensors_of_timm(name):
 @pytest.mark.parametrize(("built", "run"), [(224, (224, 224)), ((96, 128), (96, 128))], ids=str)
 @torch.no_grad()
 def test_deit_equals_timm(built, run):
-    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
+    theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
     model = ours("deit_t", theirs.state_dict(), img_size=built)
     torch.testing.assert_close(model(images(*run)), theirs(images(*run)), **CLOSE)
     tokens = theirs.forward_features(images(*run))
@@ -98,7 +78,7 @@ def test_deit_equals_timm(built, run):
 @torch.no_grad()
 def test_deit_equals_timm_at_other_sizes_than_built_for(size):
     options = {"dynamic_img_size": True, "dynamic_img_pad": True}
-    theirs = randomise(timm.create_model(TIMM_NAMES["deit_t"], **options))
+    theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], **options))
     model = ours("deit_t", theirs.state_dict())
     torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
 
@@ -107,7 +87,8 @@ def test_deit_equals_timm_at_other_sizes_than_built_for(size):
 def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     built = create_backbone("deit_t", img_size=(96, 128)).eval()
     turned = create_backbone("deit_t", img_size=(128, 96)).eval()
-    turned.load_state_dict(randomise(built).float().state_dict() | {"pos_embed": turned.pos_embed})
+    weights = randomise_network(built).float().state_dict()
+    turned.load_state_dict(weights | {"pos_embed": turned.pos_embed})
     table = built.pos_embed[:, 1:].unflatten(1, (6, 8)).permute(0, 3, 1, 2)
     table = F.interpolate(table, (8, 6), mode="bicubic", antialias=True).flatten(2).mT
     turned.pos_embed.data = torch.cat([built.pos_embed[:, :1], table], dim=1)
@@ -130,7 +111,7 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
 )
 @torch.no_grad()
 def test_equals_timm(name, size):
-    theirs = randomise(timm.create_model(TIMM_NAMES[name]))
+    theirs = randomise_network(timm.create_model(TIMM_NAMES[name]))
     model, x = ours(name, theirs.state_dict()), images(*size)
     torch.testing.assert_close(model(x), theirs(x), **CLOSE)
     # The last map, which the classifier reads, may be normed; ResNet's first is the stem's.
@@ -141,7 +122,7 @@ def test_equals_timm(name, size):
 
 @torch.no_grad()
 def test_convnext_pads_images_and_crops_maps():
-    theirs = randomise(timm.create_model("convnext_tiny"))
+    theirs = randomise_network(timm.create_model("convnext_tiny"))
     model = ours("convnext_t", theirs.state_dict())
     padded = F.pad(images(75, 110), (0, 128 - 110, 0, 96 - 75))
     maps = theirs.forward_intermediates(padded, intermediates_only=True)
@@ -155,7 +136,7 @@ def test_convnext_pads_images_and_crops_maps():
 @pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
 @torch.no_grad()
 def test_poolformer_equals_the_authors(size):
-    theirs = randomise(timm.create_model("poolformer_s12"))
+    theirs = randomise_network(timm.create_model("poolformer_s12"))
     model = ours("poolformer_s12", theirs.state_dict())
     # Ours pads to a multiple of the stem's stride, or the first map would lose a column.
     maps = theirs.forward_features(F.pad(images(*size), (0, -size[1] % 4, 0, -size[0] % 4)))
@@ -168,7 +149,7 @@ def test_poolformer_equals_the_authors(size):
 
 @torch.no_grad()
 def test_poolformer_of_timm_pools_before_it_norms():
-    theirs = randomise(timm.create_model("poolformer_s12"))
+    theirs = randomise_network(timm.create_model("poolformer_s12"))
     model = ours("poolformer_s12", theirs.state_dict())
     assert not torch.allclose(model(images(64, 64)), theirs(images(64, 64)), rtol=1e-3, atol=1e-3)
 
@@ -180,7 +161,7 @@ def test_poolformer_of_timm_pools_before_it_norms():
 @torch.no_grad()
 def test_takes_the_authors_names(name):
     model = LinearClassifier(create_backbone(name), 1000)
-    randomise(model)
+    randomise_network(model)
     plain = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
     theirs = AUTHORS[name](plain)
     assert len(set(theirs) - set(plain)) > 4
@@ -198,7 +179,7 @@ def attention_of(block, x):
 
 @functools.cache
 def swin_block(index, dense=False):
-    return randomise(short("swin_t", dense=dense).layers[0].blocks[index])
+    return randomise_network(short("swin_t", dense=dense).layers[0].blocks[index])
 
 
 def by_torchvision(block, x, shift):
@@ -324,7 +305,7 @@ def gcvit_attention(block, x, query):
 @pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
 @torch.no_grad()
 def test_gcvit_attention_equals_the_loops(index, size):
-    stage = randomise(short("gcvit_xxt").stages[0])
+    stage = randomise_network(short("gcvit_xxt").stages[0])
     x = torch.randn(1, *size, 64, dtype=torch.float64)
     query = stage._global_query(torch.randn(1, 64, 3, 5, dtype=torch.float64))
     assert query.shape == (1, 7, 7, 64)
@@ -354,7 +335,7 @@ def test_gcvit_has_no_queries_that_nothing_reads():
 @pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
 @torch.no_grad()
 def test_mixer_of_tokens_equals_the_loops(size, shifted):
-    mlp = randomise(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
+    mlp = randomise_network(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
     x = torch.randn(1, *size, 3, dtype=torch.float64)
     groups: dict = {}
     for i in range(size[0]):

@@ -15,14 +15,10 @@ from heads.linear import LinearClassifier, LinearProbe
 from tests.families import rest_slow
 from tests.references import lvt as reference
 from tests.references.checkpoints import fill, in_float64
+from tests.tensors import images
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 SWAPPED = [name for name in list_mixers("channel") if name != "ffn"]
-
-
-def images(*size, batch=1):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
 
 
 @pytest.fixture(scope="module")

@@ -29,25 +29,10 @@ from backbones.mixers.metamixer.query_key_value import (
 )
 from tests.families import rest_slow
 from tests.references import ffnet as reference
+from tests.tensors import randomise, tokens
 
 SIZES = [(4, 6), (5, 3), (1, 7)]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-
-
-def randomised(module, seed=0):
-    """In float64, with parameters and statistics at which every part matters."""
-    generator = torch.Generator().manual_seed(seed)
-    module.double().eval()
-    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_floating_point():
-            noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
-            tensor.data.copy_(0.5 + noise.square() if key.endswith("running_var") else 0.4 * noise)
-    return module
-
-
-def tokens(dim, size, batch=2):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, *size, dim, dtype=torch.float64, generator=generator)
 
 
 def assert_same_with_gradient(found, expected, x):
@@ -75,14 +60,14 @@ def torch_attention(mixer, dim, num_heads):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("dim", "num_heads"), [(12, 1), (12, 3), (20, 5)])
 def test_self_attention_equals_torchs(dim, num_heads, size):
-    mixer = randomised(self_attention(dim, num_heads))
+    mixer = randomise(self_attention(dim, num_heads))
     theirs = torch_attention(mixer, dim, num_heads)
 
     def expected(x):
         flat = x.flatten(1, 2)
         return theirs(flat, flat, flat, need_weights=False)[0].view(x.shape)
 
-    x = tokens(dim, size)
+    x = tokens(2, *size, dim)
     assert_same_with_gradient(mixer, expected, x)
     coefficients, values = mixer.coefficients(x)
     flat = x.flatten(1, 2)
@@ -93,10 +78,10 @@ def test_self_attention_equals_torchs(dim, num_heads, size):
 
 @pytest.mark.parametrize("num_heads", [1, 4])
 def test_fused_attention_equals_the_open_path(num_heads):
-    mixer = randomised(self_attention(12, num_heads))
+    mixer = randomise(self_attention(12, num_heads))
     opened = copy.deepcopy(mixer)
     opened.fused = None
-    assert_same_with_gradient(mixer, opened, tokens(12, (5, 7)))
+    assert_same_with_gradient(mixer, opened, tokens(2, 5, 7, 12))
 
 
 @pytest.mark.parametrize(
@@ -110,18 +95,18 @@ def test_attention_has_heads_of_at_least_32_channels(dim, heads):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_feed_forward_equals_timms_mlp(size):
-    mixer = randomised(feed_forward(6, 15))
+    mixer = randomise(feed_forward(6, 15))
     theirs = Mlp(6, 15).double()
     theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
     theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
-    assert_same_with_gradient(mixer, theirs, tokens(6, size))
-    x = tokens(6, size)
+    assert_same_with_gradient(mixer, theirs, tokens(2, *size, 6))
+    x = tokens(2, *size, 6)
     torch.testing.assert_close(mixer.coefficients(x)[0], F.gelu(theirs.fc1(x)), **EXACT)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
-    mixer = randomised(spatial_mlp(size, 5))
+    mixer = randomise(spatial_mlp(size, 5))
     theirs = Mlp(size[0] * size[1], 5).double()
     theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
     theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
@@ -129,15 +114,15 @@ def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
     def expected(x):
         return theirs(x.flatten(1, 2).mT).mT.view(x.shape)
 
-    assert_same_with_gradient(mixer, expected, tokens(6, size))
-    assert mixer.coefficients(tokens(6, size))[0].shape == (2, 6, 5)
+    assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
+    assert mixer.coefficients(tokens(2, *size, 6))[0].shape == (2, 6, 5)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_convnext_block_equals_timms(size):
     """Without its residual; the norm that stands in timm's query is in ours too."""
     theirs = ConvNeXtBlock(6, mlp_ratio=3, ls_init_value=None, conv_mlp=True)
-    theirs = randomised(theirs)
+    theirs = randomise(theirs)
     query = nn.Sequential(theirs.conv_dw, theirs.norm)
     mixer = convnext_block(query, 6, 18).double()
     mixer.memory.key.load_state_dict(theirs.mlp.fc1.state_dict())
@@ -147,8 +132,8 @@ def test_convnext_block_equals_timms(size):
         maps = x.permute(0, 3, 1, 2)
         return (theirs(maps) - maps).permute(0, 2, 3, 1)
 
-    assert_same_with_gradient(mixer, expected, tokens(6, size))
-    assert mixer.coefficients(tokens(6, size))[0].shape == (2, 18, *size)
+    assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
+    assert mixer.coefficients(tokens(2, *size, 6))[0].shape == (2, 18, *size)
 
 
 def by_shifts(mixer, training=False):
@@ -188,16 +173,16 @@ OPTIONS = [
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_ffnified_equals_its_equation(options, size, training):
-    mixer = randomised(create_mixer("ffnified", 6, **options)).train(training)
+    mixer = randomise(create_mixer("ffnified", 6, **options)).train(training)
     expected = by_shifts(copy.deepcopy(mixer), training)
-    assert_same_with_gradient(mixer, expected, tokens(6, size, batch=3))
+    assert_same_with_gradient(mixer, expected, tokens(3, *size, 6))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gradients_of_ffnifieds_parameters(options):
-    mixer = randomised(create_mixer("ffnified", 4, **options)).train()
+    mixer = randomise(create_mixer("ffnified", 4, **options)).train()
     twin = copy.deepcopy(mixer)
-    x = tokens(4, (5, 3), batch=3)
+    x = tokens(3, 5, 3, 4)
     mixer(x).sin().sum().backward()
     by_shifts(twin, training=True)(x).sin().sum().backward()
     for (key, ours), theirs in zip(mixer.named_parameters(), twin.parameters(), strict=True):
@@ -236,7 +221,7 @@ def test_pooling_equals_timms(kernel_size, size):
     def expected(x):
         return theirs(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
-    assert_same_with_gradient(mixer, expected, tokens(6, size))
+    assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
 
 
 # Folding branches
@@ -245,8 +230,8 @@ def test_pooling_equals_timms(kernel_size, size):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @torch.no_grad()
 def test_fused_mixer_is_the_same(options):
-    mixer = randomised(create_mixer("ffnified", 6, **options))
-    x = tokens(6, (5, 9))
+    mixer = randomise(create_mixer("ffnified", 6, **options))
+    x = tokens(2, 5, 9, 6)
     expected = mixer(x)
     assert not is_fused(mixer)
     fuse(mixer)
@@ -260,8 +245,8 @@ def test_fused_mixer_is_the_same(options):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @torch.no_grad()
 def test_branches_fold_at_any_stride(size, stride):
-    branched = randomised(BranchedConv(3, 6, [(7, 7), (3, 3), (1, 7), (5, 1)], stride=stride))
-    x = tokens(3, size).permute(0, 3, 1, 2)
+    branched = randomise(BranchedConv(3, 6, [(7, 7), (3, 3), (1, 7), (5, 1)], stride=stride))
+    x = tokens(2, *size, 3).permute(0, 3, 1, 2)
     torch.testing.assert_close(branched.fuse()(x), branched(x), **EXACT)
     with torch.enable_grad():
         torch.testing.assert_close(branched(x), branched.fuse()(x), **EXACT)

@@ -1,6 +1,7 @@
 """What every registered mixer must do; a new one is picked up by its registration alone."""
 
 import copy
+import functools
 import io
 import pickle
 import re
@@ -21,8 +22,8 @@ from backbones import (
     list_mixers,
     mixer_options,
     register_mixer,
-    registry,
 )
+from tests.tensors import build_mixer, tokens
 
 DIM = 24
 # Maps in (H, W): square, oblong, one row, one token; several are smaller than any kernel.
@@ -30,26 +31,13 @@ MAPS = [(8, 8), (5, 9), (1, 7), (2, 2), (1, 1)]
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 CHECKS = []
+build = functools.partial(build_mixer, dim=DIM, grid=MAPS[0])
 
 
 def check(function):
     """Collect what is asserted of every mixer."""
     CHECKS.append(function)
     return function
-
-
-def build(name, seed=0, **options):
-    """A mixer in evaluation mode with all parameters away from zeros, ones and symmetry."""
-    torch.manual_seed(seed)
-    mixer = create_mixer(name, DIM, grid=MAPS[0], **options).eval()
-    for tensor in [*mixer.parameters(), *mixer.buffers()]:
-        if tensor.is_floating_point():
-            tensor.data.add_(0.1 * torch.rand_like(tensor))
-    return mixer
-
-
-def tokens(*shape, dtype=torch.float32):
-    return torch.randn(*shape, DIM, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def takes_prefix(mixer):
@@ -60,14 +48,14 @@ def takes_prefix(mixer):
 def keeps_the_shape_of_any_map(name):
     mixer = build(name)
     for size in MAPS:
-        assert mixer(tokens(2, *size)).shape == (2, *size, DIM)
+        assert mixer(tokens(2, *size, DIM)).shape == (2, *size, DIM)
 
 
 @check
 def gives_a_gradient_to_input_and_every_parameter(name):
     """All are used in training, as DDP asks; in evaluation some may not be."""
     mixer = build(name)
-    x = tokens(2, 5, 6).requires_grad_()
+    x = tokens(2, 5, 6, DIM).requires_grad_()
     sizes = []
     for training in (True, False):
         mixer.train(training).zero_grad()
@@ -85,16 +73,16 @@ def gives_a_gradient_to_input_and_every_parameter(name):
 
 @check
 def treats_images_of_a_batch_apart(name):
-    mixer = build(name).double()
-    x = tokens(3, 5, 6, dtype=torch.float64)
+    mixer = build(name)
+    x = tokens(3, 5, 6, DIM)
     apart = torch.cat([mixer(image[None]) for image in x])
     torch.testing.assert_close(mixer(x), apart, rtol=1e-10, atol=1e-10)
 
 
 @check
 def ignores_how_the_map_lies_in_memory(name):
-    mixer = build(name).double()
-    x = tokens(2, 5, 6, dtype=torch.float64)
+    mixer = build(name)
+    x = tokens(2, 5, 6, DIM)
     strided = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
     before = strided.clone()
     torch.testing.assert_close(mixer(strided), mixer(x), rtol=1e-10, atol=1e-10)
@@ -103,8 +91,8 @@ def ignores_how_the_map_lies_in_memory(name):
 
 @check
 def computes_the_same_without_autograd(name):
-    mixer = build(name).double()
-    x, prefix = tokens(2, 5, 6, dtype=torch.float64), tokens(2, 1, dtype=torch.float64)
+    mixer = build(name)
+    x, prefix = tokens(2, 5, 6, DIM), tokens(2, 1, DIM)
     inputs = (x, prefix) if takes_prefix(mixer) else (x,)
     expected = mixer(*inputs)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -115,8 +103,8 @@ def computes_the_same_without_autograd(name):
 
 @check
 def runs_in_bfloat16_autocast(name):
-    mixer = build(name)
-    x = tokens(2, 5, 6)
+    mixer = build(name).float()
+    x = tokens(2, 5, 6, DIM).float()
     expected = mixer(x)
     for grad in (True, False):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
@@ -126,8 +114,8 @@ def runs_in_bfloat16_autocast(name):
 
 @check
 def runs_with_half_precision_weights(name):
-    mixer = build(name)
-    x = tokens(2, 5, 6)
+    mixer = build(name).float()
+    x = tokens(2, 5, 6, DIM).float()
     expected = mixer(x)
     for dtype, share in ((torch.bfloat16, 0.05), (torch.float16, 0.01)):
         for grad in (True, False):
@@ -140,7 +128,7 @@ def runs_with_half_precision_weights(name):
 @check
 def comes_back_from_state_dict_deepcopy_and_pickle(name):
     mixer, other = build(name), build(name, seed=1)
-    x = tokens(2, 5, 6)
+    x = tokens(2, 5, 6, DIM)
     expected = mixer(x)
     if mixer.state_dict():
         assert not torch.equal(other(x), expected), "the seed changes nothing"
@@ -151,8 +139,8 @@ def comes_back_from_state_dict_deepcopy_and_pickle(name):
 
 @check
 def keeps_prefix_and_map_apart(name):
-    mixer = build(name).double()
-    x, prefix = tokens(2, 5, 6, dtype=torch.float64), tokens(2, 2, dtype=torch.float64)
+    mixer = build(name)
+    x, prefix = tokens(2, 5, 6, DIM), tokens(2, 2, DIM)
     if not takes_prefix(mixer):
         with pytest.raises(ValueError, match="class tokens"):
             mixer(x, prefix)
@@ -168,10 +156,10 @@ def keeps_prefix_and_map_apart(name):
 
 @check
 def commutes_with_permutations_if_pointwise(name):
-    mixer = build(name).double()
+    mixer = build(name)
     if not isinstance(mixer, PointwiseMixer):
         return
-    x = tokens(2, 30, dtype=torch.float64)
+    x = tokens(2, 30, DIM)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(mixer(x[:, order]), mixer(x)[:, order], rtol=1e-12, atol=1e-12)
 
@@ -204,7 +192,7 @@ def refuses_to_be_without_hidden_channels(name):
 @check
 def takes_its_own_defaults(name):
     options = mixer_options(name)
-    x = tokens(1, 4, 4)
+    x = tokens(1, 4, 4, DIM)
     torch.testing.assert_close(build(name, **options)(x), build(name)(x), rtol=0, atol=0)
 
 
@@ -212,12 +200,6 @@ def takes_its_own_defaults(name):
 @pytest.mark.parametrize("what", CHECKS, ids=lambda function: function.__name__)
 def test_every_mixer(what, name):
     what(name)
-
-
-@pytest.fixture
-def registry_copy(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
 
 
 class Blur(Mixer):
@@ -252,13 +234,13 @@ def assert_is_a_mixer_like_all(name):
     assert backbone(torch.zeros(1, 3, 64, 64))[-1].shape == (1, 512, 2, 2)
 
 
-def test_registering_is_all_a_new_mixer_needs(registry_copy):
+def test_registering_is_all_a_new_mixer_needs(registering):
     register_mixer("blur", kind="channel", source="this test")(Blur)
     assert_is_a_mixer_like_all("blur")
     assert mixer_options("blur") == {"kernel_size": 3}
 
 
-def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
+def test_example_of_the_readme_is_a_mixer_like_all(registering, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
     module = types.ModuleType("readme_example")
@@ -267,7 +249,7 @@ def test_example_of_the_readme_is_a_mixer_like_all(registry_copy, monkeypatch):
     assert_is_a_mixer_like_all(re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1))
 
 
-def test_checks_notice_a_mixer_that_leaks(registry_copy):
+def test_checks_notice_a_mixer_that_leaks(registering):
     register_mixer("leaky", kind="channel", source="this test")(Leaky)
     with pytest.raises(AssertionError):
         treats_images_of_a_batch_apart("leaky")
@@ -313,7 +295,7 @@ def test_hidden_ratio_of_the_host_is_scaled_for_glu():
 
 def test_dropout_acts_in_training_only():
     mixer = create_mixer("afbo", DIM, drop=0.5)
-    x = tokens(1, 4, 4)
+    x = tokens(1, 4, 4, DIM).float()
     assert not torch.equal(mixer.train()(x), mixer(x))
     assert torch.equal(mixer.eval()(x), mixer(x))
 

@@ -12,6 +12,7 @@ from backbones.mixers.afbo import SCFBO, DenseMapping, block_products
 from backbones.mixers.afbo.spatial_models import create_spatial_model
 from tests.families import rest_slow
 from tests.references import afbo as reference
+from tests.tensors import build_mixer
 
 # Mappings of the two branches and the order of every registered name.
 VARIANTS = {
@@ -49,15 +50,6 @@ CASES = [
 ]
 
 
-def build(name, dim=8, **options):
-    """A mixer in float64 with all parameters away from zeros, ones and symmetry."""
-    torch.manual_seed(0)
-    mixer = create_mixer(name, dim, **options).double()
-    for parameter in mixer.parameters():
-        parameter.data.add_(0.3 * torch.randn_like(parameter))
-    return mixer
-
-
 def by_loops(name, options, mixer, x, prefix):
     options = VARIANTS[name] | options
     arguments = {k: v for k, v in options.items() if k not in ("g1", "g2", "hidden_ratio", "bias")}
@@ -69,7 +61,7 @@ def by_loops(name, options, mixer, x, prefix):
 )
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_mixer_equals_the_loops(name, options, size, num_prefix):
-    mixer = build(name, **options)
+    mixer = build_mixer(name, **options)
     x = torch.randn(2, *size, 8, dtype=torch.float64, requires_grad=True)
     prefix = torch.randn(2, num_prefix, 8, dtype=torch.float64, requires_grad=True)
     expected = by_loops(name, options, mixer, x, prefix)
@@ -115,7 +107,7 @@ def test_without_biases_there_is_none_and_nothing_else_is_gone(name):
 
 @pytest.mark.parametrize("name", ["afbo", "afbo_s", "afbo_sc", "scfbo_gc"])
 def test_gradcheck(name):
-    mixer = build(name, hidden_ratio=1)
+    mixer = build_mixer(name, hidden_ratio=1)
     x = torch.randn(1, 2, 3, 8, dtype=torch.float64, requires_grad=True)
     prefix = torch.randn(1, 1, 8, dtype=torch.float64, requires_grad=True)
     names, values = zip(*mixer.named_parameters(), strict=True)
@@ -140,7 +132,7 @@ def test_gradcheck(name):
     ids=str,
 )
 def test_receptive_field_is_the_kernel(options, reach):
-    mixer = build("afbo", **options)
+    mixer = build_mixer("afbo", **options)
     x = torch.randn(1, 9, 11, 8, dtype=torch.float64)
     changed = x.clone()
     changed[0, 4, 5] += 1
@@ -239,7 +231,7 @@ def test_timm_start_is_that_of_vit():
 )
 def test_compilers_and_tracers_give_the_same(case):
     name, options = case
-    mixer = build(name, **options).eval()
+    mixer = build_mixer(name, **options).eval()
     x, prefix = torch.randn(2, 3, 5, 8).double(), torch.randn(2, 1, 8).double()
     torch._dynamo.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
@@ -252,7 +244,7 @@ def test_compilers_and_tracers_give_the_same(case):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_autocast_and_inference_modes_agree(name):
-    mixer = build(name).float().eval()
+    mixer = build_mixer(name).float().eval()
     x, prefix = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 8)
     expected = mixer(x, prefix)
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
@@ -264,7 +256,7 @@ def test_autocast_and_inference_modes_agree(name):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_gives_the_same_gradients(reentrant):
-    mixer = build("afbo")
+    mixer = build_mixer("afbo")
     twin = copy.deepcopy(mixer)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
     mixer(x).sin().sum().backward()
@@ -275,7 +267,7 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
 
 def test_training_computes_its_products_in_place(monkeypatch):
     monkeypatch.setattr(block_products, "plain", None)
-    build("afbo")(torch.randn(1, 2, 2, 8, dtype=torch.float64)).sum().backward()
+    build_mixer("afbo")(torch.randn(1, 2, 2, 8, dtype=torch.float64)).sum().backward()
 
 
 # Options

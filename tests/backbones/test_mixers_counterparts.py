@@ -12,6 +12,7 @@ from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import counterparts as reference
 from tests.rows import SHAPES, published_rows
+from tests.tensors import build_mixer, tokens
 
 gated, scheme = reference.gated, reference.scheme
 
@@ -51,20 +52,6 @@ SPATIAL = {"convglu", "convnext", "convnext_v2"}
 exact = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 
-def build(name, dim=8, **options):
-    """A mixer in evaluation mode with all parameters away from zeros, ones and symmetry."""
-    torch.manual_seed(0)
-    mixer = create_mixer(name, dim, **options).double().eval()
-    for parameter in mixer.parameters():
-        parameter.data.add_(0.3 * torch.randn_like(parameter))
-    return mixer
-
-
-def random(*shape, grad=False):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_(grad)
-
-
 def assert_same(mixer, equation, x):
     """Values and all gradients, and the values once more without autograd."""
     tensors = dict(mixer.named_parameters())
@@ -88,20 +75,21 @@ def assert_same(mixer, equation, x):
 def test_equals_its_equation(case, dim, size):
     name, options, equation = CASES[case]
     for batch in (1, 3):
-        assert_same(build(name, dim, **options), equation, random(batch, *size, dim, grad=True))
+        x = tokens(batch, *size, dim).requires_grad_()
+        assert_same(build_mixer(name, dim, **options), equation, x)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] in SPATIAL])
 def test_class_tokens_skip_the_convolution_only(case):
     name, options, equation = CASES[case]
-    mixer = build(name, **options)
-    prefix = random(2, 3, 8, grad=True)
-    mixed, mixed_prefix = mixer(random(2, 3, 4, 8), prefix)
+    mixer = build_mixer(name, **options)
+    prefix = tokens(2, 3, 8).requires_grad_()
+    mixed, mixed_prefix = mixer(tokens(2, 3, 4, 8), prefix)
     tensors = dict(mixer.named_parameters())
     # Every token is a map of its own.
     alone = equation(prefix.reshape(6, 1, 1, 8), tensors, skip_conv=True).reshape(2, 3, 8)
     exact(mixed_prefix, alone)
-    exact(mixed, equation(random(2, 3, 4, 8), tensors))
+    exact(mixed, equation(tokens(2, 3, 4, 8), tensors))
     inputs = [prefix, *(tensors[key] for key in tensors if "dwconv" not in key)]
     ours = torch.autograd.grad(mixed_prefix.sin().sum(), inputs, retain_graph=True)
     theirs = torch.autograd.grad(alone.sin().sum(), inputs)
@@ -120,7 +108,7 @@ def test_grouped_linear_equals_its_matrix_however_it_is_computed(widths, groups)
     torch.nn.init.normal_(layer.bias)
     matrix = reference.block_diagonal(layer.weight.detach())
     for shape in [(5,), (2, 3), (2, 1, 4), (0, 3)]:
-        x = random(*shape, widths[0])
+        x = tokens(*shape, widths[0])
         expected = x @ matrix.T + layer.bias.detach()
         exact(layer(x).detach(), expected)
         with torch.no_grad():
@@ -132,7 +120,7 @@ def test_grouped_linear_equals_its_matrix_however_it_is_computed(widths, groups)
 
 def test_grouped_linear_is_a_grouped_convolution():
     layer = GroupedLinear(12, 24, 3).double()
-    x = random(2, 5, 4, 12)
+    x = tokens(2, 5, 4, 12)
     weight = layer.weight.reshape(24, 4, 1, 1)
     y = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, layer.bias, groups=3)
     with torch.no_grad():
@@ -156,23 +144,23 @@ def test_grouped_linear_is_a_grouped_convolution():
     ],
 )
 def test_scheme_attends_when_it_is_told_to(name, cca, training, with_attention, size):
-    mixer = build(name, cca=cca).train(training)
+    mixer = build_mixer(name, cca=cca).train(training)
     equation = functools.partial(scheme, with_attention=with_attention)
-    assert_same(mixer, equation, random(2, *size, 8, grad=True))
+    assert_same(mixer, equation, tokens(2, *size, 8).requires_grad_())
     used = with_attention or cca == "off"
     assert used == (cca != "train" or training)
     assert ("balance" in dict(mixer.named_parameters())) == (cca != "off")
 
 
 def test_scheme_adds_the_attention_in_training_alone():
-    mixer, x = build("scheme_44"), random(2, 4, 5, 8)
+    mixer, x = build_mixer("scheme_44"), tokens(2, 4, 5, 8)
     share = mixer.balance.detach().softmax(0)
     attention = reference.covariance_attention(x, hidden=64)
     exact(mixer.train()(x), share[0] * mixer.eval()(x) + share[1] * attention)
 
 
 def test_attention_of_scheme_sees_the_map_but_not_where_things_are():
-    mixer, x = build("scheme_12").train(), random(1, 4, 5, 8)
+    mixer, x = build_mixer("scheme_12").train(), tokens(1, 4, 5, 8)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
     shuffled = x.flatten(1, 2)[:, order].unflatten(1, (4, 5))
     exact(mixer(shuffled), mixer(x).flatten(1, 2)[:, order].unflatten(1, (4, 5)))
@@ -203,9 +191,9 @@ def test_scheme_has_no_pair_with_a_class_token(name):
 
 @pytest.mark.parametrize("name", sorted(SPATIAL))
 def test_reach_of_the_convolution(name):
-    mixer = build(name)
+    mixer = build_mixer(name)
     reach = mixer.dwconv.kernel_size[0] // 2
-    x = random(1, 11, 12, 8)
+    x = tokens(1, 11, 12, 8)
     changed = x.clone()
     changed[0, 5, 6] += torch.arange(8)
     difference = (mixer(x) - mixer(changed))[0].abs().sum(-1)
@@ -218,16 +206,16 @@ def test_reach_of_the_convolution(name):
 
 
 def test_one_group_is_glu():
-    glu, group = build("glu", hidden_ratio=4), build("group_ffn", groups=1)
+    glu, group = build_mixer("glu", hidden_ratio=4), build_mixer("group_ffn", groups=1)
     tensors = glu.state_dict()
     group.load_state_dict({key: tensors[key].view_as(v) for key, v in group.state_dict().items()})
-    exact(group(random(2, 3, 8)), glu(random(2, 3, 8)))
+    exact(group(tokens(2, 3, 8)), glu(tokens(2, 3, 8)))
 
 
 def test_swiglu_is_glu_with_silu():
-    glu, swiglu = build("glu"), build("swiglu")
+    glu, swiglu = build_mixer("glu"), build_mixer("swiglu")
     swiglu.load_state_dict(glu.state_dict())
-    exact(swiglu(random(2, 3, 8)), glu(random(2, 3, 8)))
+    exact(swiglu(tokens(2, 3, 8)), glu(tokens(2, 3, 8)))
 
 
 def test_layer_scale_of_convnext_starts_where_it_is_told_to():
@@ -237,7 +225,7 @@ def test_layer_scale_of_convnext_starts_where_it_is_told_to():
 
 def test_response_norm_starts_as_the_identity():
     grn = create_mixer("convnext_v2", 4).double().grn
-    exact(grn(random(2, 3, 4, 16)).detach(), random(2, 3, 4, 16))
+    exact(grn(tokens(2, 3, 4, 16)).detach(), tokens(2, 3, 4, 16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -258,9 +246,9 @@ def test_response_norm_survives_channels_that_are_off_or_large(dtype):
 
 
 def test_chebyshev_layer_is_linear_in_its_coefficients_and_bounded():
-    mixer = build("cheby_kan")
+    mixer = build_mixer("cheby_kan")
     bound = mixer.coefficients.abs().sum(dim=(0, 1))
-    assert (mixer(1e3 * random(50, 8)).abs() <= bound + 1e-9).all()
+    assert (mixer(1e3 * tokens(50, 8)).abs() <= bound + 1e-9).all()
     torch.manual_seed(0)
     assert create_mixer("cheby_kan", 64).coefficients.detach().std() == pytest.approx(
         1 / 576, rel=0.02
@@ -322,9 +310,9 @@ def test_every_pair_has_the_size_that_its_parts_have(name, host):
     (params, macs), (ffn_params, ffn_macs) = SIZES_BY_WIDTH[name], SIZES_BY_WIDTH["ffn"]
     expected_params, expected_macs = published_rows()[host]
     expected_macs *= 1e9
-    for dim, depth, tokens in zip(*SHAPES[host], strict=True):
+    for dim, depth, n in zip(*SHAPES[host], strict=True):
         expected_params += depth * (params(dim) - ffn_params(dim))
-        expected_macs += depth * tokens * (macs(dim) - ffn_macs(dim))
+        expected_macs += depth * n * (macs(dim) - ffn_macs(dim))
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(f"{host}_{name}"), 1000)
     assert count_parameters(model) == expected_params
@@ -375,8 +363,8 @@ def test_refused_options_name_the_valid_ones(name, options, message):
 @pytest.mark.parametrize("name", ["glu", "swiglu", "group_ffn", "convglu", "scheme_44"])
 def test_dropout_acts_in_training_only(name):
     options = {"cca": "off"} if name == "scheme_44" else {}
-    mixer, x = build(name, drop=0.5, **options), random(2, 3, 4, 8)
-    exact(mixer(x), build(name, **options)(x))
+    mixer, x = build_mixer(name, drop=0.5, **options), tokens(2, 3, 4, 8)
+    exact(mixer(x), build_mixer(name, **options)(x))
     mixer.train()
     assert not torch.allclose(mixer(x), mixer(x))
 
@@ -384,7 +372,7 @@ def test_dropout_acts_in_training_only(name):
 @pytest.mark.parametrize("name", ["group_ffn", "convglu", "convnext_v2", "scheme_44", "cheby_kan"])
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
-    mixer, x = build(name), random(2, 3, 4, 8)
+    mixer, x = build_mixer(name), tokens(2, 3, 4, 8)
     torch._dynamo.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend="eager")
     exact(compiled(x), mixer(x))

@@ -14,7 +14,6 @@ from backbones import (
     list_backbones,
     mixer_options,
     register_mixer,
-    registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
@@ -24,25 +23,11 @@ from backbones.mixers.iffn.merged import Merged
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
 from tests.references import iffn as reference
+from tests.tensors import build_mixer
 from tools.comparing.published import load_rows
 
 ACTS = ("gelu", "softplus", "elu", "silu", "relu", "prelu")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-
-
-def randomised(name, dim=8, seed=0, **options):
-    """A mixer in float64 with nothing left at zero or one, running statistics included."""
-    torch.manual_seed(seed)
-    mixer = create_mixer(name, dim, **options).double()
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.normal_(std=0.7)
-        for key, buffer in mixer.named_buffers():
-            if key.endswith("running_mean"):
-                buffer.normal_()
-            elif key.endswith("running_var"):
-                buffer.uniform_(0.3, 2)
-    return mixer
 
 
 def arguments(options):
@@ -88,7 +73,7 @@ PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 @pytest.mark.parametrize("options", SWITCHES, ids=str)
 def test_is_its_equations(options, training):
     for size, num_prefix_tokens in PLACES:
-        mixer = randomised("iffn", **options).train(training)
+        mixer = build_mixer("iffn", **options).train(training)
         x = torch.randn(3, *size, 8, dtype=torch.float64, requires_grad=True)
         prefix = torch.randn(3, num_prefix_tokens, 8, dtype=torch.float64, requires_grad=True)
         tensors = {key: value.detach().clone() for key, value in mixer.state_dict().items()}
@@ -119,7 +104,7 @@ def test_is_its_equations(options, training):
 
 @pytest.mark.parametrize("options", SWITCHES, ids=str)
 def test_inference_with_merged_norms_is_the_same(options):
-    mixer = randomised("iffn", **options).eval()
+    mixer = build_mixer("iffn", **options)
     for size, num_prefix_tokens in PLACES:
         x = torch.randn(3, *size, 8, dtype=torch.float64)
         prefix = torch.randn(3, num_prefix_tokens, 8, dtype=torch.float64)
@@ -134,7 +119,7 @@ def test_inference_with_merged_norms_is_the_same(options):
 
 
 def test_inference_follows_every_change_of_the_weights():
-    mixer = randomised("iffn").eval()
+    mixer = build_mixer("iffn")
     x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
 
     @torch.no_grad()
@@ -143,7 +128,7 @@ def test_inference_follows_every_change_of_the_weights():
         torch.testing.assert_close(module(x), expected, **EXACT)
 
     assert_follows(mixer)
-    mixer.load_state_dict(randomised("iffn", seed=1).state_dict())
+    mixer.load_state_dict(build_mixer("iffn", seed=1).state_dict())
     assert_follows(mixer)
     for parameter in mixer.parameters():
         parameter.data.mul_(1.1)
@@ -156,7 +141,7 @@ def test_inference_follows_every_change_of_the_weights():
 
 
 def test_batches_larger_than_the_cache_are_cut(monkeypatch):
-    mixer = randomised("iffn").eval()
+    mixer = build_mixer("iffn")
     x = torch.randn(5, 4, 5, 8, dtype=torch.float64)
     with torch.no_grad():
         whole = mixer(x)
@@ -177,7 +162,7 @@ def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
     monkeypatch, name, bn_mid
 ):
     monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", 1)  # single images
-    mixer = randomised(name, bn_mid=bn_mid).train()
+    mixer = build_mixer(name, bn_mid=bn_mid).train()
     again = copy.deepcopy(mixer)
     x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
     expected = mixer(x)
@@ -208,7 +193,7 @@ def test_compiles_into_one_graph(name):
 
 
 def test_norms_can_be_synchronised():
-    mixer = randomised("iffn").eval()
+    mixer = build_mixer("iffn")
     x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(mixer))
     kinds = [type(m) for m in synchronised.modules()]
@@ -334,8 +319,7 @@ def test_deit_has_no_class_token_beside_these_mixers():
     assert "cls_token" not in without.state_dict()
 
 
-def test_defaults_of_a_mixer_for_its_hosts(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def test_defaults_of_a_mixer_for_its_hosts(registering):
     defaults = {"deit_s": {"class_token": False}}
     register_mixer("other", kind="channel", source="this test", host_overrides=defaults)(FFN)
     assert backbone_schema("deit_s_other")["class_token"] is False
@@ -362,9 +346,9 @@ def test_a_class_token_skips_the_convolutions():
     backbone = create_backbone("deit_t_iffn", class_token=True).eval()
     images = torch.randn(2, 3, 64, 64)
     assert backbone.embed(images).shape == (2, 192)
-    mixer = randomised("iffn").eval()
+    mixer = build_mixer("iffn")
     x, prefix = torch.randn(2, 3, 3, 8).double(), torch.randn(2, 1, 8).double()
-    skipped = randomised("iffn", spatial=False).eval()
+    skipped = build_mixer("iffn", spatial=False)
     skipped.load_state_dict({k: v for k, v in mixer.state_dict().items() if "dw." not in k})
     torch.testing.assert_close(mixer(x, prefix)[1], skipped(prefix[:, None])[:, 0], **EXACT)
     torch.testing.assert_close(mixer.mix_prefix(prefix), mixer(x, prefix)[1], **EXACT)
@@ -411,7 +395,7 @@ def test_weights_without_a_class_token(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 100, 2**20])
 def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
     monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", chunk)
-    mixer = randomised("nonlinear_sum", dim=5, act=act, per=per, scale=1.0)
+    mixer = build_mixer("nonlinear_sum", dim=5, act=act, per=per, scale=1.0)
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     expected = reference.nonlinear_sum(x, dict(mixer.named_parameters()), 20, act)
     torch.testing.assert_close(mixer(x), expected, **EXACT)

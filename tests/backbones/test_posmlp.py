@@ -11,40 +11,13 @@ from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
 from backbones.options import keywords
 from tests.references import posmlp as reference
+from tests.tensors import randomise, tokens
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 UNITS = ("sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe")
 # Maps (H, W) for windows of 4: one window, several, odd, narrower than a window, one row or token;
 # (10, 6) pads by two windows' worth less the shift, (6, 6) leaves a window of padding and head.
 MAPS = [(4, 4), (8, 4), (9, 5), (3, 9), (1, 6), (10, 6), (1, 1)]
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in module.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data = parameter.data.double() + 0.3 * noise
-    return module.double().eval()
-
-
-def tokens(*shape, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
-def plain(relation, u, *, shifted=False):
-    """The relation by loops, for one image (H, W, C)."""
-    window, bias = relation.window, relation.bias
-    if isinstance(relation, QuadraticRelation):
-        entries = reference.quadratic(relation.spreads, relation.centers, relation.sigma)
-        return reference.mix(
-            u, window, entries, relation.groups, bias, shifted=shifted, softmax=True
-        )
-    if isinstance(relation, LookupRelation):
-        entries = reference.lookup(relation.table, window, relation.weight)
-    else:
-        entries = reference.free(relation.weight, window)
-    return reference.mix(u, window, entries, relation.groups, bias, shifted=shifted)
 
 
 RELATIONS = {
@@ -72,7 +45,9 @@ def test_relation_equals_the_loops(name, shifted):
     for size in MAPS if name == "lookup_and_free" else [(9, 5), (3, 7)]:
         u = tokens(2, *size, 6).requires_grad_()
         found = relation.mix(u, shifted=shifted)
-        expected = torch.stack([plain(relation, image, shifted=shifted) for image in u])
+        expected = torch.stack(
+            [reference.relation(relation, image, shifted=shifted) for image in u]
+        )
         torch.testing.assert_close(found, expected, **EXACT)
         with torch.no_grad():
             torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
@@ -92,7 +67,7 @@ def test_relation_equals_the_loops(name, shifted):
 def test_other_windows_equal_the_loops(window, shifted):
     relation = randomise(QuadraticRelation(window, 2))
     u = tokens(1, 8, 6, 4)
-    expected = plain(relation, u[0], shifted=shifted)[None]
+    expected = reference.relation(relation, u[0], shifted=shifted)[None]
     torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
 
 
@@ -199,13 +174,15 @@ BRANCHES = [
 @pytest.mark.parametrize(("unit", "options"), BRANCHES, ids=str)
 def test_branch_equals_its_equations(unit, options):
     slot_of_block_1 = {"slot": Slot(12, 4.0, (5, 7), stage=0, block=1, dense=False)}
-    mixer = build(unit, 12, window=3, shift=True, **slot_of_block_1, **{"groups": 2, **options})
+    mixer = build_unit(
+        unit, 12, window=3, shift=True, **slot_of_block_1, **{"groups": 2, **options}
+    )
     mixer = randomise(mixer)
     x = tokens(2, 5, 7, 12).requires_grad_()
     structure = options.get("structure", "gate")
 
     def mixed(u):
-        return plain(mixer.gate.relation, u, shifted=True)
+        return reference.relation(mixer.gate.relation, u, shifted=True)
 
     found, expected = mixer(x), reference.branch(x, mixer, mixed, structure)
     torch.testing.assert_close(found, expected, **EXACT)
@@ -217,7 +194,7 @@ def test_branch_equals_its_equations(unit, options):
         torch.testing.assert_close(mine, other, **EXACT)
 
 
-def build(unit, dim, **options):
+def build_unit(unit, dim, **options):
     """A registered mixer with its slot given; options that the unit does not have are left out."""
     function = getattr(posgu, unit)
     return function(dim, **{k: v for k, v in options.items() if k in keywords(function)})

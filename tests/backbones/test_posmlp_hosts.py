@@ -15,18 +15,14 @@ from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
-from tests.backbones.test_posmlp import plain, randomise, tokens
 from tests.families import rest_slow, short
 from tests.references import posmlp as reference
+from tests.tensors import images, randomise, tokens
 from tools.comparing.published import load_rows
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 NAMES = list_backbones("posmlp_t*") + list_backbones("gmlp_ti*")
 SIZES = [(64, 64), (65, 93), (200, 304)]
-
-
-def images(*size, batch=1):
-    return tokens(batch, 3, *size)
 
 
 def narrow(unit=ggqpe, dense=False, **options):
@@ -73,7 +69,7 @@ def maps_by_equations(model, x, shifted):
             mixer = block.mixer
 
             def mixed(u, mixer=mixer, j=j):
-                return plain(mixer.gate.relation, u, shifted=shifted and j % 2 == 1)
+                return reference.relation(mixer.gate.relation, u, shifted=shifted and j % 2 == 1)
 
             y = channel_norm(x, block.norm).permute(0, 2, 3, 1)
             x = x + reference.branch(y, mixer, mixed, "gate").permute(0, 3, 1, 2)

@@ -11,6 +11,7 @@ from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors, to_authors
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
+from tests.references.checkpoints import fill, pair
 
 
 def authors_shapes(depths=(2, 2, 18, 2), unit="ggqpe"):
@@ -36,10 +37,6 @@ def authors_shapes(depths=(2, 2, 18, 2), unit="ggqpe"):
     return shapes
 
 
-def pair(name, *shape):
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-
-
 def authors_unit(unit, width, window, s):
     """What their unit saves, with the tables of displacements."""
     n = window * window
@@ -55,23 +52,13 @@ def authors_unit(unit, width, window, s):
     return shapes | ({"token_proj_n_weight": (1, n, n)} if unit == "lrpe_m" else {})
 
 
-def filled(shapes):
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.tensor(5)
-        if not shape
-        else 0.1 * torch.rand(shape, generator=generator) + name.endswith("norm.weight")
-        for name, shape in shapes.items()
-    }
-
-
 def test_released_file_has_277_entries():
     assert len(authors_shapes()) == 277
 
 
 @torch.no_grad()
 def test_released_checkpoint_loads(tmp_path):
-    theirs = filled(authors_shapes())
+    theirs = fill(authors_shapes())
     path = tmp_path / "posmlp_t.pth.tar"
     torch.save({"state_dict_ema": theirs, "state_dict": {}, "epoch": 254}, path)
     model = LinearClassifier.from_pretrained("posmlp_t", path).eval()
@@ -97,7 +84,7 @@ def test_released_checkpoint_loads(tmp_path):
 
 @pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m", "lrpe", "glrpe"])
 def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
-    theirs = filled(authors_shapes((1, 1, 1, 1), unit))
+    theirs = fill(authors_shapes((1, 1, 1, 1), unit))
     ours = from_authors(dict(theirs))
     with torch.device("meta"):
         backbone = create_backbone("posmlp_t" if unit == "ggqpe" else f"posmlp_t_{unit}")
@@ -118,7 +105,7 @@ def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
 
 @pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m"])
 def test_single_blocks_and_units_convert(unit):
-    theirs = filled(authors_shapes((1, 0, 0, 0), unit))
+    theirs = fill(authors_shapes((1, 0, 0, 0), unit))
     mixer = create_mixer(unit, 96)
     for prefix, module in (
         (
@@ -154,7 +141,7 @@ def test_absolute_positions_are_reshaped():
 
 def test_truncated_checkpoint_is_refused():
     """PosMLP's own units are no swapped-in mixers that may start anew."""
-    theirs = filled(authors_shapes())
+    theirs = fill(authors_shapes())
     theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
     with torch.device("meta"):
         backbone = create_backbone("posmlp_t")
@@ -216,7 +203,7 @@ def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
 
 def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
     """Their code with bias off keeps one of zeros; one that was trained is another network's."""
-    theirs = filled(authors_shapes())
+    theirs = fill(authors_shapes())
     for key in theirs:
         if key.endswith("token_proj_n_bias"):
             theirs[key].zero_()

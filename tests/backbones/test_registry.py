@@ -21,25 +21,18 @@ from backbones import (
     mixer_options,
     register_host,
     register_mixer,
-    registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.afbo import GroupedCrossMapping
 from backbones.mixers.ffn import FFN
+from backbones.registry import find_host, find_mixer, temporary_registrations, why_unfit
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, SWAPPED, rest_slow, short
 from tests.rows import SHAPES, all_rows
 from tools.comparing.published import list_papers, load_rows
 
 ROWS = all_rows()
-
-
-@pytest.fixture
-def registry_copy(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
-    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
 
 
 # Names
@@ -49,12 +42,12 @@ def test_every_host_has_every_channel_mixer():
     hosts = list_hosts()
     assert set(SHAPES) <= set(hosts)
     mixers = [mixer for mixer in list_mixers("channel") if mixer != "ffn"]
-    open_hosts = [host for host in hosts if "channel" in registry._HOSTS[host].slots]
-    pairs = {(host, mixer) for host in open_hosts for mixer in mixers}
-    pairs -= {
+    open_hosts = [host for host in hosts if "channel" in find_host(host).slots]
+    pairs = {
         (host, mixer)
-        for host, mixer in pairs
-        if registry._why_unfit(registry._HOSTS[host], registry._MIXERS[mixer])
+        for host in open_hosts
+        for mixer in mixers
+        if not why_unfit(find_host(host), find_mixer(mixer))
     }
     expected = {*hosts, *(f"{host}_{mixer}" for host, mixer in pairs)}
     named = set(list_backbones()) - expected
@@ -72,7 +65,7 @@ def test_every_host_and_mixer_links_its_paper(name):
 
     A source without a year, section or table, such as README's "an example", is no paper's.
     """
-    entry = registry.look_up(name)[0] if name in list_hosts() else registry.find_mixer(name)
+    entry = find_host(name) if name in list_hosts() else find_mixer(name)
     if re.search(r"\d", entry.source):
         assert re.search(LINK, sys.modules[entry.build.__module__].__doc__)
 
@@ -84,7 +77,7 @@ def identity(dim, *, size=3, slot=None):
     return mixer
 
 
-def test_token_mixers_are_named_where_they_say_so(registry_copy):
+def test_token_mixers_are_named_where_they_say_so(registering):
     options = {"swin_s": {"size": 5}}
     register_mixer(
         "still", kind="token", source="this test", named_on=("swin_[st]",), options_on=options
@@ -106,15 +99,15 @@ def test_token_mixers_are_named_where_they_say_so(registry_copy):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("host", [host for host in SMALLEST if registry._HOSTS[host].slots])
-def test_slots_tell_whether_the_host_is_dense(registry_copy, host, dense):
+@pytest.mark.parametrize("host", [host for host in SMALLEST if find_host(host).slots])
+def test_slots_tell_whether_the_host_is_dense(registering, host, dense):
     slots = []
 
     def spy(dim, *, slot=None):
         slots.append(slot)
         return FFN(dim)
 
-    kinds = registry._HOSTS[host].slots
+    kinds = find_host(host).slots
     for kind in kinds:
         register_mixer(f"spy_{kind}", kind=kind, source="this test")(spy)
     name = f"{host}_spy_channel" if "channel" in kinds else host
@@ -164,7 +157,7 @@ def test_name_like_nothing_is_refused_with_hosts_and_mixers():
         create_backbone("zzz")
 
 
-def test_taken_names_are_refused_naming_both(registry_copy):
+def test_taken_names_are_refused_naming_both(registering):
     with pytest.raises(
         ValueError, match=r"'deit_t' is taken by backbones\.hosts\.deit\.deit_t; give "
     ):
@@ -176,22 +169,38 @@ def test_taken_names_are_refused_naming_both(registry_copy):
     both = r"'ffn' is taken by backbones\.mixers\.ffn\.FFN; give .*Ffn another one"
     with pytest.raises(ValueError, match=both):
         register_mixer("ffn", kind="channel", source="again")(Ffn)
-    assert registry._MIXERS["ffn"].build is FFN
+    assert find_mixer("ffn").build is FFN
 
 
-def test_two_pairs_of_one_name_are_refused(registry_copy):
+def test_temporary_registrations_are_forgotten_even_after_an_error():
+    def fail():
+        with temporary_registrations():
+            register_host("brief", source="this test")(deit_t)
+            register_mixer("short", kind="channel", source="this test")(FFN)
+            assert {"brief", "brief_short", "deit_t_short"} <= set(list_backbones())
+            raise RuntimeError
+
+    before = list_backbones()
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list_backbones() == before
+    with pytest.raises(ValueError, match="no host called 'brief'"):
+        find_host("brief")
+
+
+def test_two_pairs_of_one_name_are_refused(registering):
     register_host("swin", source="this test")(deit_t)
     register_mixer("t_afbo", kind="channel", source="this test")(FFN)
     with pytest.raises(ValueError, match="two pairs are called 'swin_t_afbo'"):
         list_backbones()
 
 
-def test_pair_that_does_not_fit_is_refused_with_the_reason(registry_copy):
+def test_pair_that_does_not_fit_is_refused_with_the_reason(registering):
     register_mixer(
         "picky", kind="channel", source="this test", unfit_for={"deit_*": "it has a class token"}
     )(FFN)
     assert not list_backbones("deit_*_picky")
-    fitting = [host for host, entry in registry._HOSTS.items() if "channel" in entry.slots]
+    fitting = [host for host in list_hosts() if "channel" in find_host(host).slots]
     assert len(list_backbones("*_picky")) == len(fitting) - len(list_backbones("deit_?"))
     message = (
         "no deit_t_picky: picky does not serve deit_t, because it has a class token; it serves "
@@ -205,7 +214,7 @@ def test_pair_that_does_not_fit_is_refused_with_the_reason(registry_copy):
         create_backbone("swin_t_pickyy")
 
 
-def test_error_inside_a_builder_reaches_the_user(registry_copy):
+def test_error_inside_a_builder_reaches_the_user(registering):
     def broken(dim, *, kernel_size=3):
         raise KeyError("inside")
 
@@ -264,7 +273,7 @@ def test_a_mixer_of_no_width_is_refused(dim):
         create_mixer("afbo", dim)
 
 
-def test_host_without_the_slot_refuses_a_mixer(registry_copy):
+def test_host_without_the_slot_refuses_a_mixer(registering):
     register_host("closed", slots=("token",), source="this test")(deit_t)
     assert list_backbones("closed*") == ["closed"]
     with pytest.raises(ValueError, match="closed has no channel-mixer slot; it has"):
@@ -288,10 +297,10 @@ def test_defaults_of_a_paper_by_host():
     assert changed.layers[0].blocks[0].mlp.sm_a.kernel_size == (5, 5)
 
 
-@pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in registry._HOSTS[n].slots])
+@pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in find_host(n).slots])
 def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
     with torch.device("meta"):
-        if registry._HOSTS[host].plain_ffn:
+        if find_host(host).plain_ffn:
             for mixer in create_backbone(host, mixer={"hidden_ratio": 3.5}).mixers().values():
                 kinds = [key.rpartition(".")[2] for key in mixer.replaced]
                 assert kinds == ["weight", "bias"] * 2
@@ -347,7 +356,7 @@ def test_schema_can_be_passed_back(name):
     assert count_parameters(again) == count_parameters(plain)
 
 
-def test_mixer_follows_its_slot(registry_copy):
+def test_mixer_follows_its_slot(registering):
     seen = []
 
     def watch(dim, *, hidden_ratio=4.0, grid=(14, 14), extra=1):
@@ -577,8 +586,7 @@ def test_import_is_the_only_act_that_registers():
     assert run.stdout.split() == [str(len(list_backbones()))]
 
 
-def test_a_mixer_of_another_type_is_refused(monkeypatch):
-    monkeypatch.setattr(registry, "_MIXERS", dict(registry._MIXERS))
+def test_a_mixer_of_another_type_is_refused(registering):
     register_mixer("linear", kind="channel", source="test")(lambda dim: torch.nn.Linear(dim, dim))
     with pytest.raises(ValueError, match=r"derive it from backbones\.Mixer"):
         create_mixer("linear", 8)

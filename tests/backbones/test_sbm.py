@@ -1,7 +1,6 @@
 """The star with bilinear mapping against its equations, at any map, and its cache."""
 
 import copy
-import math
 import pickle
 
 import pytest
@@ -14,24 +13,10 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.layers.axes import to_nhwc
 from backbones.mixers.sbm import BilinearMapping, resample_factors
 from tests.references import sbm as reference
+from tests.tensors import build_mixer, tokens
 
 EXACT = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-def build(dim=8, seed=0, **options):
-    """A float64 mixer in which every parameter matters."""
-    torch.manual_seed(seed)
-    mixer = create_mixer("sbm", dim, **options).double().eval()
-    for name, parameter in mixer.named_parameters():
-        spread = 1 / math.sqrt(dim) if parameter.ndim == 2 else 0.3
-        parameter.data = spread * torch.randn_like(parameter) + name.endswith("norm.weight")
-    return mixer
-
-
-def tokens(*size, dim=8, batch=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *size, dim, dtype=torch.float64, generator=generator)
 
 
 def smooth(channels, *size, seed):
@@ -70,8 +55,8 @@ OPTIONS = [
 def test_mixer_equals_the_equations(options, grid, size):
     # Ranks around the number of tokens: W_c changes places with W_s where the map is larger.
     for dim, rank, batch in ((8, 3, 2), (6, size[0] * size[1], 1)):
-        mixer = build(dim, grid=grid, rank=rank, **options)
-        x = tokens(*size, dim=dim, batch=batch).requires_grad_()
+        mixer = build_mixer("sbm", dim, grid=grid, rank=rank, **options)
+        x = tokens(batch, *size, dim).requires_grad_()
         tensors = dict(mixer.named_parameters())
         split = options.get("x_width", 2) == 2 or options.get("pre_proj", False)
         split = split and options.get("use_linear", True) and options.get("use_bilinear", True)
@@ -92,7 +77,7 @@ def test_mixer_equals_the_equations(options, grid, size):
 def test_both_orders_of_the_channel_matrix_are_the_same():
     mapping = BilinearMapping(6, (5, 7), rank=4).double()
     torch.nn.init.normal_(mapping.proj.bias)
-    x = tokens(5, 7, dim=6)
+    x = tokens(2, 5, 7, 6)
     traced = torch.jit.trace(mapping, x, check_trace=False)  # keeps the order of the paper
     torch.testing.assert_close(mapping(x), traced(x), **CLOSE)
     assert not torch.equal(mapping(x), traced(x))
@@ -123,16 +108,18 @@ def test_stored_map_is_not_resampled():
     bicubic = create_mixer("sbm", 8, grid=(6, 5), rank=4).eval()
     bilinear = create_mixer("sbm", 8, grid=(6, 5), rank=4, resample="bilinear").eval()
     bilinear.load_state_dict(bicubic.state_dict())
-    x = tokens(6, 5).float()
+    x = tokens(2, 6, 5, 8).float()
     torch.testing.assert_close(bicubic(x), bilinear(x), **EXACT)
-    assert not torch.equal(bicubic(tokens(8, 9).float()), bilinear(tokens(8, 9).float()))
+    x = tokens(2, 8, 9, 8).float()
+    assert not torch.equal(bicubic(x), bilinear(x))
     assert bicubic.bilinear.factors((6, 5))[0] is bicubic.bilinear.space_read
 
 
 @pytest.mark.parametrize("size", [(40, 40), (72, 72), (50, 84), (32, 128)], ids=str)
 @torch.no_grad()
 def test_a_smooth_picture_gives_nearly_the_same_on_another_map(size):
-    mixer = build(16, grid=(56, 56), rank=8)
+    torch.manual_seed(0)
+    mixer = create_mixer("sbm", 16, grid=(56, 56), rank=8).double().eval()
     mixer.bilinear.space_write.data = smooth(8, 56, 56, seed=3)
     mixer.conv.weight.data.zero_()[:, :, 1, 1] = 1  # neighbours lie elsewhere on another map
     own = mixer(to_nhwc(smooth(16, 56, 56, seed=4)[None]))
@@ -148,29 +135,30 @@ FOREIGN = (9, 7)
 
 
 def test_set_grid_keeps_the_results_of_that_map():
-    mixer = build(grid=(5, 4), rank=3)
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
     mixer.bilinear.space_write.requires_grad_(False)
-    expected = mixer(tokens(*FOREIGN)).detach()
+    expected = mixer(tokens(2, *FOREIGN, 8)).detach()
     mixer.set_grid(FOREIGN)
     assert mixer.bilinear.grid == FOREIGN
     assert mixer.bilinear.space_read.shape == (3, *FOREIGN)
     assert mixer.bilinear.space_read.requires_grad
     assert not mixer.bilinear.space_write.requires_grad
-    torch.testing.assert_close(mixer(tokens(*FOREIGN)), expected, **CLOSE)
-    build(use_bilinear=False).set_grid(FOREIGN)
+    torch.testing.assert_close(mixer(tokens(2, *FOREIGN, 8)), expected, **CLOSE)
+    build_mixer("sbm", use_bilinear=False).set_grid(FOREIGN)
 
 
 def test_state_dict_of_another_map_is_resampled():
-    mixer = build(grid=(5, 4), rank=3)
-    other = build(grid=FOREIGN, rank=3, seed=1)
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    other = build_mixer("sbm", grid=FOREIGN, rank=3, seed=1)
     before = {key: value.clone() for key, value in mixer.state_dict().items()}
     state_dict = mixer.state_dict()
     other.load_state_dict(state_dict)
-    torch.testing.assert_close(other(tokens(*FOREIGN)), mixer(tokens(*FOREIGN)), **CLOSE)
+    x = tokens(2, *FOREIGN, 8)
+    torch.testing.assert_close(other(x), mixer(x), **CLOSE)
     assert all(torch.equal(state_dict[key], value) for key, value in before.items())
     assert state_dict.keys() == before.keys()
     with pytest.raises(RuntimeError, match=r"size mismatch for bilinear\.space_read"):
-        build(grid=FOREIGN, rank=4).load_state_dict(state_dict)
+        build_mixer("sbm", grid=FOREIGN, rank=4).load_state_dict(state_dict)
 
 
 # Cache
@@ -192,13 +180,13 @@ def resampled(monkeypatch):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation_resamples_once_per_map_and_gives_the_same(resampled, mode):
-    mixer = build(grid=(5, 4), rank=3)
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
     sizes = [FOREIGN, (3, 3), FOREIGN, (3, 3), (5, 4)]
-    expected = [mixer(tokens(*size)).detach() for size in sizes]
+    expected = [mixer(tokens(2, *size, 8)).detach() for size in sizes]
     assert len(resampled) == 4
     resampled.clear()
     with mode():
-        found = [mixer(tokens(*size)) for size in sizes]
+        found = [mixer(tokens(2, *size, 8)) for size in sizes]
     assert resampled == [FOREIGN, (3, 3)]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -207,12 +195,13 @@ def test_evaluation_resamples_once_per_map_and_gives_the_same(resampled, mode):
 
 def optimizer_step(mixer):
     with torch.enable_grad():
-        mixer(tokens(5, 4)).square().sum().backward()  # on the stored map: no factor is resampled
+        # On the stored map, so that no factor is resampled.
+        mixer(tokens(2, 5, 4, 8)).square().sum().backward()
     torch.optim.SGD(mixer.parameters(), lr=0.01).step()
 
 
 def load(mixer):
-    mixer.load_state_dict(build(grid=(5, 4), rank=3, seed=7).state_dict())
+    mixer.load_state_dict(build_mixer("sbm", grid=(5, 4), rank=3, seed=7).state_dict())
 
 
 def edit_data(mixer):
@@ -242,20 +231,20 @@ CHANGES = [optimizer_step, load, edit_data, assign_data, assign, edit_in_place, 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda function: function.__name__)
 @torch.no_grad()
 def test_cache_never_serves_old_weights(change):
-    mixer = build(grid=(5, 4), rank=3)
-    before = mixer(tokens(*FOREIGN))
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    before = mixer(tokens(2, *FOREIGN, 8))
     change(mixer)
     with torch.enable_grad():
-        expected = copy.deepcopy(mixer)(tokens(*FOREIGN)).detach()
-    found = mixer(tokens(*FOREIGN))
+        expected = copy.deepcopy(mixer)(tokens(2, *FOREIGN, 8)).detach()
+    found = mixer(tokens(2, *FOREIGN, 8))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert not torch.equal(found, before)
 
 
 @torch.no_grad()
 def test_cache_keeps_types_apart(resampled):
-    mixer = build(grid=(5, 4), rank=3).float()
-    x = tokens(*FOREIGN).float()
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3).float()
+    x = tokens(2, *FOREIGN, 8).float()
     plain = mixer(x)
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
@@ -268,27 +257,27 @@ def test_cache_keeps_types_apart(resampled):
 
 @torch.no_grad()
 def test_copies_have_a_cache_of_their_own():
-    mixer = build(grid=(5, 4), rank=3)
-    expected = mixer(tokens(*FOREIGN))
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    expected = mixer(tokens(2, *FOREIGN, 8))
     for again in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
-        torch.testing.assert_close(again(tokens(*FOREIGN)), expected, **EXACT)
+        torch.testing.assert_close(again(tokens(2, *FOREIGN, 8)), expected, **EXACT)
         edit_data(again)
-        assert not torch.equal(again(tokens(*FOREIGN)), expected)
-        torch.testing.assert_close(mixer(tokens(*FOREIGN)), expected, **EXACT)
+        assert not torch.equal(again(tokens(2, *FOREIGN, 8)), expected)
+        torch.testing.assert_close(mixer(tokens(2, *FOREIGN, 8)), expected, **EXACT)
 
 
 # Types
 
 
 def test_half_precision_product_is_formed_in_float32():
-    mixer = build(grid=(5, 4), rank=3).half()
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3).half()
     # Behind the norm the result has the precision of the weights.
     mixer._normalise, mixer.gate_proj = lambda star: star, None
     mixer.lin_proj.weight.data *= 1e-4
     mixer.lin_proj.bias.data *= 1e-4
     mixer.bilinear.proj.weight.data *= 1e-2
     mixer.bilinear.proj.bias.data *= 1e-2
-    x = tokens(5, 4).half()
+    x = tokens(2, 5, 4, 8).half()
     expected = copy.deepcopy(mixer).double()(x.double())
     found = mixer(x)
     assert found.dtype == torch.float32
@@ -297,8 +286,8 @@ def test_half_precision_product_is_formed_in_float32():
 
 
 def test_fp16_autocast_stays_close():
-    mixer = build(grid=(5, 4), rank=3).float()
-    x = tokens(*FOREIGN).float()
+    mixer = build_mixer("sbm", grid=(5, 4), rank=3).float()
+    x = tokens(2, *FOREIGN, 8).float()
     expected = mixer(x)
     with torch.autocast("cpu", torch.float16):
         found = mixer(x)

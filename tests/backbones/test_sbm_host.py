@@ -18,6 +18,7 @@ from backbones.mixers.sbm import StarBilinearMapping
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import sbm as reference
+from tests.tensors import images
 from tools.comparing.published import load_rows
 
 EXACT = {"rtol": 0, "atol": 0}
@@ -48,11 +49,6 @@ def small(img_size=(96, 64), dense=False, seed=0, **options):
     return model
 
 
-def images(*size, batch=2):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=generator)
-
-
 # Equations
 
 OPTIONS = [
@@ -81,9 +77,9 @@ def test_network_equals_the_equations(options):
     mode, shortcut = options.get("resample", "bicubic"), options.get("shortcut", True)
     for size in sizes:
         expected = reference.network(
-            images(*size), tensors, split=split, shortcut=shortcut, mode=mode
+            images(*size, batch=2), tensors, split=split, shortcut=shortcut, mode=mode
         )
-        found = model(images(*size))
+        found = model(images(*size, batch=2))
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
         parameters = list(model.parameters())
@@ -101,15 +97,15 @@ def test_network_equals_the_equations(options):
 def test_norms_of_maps_and_embedding_equal_the_equations():
     model, dense = small(), small(dense=True)
     tensors = dense.state_dict()
-    maps = reference.network(images(70, 90), tensors, split=True)
-    for i, (ours, plain) in enumerate(zip(dense(images(70, 90)), maps, strict=True)):
+    maps = reference.network(images(70, 90, batch=2), tensors, split=True)
+    for i, (ours, plain) in enumerate(zip(dense(images(70, 90, batch=2)), maps, strict=True)):
         normed = reference.layer_norm(reference.nhwc(plain), tensors, f"norm{i}")
         torch.testing.assert_close(ours, to_nchw(normed), rtol=1e-9, atol=1e-9)
-    last = reference.network(images(70, 90), model.state_dict(), split=True)[-1]
+    last = reference.network(images(70, 90, batch=2), model.state_dict(), split=True)[-1]
     normed = reference.layer_norm(reference.nhwc(last), model.state_dict(), "norm")
-    torch.testing.assert_close(model.embed(images(70, 90)), normed.mean((1, 2)))
+    torch.testing.assert_close(model.embed(images(70, 90, batch=2)), normed.mean((1, 2)))
     with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.embed(images(64, 64))
+        dense.embed(images(64, 64, batch=2))
 
 
 # Counts
@@ -249,7 +245,7 @@ def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
 @torch.no_grad()
 def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
     source, other = small((96, 64), pos=pos), small((160, 224), pos=pos, seed=1)
-    x = images(160, 224)
+    x = images(160, 224, batch=2)
     expected = source(x)
     report = adopt(other, in_memory(source.state_dict(), "source"))
     assert not report.initialised
@@ -358,7 +354,7 @@ def test_initialisation():
 @torch.no_grad()
 def test_compiles_into_one_graph(size, options):
     backbone = small(**options).float()
-    x = images(*size).float()
+    x = images(*size, batch=2).float()
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True, backend="eager")
     for _ in range(2):
@@ -370,7 +366,7 @@ def test_compiles_into_one_graph(size, options):
 @torch.no_grad()
 def test_compiled_code_gives_the_same():
     backbone = small().float()
-    x = images(65, 100).float()
+    x = images(65, 100, batch=2).float()
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True)
     for found, expected in zip(compiled(x), backbone(x), strict=True):
@@ -400,7 +396,7 @@ def test_training_in_bfloat16_reaches_every_parameter_and_lowers_the_loss(name):
 @pytest.mark.parametrize("options", [{"dense": True}, {"dense": True, "pos": "ape"}], ids=str)
 def test_no_parameter_of_a_dense_network_is_unused(options):
     backbone = create_backbone("sbm_t", **options).train()
-    sum(m.square().mean() for m in backbone(images(64, 80).float())).backward()
+    sum(m.square().mean() for m in backbone(images(64, 80, batch=2).float())).backward()
     assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
 
 

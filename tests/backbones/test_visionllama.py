@@ -12,7 +12,8 @@ from backbones.layers.axes import to_nchw
 from backbones.layers.rotary import Lattice, rotate
 from heads.linear import LinearClassifier
 from tests.references import visionllama as reference
-from tests.references.released import assert_equal, checkpoint, double, images
+from tests.references.released import assert_equal, checkpoint, double
+from tests.tensors import images
 
 NAME = "visionllama_s"
 

@@ -105,12 +105,16 @@ def test_datasets_travel_to_spawned_processes(kind, cache):
         assert set(copy[(0, 1)]) == set(data.dataset(split)[(0, 1)])
 
 
-def test_toolkits_are_asked_for_late(cache, monkeypatch):
+@pytest.mark.slow  # test_architecture reads the same off the imports
+def test_importing_the_datamodules_loads_no_toolkit():
     code = "import sys, datamodules; print({'mmcv', 'mmdet', 'mmengine', 'mmseg'} & {*sys.modules})"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert loaded.stdout.strip() == "set()"
+
+
+def test_toolkits_are_asked_for_late(cache, monkeypatch):
     for kind, package in ((SampleDetection, "mmdet"), (SampleSegmentation, "mmseg")):
         monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
         with pytest.raises(ImportError, match=rf"needs {package}.*`make install`"):

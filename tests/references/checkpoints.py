@@ -5,6 +5,11 @@ import math
 import torch
 
 
+def pair(name, *shape):
+    """A weight and its bias."""
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
 def fill(shapes, seed=0):
     """Random tensors: z / sqrt(fan in), norms 1 + 0.1 z, variances about 1, vectors 0.3 z.
 

@@ -104,3 +104,16 @@ def branch(x, mixer, mixed, structure):
     z = {"gate": mu * v, "nonsplit": mu * v, "add": mu + v}.get(structure)
     z = torch.cat([mu, v], dim=-1) if structure == "concat" else z
     return z @ mixer.fc2.weight.T + mixer.fc2.bias
+
+
+def relation(given, u, *, shifted=False):
+    """A relation of ours by loops over its own parameters, for one image (H, W, C)."""
+    window, bias, groups = given.window, given.bias, given.groups
+    if hasattr(given, "spreads"):
+        entries = quadratic(given.spreads, given.centers, given.sigma)
+        return mix(u, window, entries, groups, bias, shifted=shifted, softmax=True)
+    if hasattr(given, "table"):
+        entries = lookup(given.table, window, given.weight)
+    else:
+        entries = free(given.weight, window)
+    return mix(u, window, entries, groups, bias, shifted=shifted)

@@ -30,11 +30,6 @@ def double(state):
     return {name: value.double() for name, value in state.items()}
 
 
-def images(height, width, batch=1):
-    noise = np.random.RandomState(0).standard_normal((batch, 3, height, width))
-    return torch.from_numpy(noise)
-
-
 def assert_equal(found, expected):
     """Within 1e-7 of the largest value, which float64 leaves far behind and a slip does not."""
     bound = 1e-7 * expected.abs().max().item()

@@ -12,7 +12,7 @@ from datamodules import SampleClassification
 from tasks import keeping
 from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
-from tests.running.test_training import tiny_task
+from tests.running.tiny import tiny_task
 from tools.command_line.overrides import prepare
 from tools.running import trainer as trainers
 from tools.running.config import compose_config

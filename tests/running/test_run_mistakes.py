@@ -8,19 +8,9 @@ import pytest
 import torch
 
 from backbones.checkpoints.seal import seal
-from tests.runs import TINY, arguments, command, run_here
+from tests.runs import TINY, arguments, command, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-
-
-def refused(typed, output_dir, capsys):
-    """The one line that a command ends with, after which nothing is left."""
-    ended = run_here(typed, capsys)
-    assert ended.status == 2, ended
-    assert ended.err.startswith("error: "), ended.err
-    assert not [path for path in output_dir.rglob("*") if not path.is_dir()]
-    assert not [path for path in output_dir.rglob("2*")]  # no run folder
-    return ended.err
 
 
 MISTAKES = {
@@ -240,7 +230,8 @@ class TestCheckpointsThatDoNotFit:
         assert "was trained on 10 classes, and the data have 11, not the same ones" in text
 
     def test_another_number_of_classes(self, folder, tmp_path, capsys):
-        other = ["data=sample_transfer", f"ckpt={folder}", "mode=test", f"output_dir={tmp_path}"]
+        other = ["data=sample_transfer", *TINY["transfer"], f"ckpt={folder}"]
+        other += ["mode=test", f"output_dir={tmp_path}"]
         text = refused(other, tmp_path, capsys)
         assert "10 classes, and the data have 100, not the same ones" in text
         assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text

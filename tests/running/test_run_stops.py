@@ -29,6 +29,7 @@ def wait_for(process, condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
     tmp_path, capsys, caplog, one_thread
 ):
@@ -184,6 +185,7 @@ def test_a_port_in_use_is_named(tmp_path, monkeypatch):
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
     folder = trained("classification").folder()
     typed = arguments("classification", tmp_path, "mode=test", f"ckpt={folder}")

@@ -8,49 +8,19 @@ from types import SimpleNamespace
 import lightning.pytorch as lightning
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback
-from torch import nn
 
 from datamodules import SampleClassification
 from tasks import callbacks, keeping
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tests.running.tiny import ADAMW, tiny_task
 from tools.command_line.overrides import prepare
 from tools.running import trainer as trainers
 from tools.running.config import compose_config
 from tools.running.resume import find_start
-
-ADAMW = {"name": "adamw", "lr": 1e-2}
-CONSTANT = {"name": "constant"}
-
-
-class Tiny(nn.Module):
-    """A classifier with dropout and running statistics, which resuming has to restore."""
-
-    def __init__(self, classes=10):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
-            nn.Linear(64, classes),
-        )  # fmt: skip
-        self.seen = []
-
-    def loss(self, batch):
-        self.seen.append(batch["sample_id"].tolist())
-        logits = self.net(batch["image"])
-        return {"loss_cls": F.cross_entropy(logits, batch["label"]), "logit": logits.mean()}
-
-    def predict(self, batch):
-        return self.net(batch["image"])
-
-
-def tiny_task(classes=10, **options):
-    names = [str(i) for i in range(classes)]
-    options = {"optimizer": ADAMW, "schedule": CONSTANT} | options
-    return ClassificationTask(Tiny(classes), names, **options)
 
 
 class SignalAt(Callback):
@@ -133,7 +103,13 @@ class TestTraining:
                 marks=pytest.mark.slow,
             ),
             pytest.param({"validation": 1}, {}, 12, id="validation", marks=pytest.mark.slow),
-            pytest.param({"validation": 1}, {"workers": 2}, 12, id="validation, workers"),
+            pytest.param(
+                {"validation": 1},
+                {"workers": 2},
+                12,
+                id="validation, workers",
+                marks=pytest.mark.slow,
+            ),
             pytest.param({"step": 17}, {}, 18, id="last step of all", marks=pytest.mark.slow),
             pytest.param({"step": 7}, {"val_check_interval": 0.5}, 8, id="validation by steps"),
             pytest.param({"step": 6}, {"accumulate_grad_batches": 2}, 8, id="accumulation"),

@@ -9,8 +9,7 @@ from safetensors.torch import save_file
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
 from tasks.classes import check_classes, classes_of
-from tests.running.test_run_mistakes import refused
-from tests.runs import arguments, run_here
+from tests.runs import arguments, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

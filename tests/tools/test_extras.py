@@ -109,6 +109,7 @@ def test_the_norm_is_that_of_all_gradients():
     assert logged == [({"train/gradient_norm": pytest.approx(8**0.5)}, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
     caplog.set_level(logging.INFO)
@@ -159,6 +160,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_mlflow_offline(tmp_path):
     pytest.importorskip("mlflow")
     command_line.prepare(["--help"])

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from tests.runs import ROOT
-from tests.tools.test_sweeps import TINY
+from tests.runs import ROOT, SHORTEST
 from tools import search
 from tools.searching.space import Space, read_spaces
 
@@ -127,7 +126,7 @@ def test_a_metric_that_there_is_not_is_answered_with_those_that_there_are(search
 @pytest.mark.usefixtures("sample_cache")
 def test_the_real_command(tmp_path):
     pytest.importorskip("optuna")
-    typed = [*TINY, "backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "trials=2",
+    typed = [*SHORTEST, "backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "trials=2",
              f"output_dir={tmp_path}"]  # fmt: skip
     command = [sys.executable, str(ROOT / "tools" / "search.py"), *typed]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)

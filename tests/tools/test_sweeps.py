@@ -3,14 +3,11 @@
 import pytest
 
 from backbones import list_backbones
-from tests.runs import command, summary
+from tests.runs import SHORTEST, command, summary
 from tools.command_line import overrides as command_line
 from tools.running import sweeps
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-TINY = ("task=classification", "trainer=cpu", "data.digits_per_class=4", "data.train_copies=1",
-        "data.batch_size=8", "trainer.max_epochs=1", "trainer.limit_train_batches=1",
-        "schedule.warmup=0", "logger=csv")  # fmt: skip
 
 
 def test_a_pattern_stands_for_the_names_that_it_matches():
@@ -52,8 +49,9 @@ def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
         sweeps.check_launcher(["hydra/launcher=joblib"])
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_table(tmp_path):
-    typed = [*TINY, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
+    typed = [*SHORTEST, "backbone=deit_t", "seed=range(2)", f"output_dir={tmp_path}"]
     ended = command(["-m", *typed], cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
     heading, row = ended.out.strip().splitlines()[-2:]
@@ -72,7 +70,7 @@ def test_a_sweep_ends_with_its_table(tmp_path):
 def test_runs_in_other_processes(launcher, module, tmp_path):
     """From another folder, with a recipe that computes values, and one run that fails."""
     pytest.importorskip(module)
-    typed = [*TINY, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
+    typed = [*SHORTEST, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
              f"output_dir={tmp_path}/o", f"hydra/launcher={launcher}"]  # fmt: skip
     typed = [one for one in typed if one != "data.batch_size=8"]
     ended = command(["-m", *typed], cwd=tmp_path, timeout=500)

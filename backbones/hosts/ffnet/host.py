@@ -113,7 +113,7 @@ class FFNet(HierarchicalBackbone):
         if not hasattr(self, "head"):
             return super().embed(images)
         self.check_embeds()
-        return cast("Tensor", self.head(self.stage_maps(images)[-1]))
+        return self.head(self.stage_maps(images)[-1])
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept the authors' names, and fold weights of the training form for a fused backbone.

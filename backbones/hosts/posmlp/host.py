@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +130,7 @@ class PosMLPStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The blocks on the downsampled map: (B, C', h, w) -> (B, H, W, C)."""
-        return cast("Tensor", self.blocks(to_nhwc(self.downsample(x)).contiguous()))
+        return self.blocks(to_nhwc(self.downsample(x)).contiguous())
 
 
 class PosMLPBlock(nn.Module):
@@ -155,7 +155,7 @@ class PosMLPBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The mixer of the normed map, added to the map: (B, H, W, C) -> (B, H, W, C)."""
-        return cast("Tensor", x + self.drop_path(self.drop(self.mixer(self.norm(x)))))
+        return x + self.drop_path(self.drop(self.mixer(self.norm(x))))
 
 
 def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:

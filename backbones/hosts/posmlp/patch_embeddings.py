@@ -8,7 +8,7 @@ authors' released code for kernel sizes, norms and initialisation.
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ class LinearEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A projection of 4x4 pixels, normed: (B, 3, H, W) -> (B, C, h, w)."""
         x = F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))
-        return cast("Tensor", self.norm(self.proj(x)))
+        return self.norm(self.proj(x))
 
 
 class ConvMerge(nn.Module):
@@ -80,7 +80,7 @@ class ConvMerge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A strided convolution, normed: (B, C, H, W) -> (B, 2 C, h, w)."""
-        return cast("Tensor", self.norm(self.conv(x)))
+        return self.norm(self.conv(x))
 
 
 class LinearMerge(nn.Module):
@@ -98,7 +98,7 @@ class LinearMerge(nn.Module):
         """Four neighbours side by side, normed and projected: (B, C, H, W) -> (B, 2 C, h, w)."""
         x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
         corners = [x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
-        return cast("Tensor", self.conv(self.norm(torch.cat(corners, dim=1))))
+        return self.conv(self.norm(torch.cat(corners, dim=1)))
 
 
 def downsample(width: int, merge: Merge, norm: Norm) -> nn.Module:

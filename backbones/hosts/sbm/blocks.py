@@ -8,8 +8,6 @@ Axes: B images, (h, w) map, d channels.
 
 from __future__ import annotations
 
-from typing import cast
-
 from timm.layers import DropPath
 from torch import Tensor, nn
 
@@ -55,7 +53,7 @@ class SBMBlock(nn.Module):
         y = self.drop_path1(self.mixer(self.norm1(x)))
         x = _encoded(x + y if self.shortcut else y, self.cpe2)
         y = self.drop_path2(self.mlp(self.norm2(x)))
-        return cast("Tensor", x + y if self.shortcut else y)
+        return x + y if self.shortcut else y
 
 
 class Stem(nn.Module):
@@ -73,7 +71,7 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Convolutions, one with a shortcut: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
         x = self.conv1(images)
-        return cast("Tensor", self.conv3(x + self.conv2(x)))
+        return self.conv3(x + self.conv2(x))
 
 
 def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -75,9 +74,9 @@ class HierarchicalBackbone(Backbone):
         """
         self.check_embeds()
         x = self.norm(self.stage_maps(images)[-1])
-        return cast("Tensor", x.mean(dim=(2, 3) if self.channels_first else (1, 2)))
+        return x.mean(dim=(2, 3) if self.channels_first else (1, 2))
 
 
 def drop_path_rates(rate: float, num_blocks: int) -> list[float]:
     """Stochastic depth of each block, rising linearly from 0 to ``rate``."""
-    return cast("list[float]", torch.linspace(0, rate, num_blocks, device="cpu").tolist())
+    return torch.linspace(0, rate, num_blocks, device="cpu").tolist()

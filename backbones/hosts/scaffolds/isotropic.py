@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 
 from backbones.base import Backbone, FeatureInfo, HostConfig
@@ -53,4 +51,4 @@ class IsotropicBackbone(Backbone):
             ValueError: The backbone was built for dense prediction.
         """
         self.check_embeds()
-        return cast("Tensor", self.norm(self.last_map(images)).mean(dim=(1, 2)))
+        return self.norm(self.last_map(images)).mean(dim=(1, 2))

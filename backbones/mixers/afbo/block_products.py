@@ -9,7 +9,7 @@ width and a sum per block in the backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +70,7 @@ def fast(
         bias = None if bias is None else bias.to(dtype)
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
-        out = cast("Tensor", _BlockProducts.apply(rows, bias, blocks, *weights))  # type: ignore[no-untyped-call]
+        out = _BlockProducts.apply(rows, bias, blocks, *weights)  # type: ignore[no-untyped-call]
     else:
         out = _forward(rows, weights, bias, blocks)
     return out.view(*x.shape[:-1], out.shape[1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,4 +19,4 @@ def product(fresh: Tensor, other: Tensor) -> Tensor:
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer on some channels of (B, h, w, C), which as one matrix need not be copied."""
-    return cast("Tensor", layer(x.flatten(0, 2)).unflatten(0, x.shape[:3]))
+    return layer(x.flatten(0, 2)).unflatten(0, x.shape[:3])

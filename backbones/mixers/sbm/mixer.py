@@ -7,7 +7,7 @@ https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapp
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ class StarBilinearMapping(Mixer):
         mixed = self._normalise(self._star(p[..., : self.dim], p[..., -self.dim :]))
         if self.gate_proj is not None:
             mixed = product(mixed, silu(self.gate_proj(x)))
-        return cast("Tensor", self.out_proj(mixed))
+        return self.out_proj(mixed)
 
     def _star(self, for_bilinear: Tensor, for_linear: Tensor) -> Tensor:
         """SiLU(U) * V, or what is left of it."""
@@ -108,7 +108,7 @@ class StarBilinearMapping(Mixer):
         """LayerNorm, in single precision where the weights are in half."""
         weights = self.in_proj.weight.dtype
         if weights != torch.float16:
-            return cast("Tensor", self.norm(star))
+            return self.norm(star)
         if isinstance(self.norm, nn.LayerNorm):
             weight, bias = self.norm.weight.float(), self.norm.bias.float()
             star = F.layer_norm(star, (self.dim,), weight, bias, self.norm.eps)

@@ -7,8 +7,6 @@ Axes: B images, n tokens, C channels, m rank.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,7 +38,7 @@ def map_tokens(
 
 def paper_order(x: Tensor, read: Tensor, write: Tensor, proj: nn.Linear) -> Tensor:
     """Eq. 2 as it is written: W_c on all n tokens."""
-    return cast("Tensor", proj(torch.bmm(write.mT, torch.bmm(read, x))))
+    return proj(torch.bmm(write.mT, torch.bmm(read, x)))
 
 
 def latent_order(x: Tensor, read: Tensor, write: Tensor, proj: nn.Linear) -> Tensor:

@@ -1,0 +1,34 @@
+"""What the tests themselves keep to: helpers stand in modules of their own, draws miss nothing."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from backbones import list_hosts, list_mixers
+from backbones.registry import look_up
+from tests.families import drawn
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
+)
+def test_no_test_is_imported_and_no_private_table_of_the_registry_read(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            assert not module.rpartition(".")[2].startswith("test_"), f"line {node.lineno}"
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "registry":
+            assert not node.attr.startswith("_"), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draw_has_every_host_and_every_channel_mixer(seed):
+    pairs = [look_up(name) for name in drawn(seed)]
+    assert sorted(host.name for host, _ in pairs) == sorted(list_hosts())
+    assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
+    assert drawn(seed) == drawn(seed)
+    assert set(drawn(seed)) != set(drawn(seed + 1))

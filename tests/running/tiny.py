@@ -1,0 +1,35 @@
+"""A network of two layers and its task, for runs whose every number is compared."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from tasks.classification import ClassificationTask
+
+ADAMW = {"name": "adamw", "lr": 1e-2}
+CONSTANT = {"name": "constant"}
+
+
+class Tiny(nn.Module):
+    """A classifier with dropout and running statistics, which resuming has to restore."""
+
+    def __init__(self, classes=10):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 8, 8), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3),
+            nn.Linear(64, classes),
+        )  # fmt: skip
+        self.seen = []
+
+    def loss(self, batch):
+        self.seen.append(batch["sample_id"].tolist())
+        logits = self.net(batch["image"])
+        return {"loss_cls": F.cross_entropy(logits, batch["label"]), "logit": logits.mean()}
+
+    def predict(self, batch):
+        return self.net(batch["image"])
+
+
+def tiny_task(classes=10, **options):
+    names = [str(i) for i in range(classes)]
+    options = {"optimizer": ADAMW, "schedule": CONSTANT} | options
+    return ClassificationTask(Tiny(classes), names, **options)
