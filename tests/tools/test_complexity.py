@@ -316,7 +316,7 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("bakbone=deit_t", "did you mean backbone=?"),
         (
             "deit_t",
-            "arguments are key=value, with the keys backbone, paper, table, image_size, rule, format",
+            "arguments are key=value, with the keys backbone, paper, table, image_size, rule",
         ),
         ("backbone=", "arguments are key=value"),
         ("--rule=macs", "arguments are key=value"),

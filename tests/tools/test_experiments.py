@@ -8,6 +8,12 @@ import torch
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
+from datamodules.sample import (
+    SampleClassification,
+    SampleDetection,
+    SampleSegmentation,
+    SampleTransfer,
+)
 from tasks.instantiate import build
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.command_line import experiments as group
@@ -298,3 +304,50 @@ def test_an_experiment_beside_others_weights_compares_model_and_data(tmp_path):
     assert found["metrics"]["top1"]["difference"] == pytest.approx(0)
     found = compared(composed(*typed, "data.image_size=192"), summary(name, top1=72.2))
     assert "data.image_size=192 instead of 224" in found["why_not"]
+
+
+# Trained
+
+STAND_INS = {
+    "classification": (SampleClassification, {"digits_per_class": 4, "train_copies": 1}),
+    "transfer": (SampleTransfer, {"train_per_class": 1, "val_per_class": 1}),
+    "detection": (SampleDetection, {"num_train": 6, "num_val": 2}),
+    "segmentation": (SampleSegmentation, {"num_train": 6, "num_val": 2}),
+}
+DRAWN = (
+    "afbo_t2_deit_t_afbo",
+    "posmlp_t4_posmlp_t_groups_1",
+    "ffnet_t1_ffnet_1",
+    "sbm_t6_sbm_t_pos_none",
+    "sbm_t2_deit_b_linear_probe",
+    "afbo_t4_poolformer_s12_afbo_retinanet",
+    "iffn_t7_swin_t_iffn",
+    "iffn_t8_swin_t_iffn",
+)
+
+
+@pytest.mark.slow  # a minute each, at the papers' image sizes
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, tmp_path, capsys):
+    task = ROWS[name].task
+    kind, sizes = STAND_INS[task]
+    data = kind(sample_cache, **sizes)
+    data.prepare_data()
+    typed = [f"experiment={name}", f"data.root={data.root}", "trainer=cpu", "data.num_workers=0",
+             "data.batch_size=2", "data.eval_batch_size=2", "trainer.max_steps=2",
+             "trainer.limit_val_batches=1", "backbone.pretrained=false",
+             "optimizer.reference_batch=null", f"output_dir={tmp_path}"]  # fmt: skip
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    assert "does not compare" in ended.out
+    (folder,) = tmp_path.glob("*/*/2*")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["paper"]["experiment"] == name
+    assert summary["paper"]["why_not"].startswith("made on sample data")
+    assert all(figures["paper"] > 0 for figures in summary["paper"]["metrics"].values())
+    assert set(summary["paper"]["metrics"]) & set(summary["metrics"])
+    ended = run_here(
+        ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}", "trainer=cpu"], capsys
+    )
+    assert ended.status == 0, ended.err
+    assert "does not compare" in ended.out
