@@ -23,6 +23,11 @@ from datamodules.files import require_folder
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
 
+# DETR's, for ``train_crops``: longest and shortest edges before cropping, least and largest side of
+# a crop.
+BEFORE_CROP = ((1333, 400), (1333, 500), (1333, 600))
+CROP = (384, 600)
+
 
 class CocoDataModule(DenseDataModule):
     """Any set in COCO's format; its classes are the json's categories, in the file's order.
@@ -35,6 +40,8 @@ class CocoDataModule(DenseDataModule):
         val_images: Folder of the validation images, relative to ``root``.
         scale: Longest and shortest edge an image is resized into, its shape kept.
         train_sizes: Several such sizes, one of which is drawn for each training image.
+        train_crops: Half of the training images are first resized to a short side of 400, 500 or
+            600 and cropped to sides from 384 to 600, as in DETR, Sparse R-CNN and Swin.
         scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
@@ -58,6 +65,7 @@ class CocoDataModule(DenseDataModule):
         val_images: str = "val2017",
         scale: int | Sequence[int] = (1333, 800),
         train_sizes: Sequence[Sequence[int]] | None = None,
+        train_crops: bool = False,
         scale_jitter: Sequence[float] | None = None,
         flip: float = 0.5,
         photometric: bool = False,
@@ -71,6 +79,7 @@ class CocoDataModule(DenseDataModule):
         self.val_annotations, self.val_images = val_annotations, val_images
         self.scale = size_of("scale", scale)
         self.train_sizes = [size_of("train_sizes", size) for size in train_sizes or []]
+        self.train_crops = train_crops
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
@@ -80,6 +89,11 @@ class CocoDataModule(DenseDataModule):
         if self.train_sizes and self.scale_jitter:
             raise ValueError(
                 "data.train_sizes and data.scale_jitter exclude each other; set one to null"
+            )
+        if train_crops and not self.train_sizes:
+            raise ValueError(
+                "data.train_crops=true resizes crops to one of data.train_sizes, which is null; "
+                "pass both, such as data.train_sizes=[[1333,640],[1333,800]]"
             )
 
     @property
@@ -142,7 +156,7 @@ class CocoDataModule(DenseDataModule):
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
-        from mmcv.transforms import RandomChoiceResize, RandomResize
+        from mmcv.transforms import RandomChoice, RandomChoiceResize, RandomResize
         from mmdet.datasets import transforms
 
         # Passed as a class: by the name "Resize" mmcv's is built, which leaves masks alone.
@@ -150,6 +164,10 @@ class CocoDataModule(DenseDataModule):
         resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         if self.train_sizes:
             resize = RandomChoiceResize(scales=self.train_sizes, **keep)
+            if self.train_crops:
+                smaller = RandomChoiceResize(scales=list(BEFORE_CROP), **keep)
+                crop = transforms.RandomCrop(CROP, "absolute_range", allow_negative_crop=True)
+                resize = RandomChoice([[resize], [smaller, crop, resize]])
         elif self.scale_jitter:
             resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
         steps = [StrictImage(), self._annotations(), resize]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL import Image
@@ -21,14 +22,19 @@ from torchmetrics import SumMetric
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments
+from tasks.batch_norm import share_statistics
 from tasks.classes import check_classes
 from tasks.ema import WeightAverage
 from tasks.evaluation_loss import Summed
 from tasks.gather import refuse_together
-from tasks.optim import build_optimizer, learning_rate_factor, without_decay
+from tasks.judgement import SecondJudgement
+from tasks.optim import build_optimizer, learning_rate_factor, optimizer_rules, scaled_lr
+from tasks.param_groups import schedule_rate
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
+# Where a checkpoint keeps the average: if it is what a run reports, and if it is not.
+EMA, UNREPORTED = "state_dict_ema", "average_not_reported"
 Batch = dict[str, Any]
 Row = dict[str, Any]
 
@@ -49,11 +55,12 @@ class BaseTask(LightningModule):
     Args:
         model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
         class_names: Names of the classes, in label order.
-        optimizer: ``name`` ("adamw" or "sgd"), ``lr``, ``weight_decay`` and torch's own options.
+        optimizer: ``name`` ("adamw", "sgd" or "lamb"), ``lr``, ``weight_decay``, what depends on
+            the parameter (``parameter_rules``), and the optimiser's own options.
         schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
         ema: Options of ``WeightAverage``, such as ``decay``, or None. With it the average is what
-            validation and tests see and what loading a checkpoint gives; training goes on from the
-            weights themselves.
+            validation and tests see and what loading a checkpoint gives, or with ``report="best"``
+            whichever is better in a validation; training goes on from the weights themselves.
 
     Attributes:
         monitor: The metric, higher is better, that chooses the best checkpoint.
@@ -61,12 +68,14 @@ class BaseTask(LightningModule):
         data: The datamodule that prepares images for ``predict``.
         preview_images: How many images a run draws its predictions for.
         headline: The metrics that progress lines show.
+        metric_stores: Attributes in which ``update_metrics`` keeps what it takes in.
         why_no_loss: Why validation logs no loss; empty where it does.
     """
 
     monitor: str
     preview_images: int = 12
     headline: tuple[str, ...]
+    metric_stores: tuple[str, ...]
     why_no_loss: str = ""
 
     def __init__(
@@ -90,12 +99,13 @@ class BaseTask(LightningModule):
         self.loss_sum, self.loss_count = (
             SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2)
         )
-        self._exempt = without_decay(model)
+        self._rules = optimizer_rules(model, self.optimizer_options)
         # Bad options are to be refused here, not when everything else is up and running.
-        build_optimizer(model, self._exempt, **self.optimizer_options)
+        build_optimizer(model, self._rules, **self.optimizer_options)
         learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
         check_arguments(WeightAverage, ema or {}, "task.ema")
         self.average = None if ema is None else WeightAverage(**ema)
+        self._beside: SecondJudgement | None = None
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -114,7 +124,7 @@ class BaseTask(LightningModule):
                 "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
             )
         batch = self._images_per_step() if options.get("reference_batch") else None
-        optimizer = build_optimizer(self.model, self._exempt, batch, **options)
+        optimizer = build_optimizer(self.model, self._rules, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
         slow = None if self.average is None else self.average.slow_for(steps)
@@ -127,7 +137,7 @@ class BaseTask(LightningModule):
         factor = learning_rate_factor(
             steps,
             math.ceil(batches / accumulated),
-            optimizer.param_groups[0]["lr"],
+            scaled_lr(options["lr"], options.get("reference_batch"), batch or 1),
             **self.schedule_options,
         )
         scheduler = LambdaLR(optimizer, factor)
@@ -144,6 +154,8 @@ class BaseTask(LightningModule):
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         """A step of the optimiser, then one of the average: before anything is saved."""
         super().optimizer_step(*args, **options)
+        if self.trainer.world_size > 1:
+            share_statistics(self.model, self.trainer.strategy.reduce)
         if self.average is not None:
             self.average.update(self.model)
 
@@ -167,7 +179,7 @@ class BaseTask(LightningModule):
         if self.trainer.world_size > 1 and self._is_shown(batch_idx):
             shown = self._mean_over_processes(shown)
         loss = shown.pop("train/loss")
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        rate = schedule_rate(self.trainer.optimizers[0].param_groups[0])
         self.log_dict({**shown, "train/lr": rate}, batch_size=size)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         return total
@@ -198,6 +210,13 @@ class BaseTask(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Hand the predictions of a batch to the task's metric, and take their loss."""
+        self._judge(batch)
+        if self._beside is not None:
+            assert self.average is not None
+            with self._beside.taken_in(self), self.average.worn_by(self.model):
+                self._judge(batch)
+
+    def _judge(self, batch: Batch) -> None:
         predictions = self.model.predict(batch)
         self.update_metrics(batch, predictions)
         if not self.why_no_loss:
@@ -206,18 +225,39 @@ class BaseTask(LightningModule):
             self.loss_count.update(count)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last epoch's predictions; in training, turn to the average."""
+        """Forget the last epoch's predictions; in training, turn to the average or judge both."""
         self.reset_metrics()
         self.loss_sum.reset()
         self.loss_count.reset()
-        if self.average is not None:
+        self._beside = None
+        if self.average is None:
+            return
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if self.average.report == "best" and self.average.tensors and fitting:
+            self._beside = SecondJudgement(self, (*self.metric_stores, "loss_sum", "loss_count"))
+        elif self.average.is_reported:
             self.average.put_into(self.model)
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics over the whole set, equal on all processes; turn back to the weights."""
-        self._log_metrics("val")
+        if self._beside is None:
+            self._log_metrics("val")
+        else:
+            self._log_better(self._beside)
+            self._beside = None
         if self.average is not None:
             self.average.take_out(self.model)
+
+    def _log_better(self, beside: SecondJudgement) -> None:
+        assert self.average is not None
+        name = self.monitor.partition("/")[2]
+        own = self._figures()
+        with beside.taken_in(self):
+            other = self._figures()
+        self.average.is_reported = bool(other[name] >= own[name])
+        self._log_figures("val", other if self.average.is_reported else own)
+        self.log(f"{self.monitor}_weights", own[name])
+        self.log(f"{self.monitor}_average", other[name])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As in validation."""
@@ -238,13 +278,17 @@ class BaseTask(LightningModule):
         if self.average is not None and self.average.tensors:
             state = self.average.state_dict()
             tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
-            checkpoint |= {"state_dict_ema": tensors, "ema_steps": state["steps"]}
+            # Under the first name loaders of weights find it, whoever wrote them.
+            place = EMA if self.average.is_reported else UNREPORTED
+            checkpoint |= {place: tensors, "ema_steps": state["steps"]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse one of other classes, and take over the average."""
         check_classes(checkpoint, self.class_names, "the checkpoint")
-        if self.average is not None and "state_dict_ema" in checkpoint:
-            tensors = checkpoint["state_dict_ema"]
+        place = EMA if EMA in checkpoint else UNREPORTED
+        if self.average is not None and place in checkpoint:
+            self.average.is_reported = place == EMA
+            tensors = checkpoint[place]
             tensors = {key.removeprefix("model."): value for key, value in tensors.items()}
             state = {"tensors": tensors, "steps": checkpoint["ema_steps"]}
             self.average.load_state_dict(state, self.model)
@@ -330,10 +374,18 @@ class BaseTask(LightningModule):
         raise NotImplementedError
 
     def _log_metrics(self, stage: str) -> None:
-        for name, value in self.compute_metrics().items():
-            self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
+        self._log_figures(stage, self._figures())
+
+    def _figures(self) -> dict[str, Tensor]:
+        """Metrics and loss over what was taken in since the last reset."""
+        figures = self.compute_metrics()
         if not self.why_no_loss:
-            self.log(f"{stage}/loss", (self.loss_sum.compute() / self.loss_count.compute()).float())
+            figures["loss"] = (self.loss_sum.compute() / self.loss_count.compute()).float()
+        return figures
+
+    def _log_figures(self, stage: str, figures: Mapping[str, Tensor]) -> None:
+        for name, value in figures.items():
+            self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
 
     def _refuse_nan(self, loss: Tensor) -> None:
         # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.

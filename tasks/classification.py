@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -22,7 +23,8 @@ from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
 
 COLUMNS = ("class", "probability")  # of predictions.csv, for each place
-make_mixup: Any = Mixup  # timm's class is untyped
+make_mixup: Any = Mixup  # timm's classes are untyped
+make_erasing: Any = RandomErasing
 
 
 class ClassificationTask(BaseTask):
@@ -37,6 +39,8 @@ class ClassificationTask(BaseTask):
         schedule: See ``BaseTask``.
         mixup: Options of ``timm.data.Mixup``, such as ``mixup_alpha``, ``cutmix_alpha`` and
             ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
+        random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
+            where timm's script loads data; an augmentation's ``random_erasing`` does it before.
         ema: See ``BaseTask``.
 
     Raises:
@@ -46,6 +50,7 @@ class ClassificationTask(BaseTask):
     monitor = "val/top1"
     preview_images = 36
     headline = ("top1", "top5")
+    metric_stores = ("accuracy",)
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class ClassificationTask(BaseTask):
         optimizer: Mapping[str, Any],
         schedule: Mapping[str, Any],
         mixup: Mapping[str, Any] | None = None,
+        random_erasing: float = 0.0,
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
@@ -63,6 +69,9 @@ class ClassificationTask(BaseTask):
         check_arguments(Mixup, mixup or {}, "task.mixup")
         check_mixup(mixup or {})
         self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
+        if not 0 <= random_erasing <= 1:
+            raise ValueError(f"task.random_erasing must be from 0 to 1, got {random_erasing}")
+        self.erasing = make_erasing(random_erasing, mode="pixel") if random_erasing else None
         if self.mixup and self.mixup.label_smoothing and getattr(model, "label_smoothing", 0):
             raise ValueError(
                 f"task.mixup.label_smoothing={self.mixup.label_smoothing} and "
@@ -83,15 +92,23 @@ class ClassificationTask(BaseTask):
         return tuple(str(name) for name in self.accuracy)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Mix the images and labels of a training batch if asked."""
-        if self.mixup is None:
+        """Mix the images and labels of a training batch and erase parts of them, if asked.
+
+        What is drawn comes from the global generators, which checkpoints keep.
+        """
+        if self.mixup is None and self.erasing is None:
             return batch
-        if len(batch["image"]) % 2:
-            raise ValueError(
-                f"task.mixup pairs the images of a batch, and there are {len(batch['image'])}; "
-                "pass an even data.batch_size that the training set fills, or task.mixup=null"
-            )
-        image, label = self.mixup(batch["image"], batch["label"])
+        image, label = batch["image"], batch["label"]
+        if self.mixup is not None:
+            if len(image) % 2:
+                raise ValueError(
+                    f"task.mixup pairs the images of a batch, and there are {len(image)}; pass an "
+                    "even data.batch_size that the training set fills, or task.mixup=null"
+                )
+            image, label = self.mixup(image, label)
+        if self.erasing is not None:
+            self.erasing.device = image.device
+            image = self.erasing(image)
         return batch | {"image": image, "label": label}
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:

@@ -29,6 +29,7 @@ class DetectionTask(BaseTask):
 
     monitor = "val/AP50"
     headline = ("AP", "AP50", "mask_AP")
+    metric_stores = ("metric",)
     why_no_loss = (
         "a detector's losses are over anchors and proposals that training samples at random"
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,26 @@ class WeightAverage:
         decay: d, in [0, 1).
         warmup: Begin with a smaller d, 1 - (1 + t)^(-2/3) at step t, so that a short run does not
             remember its start.
+        report: What validation, tests and loaders get: "average", or "best", which is the weights
+            where these are better in a validation, as FFNet's authors have it.
+
+    Attributes:
+        is_reported: Whether the average is what is reported, rather than the weights.
 
     Source: the arithmetic of timm's ``ModelEmaV3``, averages of buffers included.
     """
 
-    def __init__(self, *, decay: float = 0.9999, warmup: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        decay: float = 0.9999,
+        warmup: bool = False,
+        report: Literal["average", "best"] = "average",
+    ) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"task.ema.decay must be from 0 to below 1, got {decay}")
-        self.decay, self.warmup = decay, warmup
+        self.decay, self.warmup, self.report = decay, warmup, report
+        self.is_reported = True
         self.steps = 0
         self.tensors: dict[str, Tensor] = {}
         self._live: dict[str, Tensor] = {}
@@ -37,7 +50,7 @@ class WeightAverage:
     def slow_for(self, steps: int) -> str | None:
         """What is to be said of a decay for which a run of so many steps is too short, if it is."""
         share = self.decay ** max(0, steps - 1)  # of the weights after the first step
-        if self.warmup or share <= MAX_SHARE_OF_START:
+        if self.warmup or self.report == "best" or share <= MAX_SHARE_OF_START:
             return None
         fitting = max(0.0, 1 - 10 / steps)  # the average of about a tenth of the run
         return (
@@ -78,6 +91,15 @@ class WeightAverage:
         if self._live:
             _copy(self._live, _tensors(model))
             self._live = {}
+
+    @contextmanager
+    def worn_by(self, model: nn.Module) -> Iterator[None]:
+        """Let the model have the average for a while."""
+        self.put_into(model)
+        try:
+            yield
+        finally:
+            self.take_out(model)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: tensors and a count."""

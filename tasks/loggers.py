@@ -63,19 +63,21 @@ class CsvLog(RunLog):
         self.flush_every = flush_every
         self._columns: list[str] = []
         self._pending: list[Row] = []
+        self._last_step: float | None = None  # of the last row that was written
 
     @rank_zero_only
     def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Keep the rows before this step; a line that was cut off goes with the others."""
         rows = [row for row in read_rows(self.path) if row["step"] < step]
-        if validates:
-            # Its row has the number of the step that it follows.
-            rows = [row for row in rows if row["step"] < step - 1 or not _validation(row)]
+        if validates and rows and rows[-1]["step"] == step - 1:
+            # Its figures have the number of the step that it follows, and maybe that step's row.
+            last = {k: v for k, v in rows.pop().items() if not k.startswith("val/")}
+            rows += [last] * bool(last.keys() - {"step", "epoch"})
         self._write_all(rows)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add the metrics of a step; what comes before the next write shares a row."""
+        """Add the metrics of a step, which share a row."""
         if self._pending and self._pending[-1]["step"] == step:
             self._pending[-1].update(metrics)
             return
@@ -85,18 +87,24 @@ class CsvLog(RunLog):
 
     @rank_zero_only
     def save(self) -> None:
-        """Append the new rows; a new column makes the file be written anew."""
+        """Append the new rows; for a new column or more of the last step the file is rewritten."""
         if not self._pending:
             return
+        first = self._pending[0]
+        is_new = any(key not in self._columns for row in self._pending for key in row)
         try:
-            if any(key not in self._columns for row in self._pending for key in row):
-                self._write_all([*read_rows(self.path), *self._pending])
+            if is_new or first["step"] == self._last_step:
+                written = read_rows(self.path)
+                if written and written[-1]["step"] == first["step"]:
+                    self._pending[0] = {**written.pop(), **first}
+                self._write_all([*written, *self._pending])
             else:
                 with self.path.open("a", newline="") as file:
                     csv.DictWriter(file, self._columns).writerows(self._pending)
         except OSError as error:
             # A full disk must not end a training whose checkpoints may lie elsewhere.
             logger.warning("%s cannot be written (%s); rows are lost", self.path, error)
+        self._last_step = self._pending[-1]["step"]
         self._pending = []
 
     def _write_all(self, rows: Iterable[Row]) -> None:
@@ -109,6 +117,7 @@ class CsvLog(RunLog):
             writer.writerows(rows)
         temporary.replace(self.path)
         self._columns = columns
+        self._last_step = rows[-1]["step"] if rows else None
 
 
 class TensorBoardLog(RunLog):
@@ -132,6 +141,8 @@ class TensorBoardLog(RunLog):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add the metrics of a step."""
         if self._writer is None:
+            if not self.folder.parent.is_dir():
+                return  # a run folder that was removed does not come back
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(self.folder, purge_step=self._purge_step)
@@ -145,10 +156,6 @@ class TensorBoardLog(RunLog):
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.flush()
-
-
-def _validation(row: Row) -> bool:
-    return any(key.startswith("val/") for key in row)
 
 
 def read_rows(path: Path) -> list[Row]:

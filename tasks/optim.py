@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from timm.optim import Lamb
 from torch import nn
+
+from backbones.parameters.layer_scales import Layers
+from tasks.param_groups import Rule, param_groups, parameter_rules
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "lamb": Lamb,
 }
-
-
-def without_decay(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that weight decay leaves alone.
-
-    These are vectors and scalars (norms, biases, layer scales) and what the backbone's authors
-    name, as in timm, DeiT and Swin. To be asked before a strategy shards and flattens parameters.
-    """
-    chosen: set[nn.Parameter] = set()
-    backbone = getattr(model, "backbone", None)
-    if backbone is not None:
-        names = backbone.no_weight_decay
-        chosen = {p for name, p in backbone.named_parameters() if name in names}
-    parameters = model.named_parameters()
-    return frozenset(name for name, p in parameters if p.ndim <= 1 or p in chosen)
-
-
-def param_groups(
-    model: nn.Module, weight_decay: float, exempt: Collection[str] | None = None
-) -> list[dict[str, Any]]:
-    """Split the trainable parameters into decayed ones and the others.
-
-    Args:
-        model: With its ``backbone``, if it has one.
-        weight_decay: Of the decayed ones.
-        exempt: Names of the others; None stands for ``without_decay(model)``.
-    """
-    exempt = without_decay(model) if exempt is None else exempt
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [
-        {"params": [p for name, p in trained if name not in exempt], "weight_decay": weight_decay},
-        {"params": [p for name, p in trained if name in exempt], "weight_decay": 0.0},
-    ]
 
 
 def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:
@@ -59,28 +31,35 @@ def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:
 
 def build_optimizer(
     model: nn.Module,
-    exempt: Collection[str] | None = None,
+    rules: Mapping[str, Rule] | None = None,
     batch: int | None = None,
     *,
     name: str,
     lr: float,
     reference_batch: int | None = None,
     weight_decay: float = 0.0,
+    layer_decay: float | None = None,
+    layers: Layers | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """Build "adamw" or "sgd" over the trainable parameters.
+    """Build "adamw", "sgd" or "lamb" over the trainable parameters.
 
     Args:
         model: Its frozen parameters get no optimiser state.
-        exempt: Names of its parameters that are not decayed; see ``param_groups``.
+        rules: Rate and decay of its parameters by name, if ``optimizer_rules`` was asked before;
+            the three options of them are then not looked at.
         batch: Images of an optimiser step, over all processes and accumulated batches; None leaves
             ``lr`` as it is.
         name: One of ``OPTIMIZERS``.
         lr: Learning rate at the top of the schedule.
         reference_batch: ``lr`` is for so many images a step and scaled linearly to ``batch``; None
             for a rate that does not depend on it.
-        weight_decay: Of the other parameters.
-        **options: torch's own, such as ``betas`` or ``momentum``.
+        weight_decay: Of matrices and kernels, but for those that the backbone's authors exempt.
+        layer_decay: See ``parameter_rules``.
+        layers: See ``parameter_rules``.
+        groups: See ``parameter_rules``.
+        **options: torch's or timm's own, such as ``betas`` or ``momentum``.
 
     Raises:
         ValueError: Unknown name or option, or a value out of range.
@@ -91,14 +70,23 @@ def build_optimizer(
     wrong = reference_batch is not None and reference_batch < 1
     _refuse(wrong, f"optimizer.reference_batch must be at least 1 or null, got {reference_batch}")
     rate = lr if batch is None else scaled_lr(lr, reference_batch, batch)
-    _refuse(weight_decay < 0, f"optimizer.weight_decay must not be below 0, got {weight_decay}")
     known = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
     unknown = sorted(options.keys() - known)
     _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
+    if rules is None:
+        rules = parameter_rules(
+            model, weight_decay, layer_decay=layer_decay, layers=layers, groups=groups
+        )
     try:
-        return OPTIMIZERS[name](param_groups(model, weight_decay, exempt), lr=rate, **options)
+        return OPTIMIZERS[name](param_groups(model, rules, rate), lr=rate, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
+
+
+def optimizer_rules(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Rule]:
+    """Rate and decay of each parameter, by its name, from the options of ``build_optimizer``."""
+    chosen = {key: options[key] for key in ("layer_decay", "layers", "groups") if key in options}
+    return parameter_rules(model, options.get("weight_decay", 0.0), **chosen)
 
 
 def learning_rate_factor(
@@ -114,6 +102,8 @@ def learning_rate_factor(
     min_lr_ratio: float | None = None,
     min_lr: float | None = None,
     cooldown: float = 0.0,
+    by_epoch: bool = False,
+    lag: int = 0,
     milestones: Sequence[float] = (),
     gamma: float = 0.1,
     power: float = 1.0,
@@ -134,6 +124,9 @@ def learning_rate_factor(
             either.
         min_lr: Last rate itself.
         cooldown: Epochs at the last rate, at the end of the run.
+        by_epoch: The rate moves at the beginning of each epoch only, as in timm's script.
+        lag: With ``by_epoch``, epochs that the schedule is late: 1 in DeiT's script, which sets the
+            rate of an epoch at its end.
         milestones: Epochs at which "multistep" multiplies the rate by ``gamma``.
         gamma: See ``milestones``.
         power: Exponent of "poly".
@@ -154,11 +147,16 @@ def learning_rate_factor(
         _refuse(value < 0, f"schedule.{option} must not be below 0, got {value}")
     idle = bool(cooldown) and name not in ("cosine", "poly")
     _refuse(idle, f"schedule.cooldown={cooldown} is for cosine and poly; with {name} set it to 0")
+    _refuse(lag < 0, f"schedule.lag must not be below 0, got {lag}")
+    late = bool(lag) and not by_epoch
+    _refuse(late, f"schedule.lag={lag} is for schedule.by_epoch=true; pass both or schedule.lag=0")
     warmup_steps = round(warmup * steps_per_epoch)
     start = 0 if warmup_within else warmup_steps
     end = steps - round(cooldown * steps_per_epoch)
 
     def factor(step: int) -> float:
+        if by_epoch:
+            step = max(0, step // steps_per_epoch - lag) * steps_per_epoch
         if step < warmup_steps:
             return first + (1 - first) * step / warmup_steps
         if name == "multistep":

@@ -39,6 +39,7 @@ class SegmentationTask(BaseTask):
 
     monitor = "val/mIoU"
     headline = ("mIoU", "aAcc")
+    metric_stores = ("confusion",)
 
     def __init__(
         self,

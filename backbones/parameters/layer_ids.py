@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 STEM = ("stem.", "patch_embed.", "pos_embed", "cls_token", "conv1.", "bn1.")
@@ -71,6 +72,11 @@ class LayerIds:
             return 0 if self._in_stem(name) else self.num_layers - 1
         stage, block = place
         return sum(self.depths[:stage]) + block + 1
+
+    def stage_of_layer(self, layer: int) -> int:
+        """The stage, from 0, of a block's number from ``layer``."""
+        ends = accumulate(self.depths)
+        return next(stage for stage, end in enumerate(ends) if layer <= end)
 
     def stage(self, name: str) -> int:
         """0 for the stem, 1 for the first stage with the norm of its map, and so on.

@@ -488,7 +488,7 @@ def test_notes_on_counting_weights_once_say_what_it_gives(name, run, once):
 
 def test_why_a_row_is_known_is_said():
     rows = {(row.table, str(row)): row for row in load_rows("posmlp", "classification")}
-    row = rows[2, "posmlp_t img_size=384 image_size=384"]
+    row = rows[2, "posmlp_t backbone.img_size=384 image_size=384"]
     assert row.reported["flops"] == 17.7
     assert row.verdict(row.residual) == "known: unexplained"
     assert row.verdict({"params": 0.0, "flops": 0.0}) == "agrees"

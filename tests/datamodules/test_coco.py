@@ -151,6 +151,27 @@ def test_augmented_boxes_follow_masks(root, options):
             assert np.abs(np.array(found) - [x1, y1, x2, y2]).max() <= 1
 
 
+def test_half_of_the_training_images_are_crops(root):
+    """Of 60x40 images the whole ones have the ratio 3:2, the crops of up to 600 of 900x600 not."""
+    ratios = []
+    for seed in range(4):
+        data = module(root, train_sizes=[(90, 60)], train_crops=True, seed=seed)
+        data.setup()
+        for batch in data.train_dataloader():
+            for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
+                assert image.shape[1:] == sample.img_shape
+                assert sample.gt_instances.masks.masks.shape[1:] == sample.img_shape
+                assert max(sample.img_shape) <= 90
+                assert min(sample.img_shape) <= 60
+                boxes = sample.gt_instances.bboxes.tensor
+                assert (boxes[:, 2] <= sample.img_shape[1] + 1).all()
+                ratios.append(sample.img_shape == (60, 90))
+    assert 0.2 < sum(ratios) / len(ratios) < 0.8
+    again = [image for batch in data.train_dataloader() for image in batch["inputs"]]
+    both = [image for batch in data.train_dataloader() for image in batch["inputs"]]
+    assert all(torch.equal(a, b) for a, b in zip(again, both, strict=True))
+
+
 def test_samples_do_not_depend_on_workers(root):
     def train(workers):
         data = module(root, num_workers=workers, scale_jitter=(0.5, 2.0), flip=0.5)
@@ -380,6 +401,8 @@ def test_options_are_checked(root):
         module(root, flip=2)
     with pytest.raises(ValueError, match=r"data\.scale_jitter=\[2.0, 1.0\]"):
         module(root, scale_jitter=(2.0, 1.0))
+    with pytest.raises(ValueError, match=r"data\.train_crops=true resizes crops to one of"):
+        module(root, train_crops=True)
     with pytest.raises(ValueError, match="exclude each other"):
         module(root, scale_jitter=(1.0, 2.0), train_sizes=[(90, 60)])
 

@@ -340,5 +340,5 @@ def test_a_share_takes_the_first_training_images_of_each_class(root, share, each
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5])
 def test_a_share_of_nothing_or_more_than_all_is_refused(root, share):
-    with pytest.raises(ValueError, match="data.train_share must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"data\.train_share must be above 0 and at most 1"):
         module(root, train_share=share)

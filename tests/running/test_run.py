@@ -117,7 +117,7 @@ def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_th
         "data=imagenet", f"data.root={data.folder}", "recipe=deit", "trainer=cpu",
         "data.image_size=64", "data.batch_size=8", "data.num_workers=0", "trainer.max_epochs=2",
         "schedule.warmup=1", "schedule.warmup_lr=0", "schedule.min_lr=0", f"output_dir={tmp_path}",
-        "task.ema.decay=0.5",
+        "task.ema={decay: 0.5}", "schedule.by_epoch=false", "schedule.lag=0",
     ]  # fmt: skip
     trained = run_here(typed, capsys)
     assert trained.status == 0, trained.err

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as lightning
@@ -13,14 +14,30 @@ from lightning.pytorch import Callback
 
 from datamodules import SampleClassification
 from tasks import callbacks, keeping
+from tasks.base import EMA, UNREPORTED
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
-from tests.running.tiny import ADAMW, tiny_task
+from tests.running.tiny import ADAMW, Tiny, tiny_task
+from tests.runs import same
 from tools.command_line.overrides import prepare
 from tools.running import trainer as trainers
 from tools.running.config import compose_config
 from tools.running.resume import find_start
+
+# Options of the task, all others are the trainer's.
+TASK = {"ema", "mixup", "model", "optimizer", "random_erasing", "schedule"}
+
+
+class Layered(Tiny):
+    """With layers to a backbone's rule: the convolution, the norm, and what follows."""
+
+    @property
+    def backbone(self):
+        return SimpleNamespace(
+            no_weight_decay=frozenset(), num_layers=3, named_parameters=self.net.named_parameters,
+            layer_id=lambda name: min(int(name.partition(".")[0]), 2),
+        )  # fmt: skip
 
 
 class SignalAt(Callback):
@@ -63,7 +80,7 @@ class TestTraining:
 
     @pytest.fixture
     def train(self, sample_cache, default_trainer, tmp_path):
-        def train(folder, resume=False, workers=0, extra=(), ema=None, **options):
+        def train(folder, resume=False, workers=0, extra=(), **options):
             folder = tmp_path / folder
             folder.mkdir(exist_ok=True)
             lightning.seed_everything(0, verbose=False)
@@ -72,8 +89,9 @@ class TestTraining:
                 num_workers=workers,
             )  # fmt: skip
             data.setup()
-            schedule = {"name": "cosine", "warmup": 0.5}
-            task = tiny_task(schedule=schedule, mixup={"mixup_alpha": 0.8}, ema=ema)
+            usual = {"schedule": {"name": "cosine", "warmup": 0.5}, "mixup": {"mixup_alpha": 0.8}}
+            own = {name: options.pop(name) for name in TASK & options.keys()}
+            task = tiny_task(**usual | own)
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
@@ -84,6 +102,20 @@ class TestTraining:
             return task.model.seen, folder
 
         return train
+
+    def test_what_a_checkpoint_has_done_is_in_the_log_on_the_disk(self, train, monkeypatch):
+        """A kill right after it loses no row: what is done never comes again."""
+        logged = []
+
+        class Look(Callback):
+            def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+                rows = read_rows(Path(trainer.default_root_dir) / "metrics.csv")
+                logged.append((trainer.global_step, [row["step"] for row in rows]))
+
+        monkeypatch.setattr(keeping.KeepLast, "_is_time", lambda self: True)
+        train("looked", extra=[Look()])
+        assert {step for step, _ in logged} == set(range(1, 19))
+        assert all(steps == list(range(step)) for step, steps in logged)
 
     def weights(self, folder, name, container="state_dict"):
         path = folder / "checkpoints" / f"{name}.ckpt"
@@ -150,6 +182,78 @@ class TestTraining:
                 expected, got = (self.weights(f, name, container) for f in (whole, broken))
                 assert expected.keys() == got.keys()
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
+
+    @pytest.mark.parametrize("stop", [{"step": 8}, {"validation": 1}], ids=str)
+    def test_rates_by_layer_and_all_that_is_drawn_go_on_exactly(self, train, stop):
+        """LAMB, layer-wise rates, groups by name, erasing, and the better of weights and average.
+
+        The optimiser's groups, its state and which of both is reported are as in an unbroken run.
+        """
+        optimizer = {
+            "name": "lamb", "lr": 1e-2, "weight_decay": 0.05, "layer_decay": 0.5,
+            "groups": [{"match": "net.5.*", "lr_scale": 10}],
+        }  # fmt: skip
+        schedule = {"name": "cosine", "by_epoch": True, "lag": 1}
+        given = {"optimizer": optimizer, "schedule": schedule, "random_erasing": 0.5}
+        given |= {"ema": {"decay": 0.9, "report": "best"}, "model": Layered}
+        _, whole = train("whole", **given)
+        train("broken", extra=[SignalAt(**stop)], **given)
+        _, broken = train("broken", resume=True, **given)
+        for name in ("last", "best"):
+            expected, got = (
+                torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+                for folder in (whole, broken)
+            )
+            assert expected.keys() == got.keys()
+            for container in {"state_dict", EMA, UNREPORTED} & expected.keys():
+                assert same(expected[container], got[container]), container
+            states = [content["optimizer_states"][0] for content in (expected, got)]
+            assert states[0]["param_groups"] == states[1]["param_groups"]
+            scales = {group["lr_scale"] for group in states[0]["param_groups"]}
+            assert scales == {0.25, 0.5, 10.0}
+            for key, values in states[0]["state"].items():
+                assert all(torch.equal(value, states[1]["state"][key][k])
+                           for k, value in values.items() if torch.is_tensor(value))  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("decay", "place"), [(0.0, EMA), (0.999999, UNREPORTED)], ids=["average", "weights"]
+    )
+    def test_the_better_of_weights_and_average_is_reported_and_loaded(self, train, decay, place):
+        """One that equals the weights is it, one that is still the first weights is not."""
+        ema = {"decay": decay, "report": "best"}
+        adamw = {"name": "adamw", "lr": 3e-2}
+        _, folder = train("run", ema=ema, optimizer=adamw, mixup=None, max_epochs=8)
+        rows = [row for row in read_rows(folder / "metrics.csv") if "val/top1" in row]
+        both = [[row[f"val/top1_{name}"] for name in ("weights", "average")] for row in rows]
+        assert [row["val/top1"] for row in rows] == [max(pair) for pair in both]
+        if place == UNREPORTED:
+            assert max(weights for weights, _ in both) > max(average for _, average in both)
+        path = folder / "checkpoints" / "best.ckpt"
+        content = torch.load(path, weights_only=True)
+        assert {EMA, UNREPORTED} & content.keys() == {place}
+        reported = content[place if place == EMA else "state_dict"]
+        fresh = tiny_task()
+        fresh.load_weights(path)
+        # What was loaded, and what the run itself was tested with and draws.
+        for model in (fresh, self.task):
+            state = model.state_dict()
+            assert all(torch.equal(state[key], value) for key, value in reported.items())
+
+    def test_both_are_judged_by_their_own_predictions(self, train):
+        """The figures of the average are those that it alone would have had."""
+        _, alone = train("alone", ema={"decay": 0.7})
+        _, both = train("both", ema={"decay": 0.7, "report": "best"})
+        _, plain = train("plain")
+        figures = [
+            [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
+            for folder, name in (
+                (alone, "val/top1"), (both, "val/top1_average"),
+                (plain, "val/top1"), (both, "val/top1_weights"),
+            )
+        ]  # fmt: skip
+        assert figures[0] == figures[1]
+        assert figures[2] == figures[3]
+        assert len(figures[0]) == 3
 
     def test_an_average_that_is_slow_for_the_run_is_announced(self, train, caplog):
         with caplog.at_level("INFO"):

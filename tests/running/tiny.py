@@ -29,7 +29,7 @@ class Tiny(nn.Module):
         return self.net(batch["image"])
 
 
-def tiny_task(classes=10, **options):
+def tiny_task(classes=10, model=Tiny, **options):
     names = [str(i) for i in range(classes)]
     options = {"optimizer": ADAMW, "schedule": CONSTANT} | options
-    return ClassificationTask(Tiny(classes), names, **options)
+    return ClassificationTask(model(classes), names, **options)

@@ -3,12 +3,17 @@
 import math
 
 import pytest
+import timm
 import torch
+from timm.optim import Lamb, param_groups_layer_decay
 from torch import nn
 
+import backbones.timm_models  # noqa: F401
 from backbones import create_backbone
+from backbones.parameters.layer_scales import layer_scales
 from heads.linear import LinearClassifier
-from tasks.optim import build_optimizer, learning_rate_factor, param_groups
+from tasks.optim import build_optimizer, learning_rate_factor, optimizer_rules
+from tasks.param_groups import param_groups, parameter_rules, schedule_rate
 
 # Schedules: 100 steps in 10 epochs
 
@@ -40,6 +45,12 @@ def test_cosine_after_warmup():
             {"name": "poly", "lr": 0.1, "min_lr": 0.02, "warmup": 1, "warmup_lr": 0.05},
             {0: 0.5, 5: 0.75, 10: 1, 55: 0.6, 100: 0.2},
         ),
+        ({"name": "poly", "by_epoch": True}, {0: 1, 9: 1, 10: 0.9, 19: 0.9, 99: 0.1}),
+        ({"name": "poly", "by_epoch": True, "lag": 1}, {0: 1, 19: 1, 20: 0.9, 99: 0.2}),
+        (
+            {"name": "constant", "by_epoch": True, "lag": 1, "warmup": 2, "warmup_start": 0.5},
+            {0: 0.5, 19: 0.5, 20: 0.75, 29: 0.75, 30: 1},
+        ),
         ({"name": "multistep", "milestones": (8, 9)}, {79: 1, 80: 0.1, 89: 0.1, 90: 0.01}),
         ({"name": "multistep", "milestones": (5,), "gamma": 0.5, "warmup": 1}, {10: 1, 50: 0.5}),
     ],
@@ -57,6 +68,8 @@ def test_schedules(options, expected):
         ({"name": "cosine", "warmup_start": 2}, r"schedule\.warmup_start must be from 0 to 1"),
         ({"name": "poly", "min_lr_ratio": -0.1}, r"schedule\.min_lr_ratio must be from 0 to 1"),
         ({"name": "poly", "cooldown": -1}, r"schedule\.cooldown must not be below 0, got -1"),
+        ({"name": "cosine", "by_epoch": True, "lag": -1}, r"schedule\.lag must not be below 0"),
+        ({"name": "cosine", "lag": 1}, r"schedule\.lag=1 is for schedule\.by_epoch=true"),
         ({"name": "constant", "cooldown": 1}, r"cooldown=1 is for cosine and poly; with constant"),
         ({"name": "poly", "min_lr": 0.1, "min_lr_ratio": 0}, r"min_lr_ratio exclude each other"),
         ({"name": "poly", "min_lr": 2}, r"min_lr=2 must be from 0 to the top rate, which is 1 "),
@@ -73,7 +86,8 @@ def test_schedule_is_refused(options, message):
 
 def named_groups(model):
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return [{names[p] for p in group["params"]} for group in param_groups(model, 0.05)]
+    groups = param_groups(model, parameter_rules(model, 0.05), 1.0)
+    return [{names[p] for p in group["params"]} for group in groups]
 
 
 @pytest.mark.parametrize("name", ["deit_t_afbo", "swin_t", "poolformer_s12_afbo"])
@@ -86,7 +100,9 @@ def test_param_groups(name):
     decayed, plain = named_groups(model)
     assert plain == {key for key, ndim in sizes.items() if ndim <= 1} | exempt
     assert decayed == sizes.keys() - plain
-    assert [group["weight_decay"] for group in param_groups(model, 0.05)] == [0.05, 0]
+    groups = param_groups(model, parameter_rules(model, 0.05), 0.1)
+    shared = [(group["weight_decay"], group["lr"], group["lr_scale"]) for group in groups]
+    assert shared == [(0.05, 0.1, 1.0), (0, 0.1, 1.0)]
 
 
 def test_named_exceptions_are_matrices_that_do_not_decay():
@@ -115,7 +131,7 @@ def test_options_reach_the_optimizer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "adam"}, r"optimizer\.name must be one of adamw, sgd, got 'adam'"),
+        ({"name": "adam"}, r"optimizer\.name must be one of adamw, sgd, lamb, got 'adam'"),
         ({"lr": 0}, r"optimizer\.lr must be above 0, got 0"),
         ({"weight_decay": -1}, r"optimizer\.weight_decay must not be below 0, got -1"),
         ({"betas": (0.9, 0.99)}, r"sgd has no option \['betas'\]; it has .*momentum"),
@@ -134,3 +150,148 @@ def test_a_rate_for_a_batch_is_scaled_to_the_one_in_use(batch, rate):
     assert {group["lr"] for group in optimizer.param_groups} == {rate}
     fixed = build_optimizer(nn.Linear(3, 2), None, batch, name="sgd", lr=0.1)
     assert {group["lr"] for group in fixed.param_groups} == {0.1}
+
+
+def test_lamb_is_timms():
+    optimizer = build_optimizer(
+        nn.Linear(3, 2), name="lamb", lr=0.1, weight_decay=0.2, trust_clip=True
+    )
+    assert isinstance(optimizer, Lamb)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0]
+    assert optimizer.param_groups[0]["trust_clip"]
+
+
+# What depends on the parameter
+
+
+def meta(name, dense=False):
+    with torch.device("meta"):
+        backbone = create_backbone(name, dense=dense)
+        return backbone if dense else LinearClassifier(backbone, 10)
+
+
+@pytest.mark.parametrize("name", ["deit_t", "swin_t", "convnext_t", "ffnet_1"])
+def test_layer_decay_is_timms(name):
+    """timm makes its groups of the same network, asked for its layers by timm_models."""
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    expected = {}
+    for group in param_groups_layer_decay(theirs, 0.05, theirs.no_weight_decay(), layer_decay=0.9):
+        for parameter in group["params"]:
+            expected[parameter] = group["lr_scale"], group["weight_decay"]
+    rules = parameter_rules(theirs, 0.05, layer_decay=0.9)
+    got = {
+        p: (rules[key].lr_scale, rules[key].weight_decay) for key, p in theirs.named_parameters()
+    }
+    assert got.keys() == expected.keys()
+    for parameter, values in got.items():
+        assert values == pytest.approx(expected[parameter])
+    assert len({scale for scale, _ in got.values()}) == theirs.backbone.num_layers
+
+
+def ffnet_codes_layer(name):
+    """The layer that the constructor in FFNet's repository gives a parameter, by its names."""
+    parts = name.split(".")
+    if parts[0] != "stages":
+        return 13  # "everything else": its stem is not called downsample_layers
+    # Its stages are lists that begin with the downsampling, but for the first.
+    first = parts[1] == "0"
+    index = 0 if parts[2] == "downsample" else int(parts[3]) + (not first)
+    return {0: 1, 1: 2, 2: 3 + index // 3, 3: 12}[int(parts[1])]
+
+
+@pytest.mark.parametrize("name", ["ffnet_2", "ffnet_3", "ffnet_4"])
+def test_the_two_readings_of_ffnets_layers(name):
+    backbone = meta(name, dense=True)
+    run = layer_scales(backbone, 0.8, "ffnet_as_run")
+    meant = layer_scales(backbone, 0.8, "ffnet")
+    assert run.keys() == {key for key, _ in backbone.named_parameters()}
+    assert run == pytest.approx({key: 0.8 ** (13 - ffnet_codes_layer(key)) for key in run})
+    differ = {key for key in run if run[key] != meant[key]}
+    assert differ == {key for key in run if key.startswith("stem.")}
+    assert [meant[key] for key in differ] == pytest.approx([0.8**13] * len(differ))
+    slowest = {scale for key, scale in run.items() if key.startswith("stages.0.")}
+    assert slowest == {min(run.values())}
+    assert slowest.pop() == pytest.approx(0.069, abs=5e-4)  # of stage 1, which the stem is not
+
+
+def test_convnexts_layers():
+    scales = layer_scales(meta("convnext_t", dense=True), 0.5, "convnext")
+    for part, layer in {
+        "stem.0": 0, "stages.0.blocks.2": 1, "stages.1.downsample": 2, "stages.1.blocks.0": 2,
+        "stages.2.downsample": 3, "stages.2.blocks.2": 3, "stages.2.blocks.3": 4,
+        "stages.2.blocks.8": 5, "stages.3.downsample": 6, "stages.3.blocks.0": 6,
+    }.items():  # fmt: skip
+        found = {scale for key, scale in scales.items() if key.startswith(f"{part}.")}
+        assert found == {0.5 ** (7 - layer)}, part
+    with pytest.raises(ValueError, match=r"four stages, and deit_t has .*layers=blocks"):
+        layer_scales(meta("deit_t", dense=True), 0.5, "convnext")
+
+
+def test_groups_by_pattern():
+    model = meta("deit_t")
+    rules = parameter_rules(
+        model,
+        0.05,
+        layer_decay=0.5,
+        groups=[
+            {"match": "classifier.*", "lr_scale": 10},
+            {"match": "*.bias", "weight_decay": 0.05},
+            {"match": "backbone.pos_embed", "lr_scale": 0.5, "weight_decay": 0.1},
+        ],
+    )
+    last = model.backbone.num_layers - 1
+    expected = {
+        "classifier.weight": (10, 0.05), "classifier.bias": (10, 0),
+        "backbone.norm.bias": (1, 0.05), "backbone.norm.weight": (1, 0),
+        "backbone.pos_embed": (0.5 * 0.5**last, 0.1), "backbone.cls_token": (0.5**last, 0),
+    }  # fmt: skip
+    rules = {key: (rule.lr_scale, rule.weight_decay) for key, rule in rules.items()}
+    assert {key: rules[key] for key in expected} == expected
+
+
+def test_the_schedules_rate_of_any_group_is_the_same():
+    options = {"layer_decay": 0.7, "groups": [{"match": "classifier.*", "lr_scale": 10}]}
+    optimizer = build_optimizer(meta("deit_t"), name="sgd", lr=0.1, **options)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(1.0)
+    assert [schedule_rate(group) for group in optimizer.param_groups] == pytest.approx(
+        [0.1] * len(rates)
+    )
+    # The rules are asked before parameters are sharded, and serve in place of the options.
+    rules = optimizer_rules(meta("deit_t"), {"weight_decay": 0.2, **options})
+    again = build_optimizer(meta("deit_t"), rules, name="sgd", lr=0.1)
+    shares = {(group["lr"], group["lr_scale"]) for group in again.param_groups}
+    assert shares == {(group["lr"], group["lr_scale"]) for group in optimizer.param_groups}
+    assert {group["weight_decay"] for group in again.param_groups} == {0, 0.2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer_decay": 0}, r"layer_decay must be above 0 and at most 1, got 0"),
+        ({"layer_decay": 1.1}, r"layer_decay must be above 0 and at most 1, got 1\.1"),
+        ({"layers": "ffnet"}, r"layers=ffnet changes nothing without optimizer\.layer_decay"),
+        ({"groups": ["head"]}, r"optimizer\.groups\.0=head is no group; .*match"),
+        ({"groups": [{"lr_scale": 2}]}, r"optimizer\.groups\.0\.match is missing"),
+        (
+            {"groups": [{"match": "*", "lr": 2}]},
+            r"no option optimizer\.groups\.0\.lr; known: match",
+        ),
+        ({"groups": [{"match": "*", "lr_scale": 0}]}, r"lr_scale must be above 0, got 0"),
+        ({"groups": [{"match": "*", "weight_decay": -1}]}, r"weight_decay must not be below 0"),
+        (
+            {"groups": [{"match": "clasifier.weight"}]},
+            r"no parameter .*'clasifier\.weight'; did you mean classifier\.weight",
+        ),
+    ],
+)
+def test_rules_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        parameter_rules(meta("deit_t"), 0.05, **options)
+
+
+def test_layer_decay_needs_a_backbone():
+    with pytest.raises(ValueError, match="for models around a backbone"):
+        parameter_rules(nn.Linear(2, 2), 0.05, layer_decay=0.9)

@@ -1,13 +1,18 @@
 """What the tasks do to batches, weights and losses."""
 
+import copy
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
+from timm.data.random_erasing import RandomErasing
 from timm.utils import ModelEmaV3
 from torch import nn
 
 from tasks.base import BaseTask
+from tasks.batch_norm import share_statistics
 from tasks.classification import ClassificationTask
 from tasks.ema import WeightAverage
 from tasks.segmentation import SegmentationTask
@@ -46,6 +51,73 @@ def test_mixup_is_refused():
         ClassificationTask(model, names, **RECIPE, mixup={"mixup_alpha": 1.0})
     plain = {"mixup_alpha": 1.0, "label_smoothing": 0.0}
     assert ClassificationTask(model, names, **RECIPE, mixup=plain).mixup.label_smoothing == 0
+
+
+def test_images_are_erased_after_mixing_by_timms_rule():
+    images = torch.randn(8, 3, 32, 32)
+    batch = {"image": images.clone(), "label": torch.arange(8)}
+    plain = ClassificationTask(nn.Linear(1, 1), "abcdefgh", **RECIPE, mixup={"mixup_alpha": 1.0})
+    both = ClassificationTask(
+        nn.Linear(1, 1), "abcdefgh", **RECIPE, mixup={"mixup_alpha": 1.0}, random_erasing=0.5
+    )
+    results = []
+    for task in (plain, both):
+        np.random.seed(0)
+        random.seed(1)
+        torch.manual_seed(0)
+        results.append(task.prepare_batch({**batch, "image": images.clone()}))
+    mixed, erased = results
+    torch.testing.assert_close(mixed["label"], erased["label"])
+    random.seed(1)
+    torch.manual_seed(0)
+    expected = RandomErasing(0.5, mode="pixel", device="cpu")(mixed["image"].clone())
+    assert torch.equal(erased["image"], expected)
+    changed = (erased["image"] != mixed["image"]).flatten(1).any(1)
+    assert 0 < changed.sum() < 8
+    with pytest.raises(ValueError, match=r"task\.random_erasing must be from 0 to 1, got 2"):
+        ClassificationTask(nn.Linear(1, 1), "abcdef", **RECIPE, random_erasing=2)
+
+
+def exchange(models):
+    """What the processes that have these models send each other."""
+    sent = []
+
+    def keep(flat, reduce_op):
+        sent.append(flat.clone())
+        return flat
+
+    for model in models:
+        share_statistics(model, keep)
+    mean = torch.stack(sent).mean(0)
+    for model in models:
+        share_statistics(model, lambda flat, reduce_op: mean)
+
+
+def test_running_statistics_are_the_mean_over_processes():
+    """Shared after each step they are what timm's distribute_bn makes of them at the end."""
+    torch.manual_seed(0)
+    apart = [nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False)) for _ in range(2)]
+    together = copy.deepcopy(apart)
+    for _ in range(4):
+        inputs = [torch.randn(5, 3) + rank for rank in range(2)]
+        for models in (apart, together):
+            for model, x in zip(models, inputs, strict=True):
+                model(x)
+        exchange(together)
+    for name in ("running_mean", "running_var"):
+        for index in range(2):
+            one, two = (getattr(model[index], name) for model in apart)
+            assert not torch.equal(one, two)
+            for model in together:
+                torch.testing.assert_close(getattr(model[index], name), (one + two) / 2)
+
+
+def test_statistics_that_are_shared_already_or_not_kept_are_left_alone():
+    def refuse(*args, **options):
+        raise AssertionError
+
+    share_statistics(nn.Sequential(nn.SyncBatchNorm(3), nn.LayerNorm(3)), refuse)
+    share_statistics(nn.BatchNorm1d(3, track_running_stats=False), refuse)
 
 
 @pytest.mark.parametrize("warmup", [False, True])
@@ -124,4 +196,5 @@ def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, 
     assert f"task.ema.decay={fitting} or" in said
     assert WeightAverage(decay=float(fitting)).slow_for(steps) is None
     assert WeightAverage(decay=decay, warmup=True).slow_for(steps) is None
+    assert WeightAverage(decay=decay, report="best").slow_for(steps) is None
     assert WeightAverage(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet

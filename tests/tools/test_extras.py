@@ -147,6 +147,7 @@ def log_twice(folder, name, **options):
             assert not log._failed
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     command_line.prepare(["--help"])

@@ -19,6 +19,31 @@ def test_metrics_of_one_step_share_a_row(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
+def test_a_step_that_is_written_already_still_has_one_row(tmp_path):
+    """A checkpoint has the log written before the validation that follows its last step."""
+    path = tmp_path / "metrics.csv"
+    log = CsvLog(path)
+    log.log_metrics({"train/loss": 2.0}, 0)
+    log.log_metrics({"train/loss": 1.0}, 1)
+    log.save()
+    log.log_metrics({"val/top1": 50.0}, 1)
+    log.save()
+    log.log_metrics({"train/loss": 0.5}, 2)
+    log.save()
+    rows = [
+        {"step": 0, "train/loss": 2.0},
+        {"step": 1, "train/loss": 1.0, "val/top1": 50.0},
+        {"step": 2, "train/loss": 0.5},
+    ]
+    assert read_rows(path) == rows
+    log = CsvLog(path)
+    log.resume_at(2, validates=True)
+    assert read_rows(path) == [rows[0], {"step": 1, "train/loss": 1.0}]
+    log.log_metrics({"val/top1": 50.0}, 1)
+    log.save()
+    assert read_rows(path) == rows[:2]
+
+
 def test_resumed_log_keeps_the_rows_before(tmp_path):
     path = tmp_path / "metrics.csv"
     log = CsvLog(path)

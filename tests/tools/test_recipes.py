@@ -1,12 +1,199 @@
-"""The papers' recipes: what they say, for whom, and what they refuse."""
+"""The papers' recipes against what the authors state, which is in recipes.yaml as plain data."""
 
 import fnmatch
+import math
+from functools import cache
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from timm.data import create_transform
+from timm.scheduler import CosineLRScheduler
+from torch import nn
 
-from backbones import list_hosts
-from tools.running.config import CONFIGS
+from backbones import create_backbone, list_hosts
+from heads.linear import LinearClassifier
+from tasks.instantiate import build
+from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tests.runs import CONFIGS, composed
+from tools.command_line import overrides as command_line
+
+STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
+USUAL = STATED.pop("usual")
+FAMILIES = sorted(STATED)
+# Updates in an epoch: as on ImageNet where the scripts differ by one of them, a tenth of that where
+# the rate moves at each, few where it moves at each epoch.
+UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backbones_are_options():
+    command_line.prepare(["--help"])
+
+
+def stated(family):
+    return USUAL | STATED[family]
+
+
+@cache
+def config_of(family, host):
+    recipe = family.partition(" ")[0]
+    typed = ["task=classification", "data=imagenet", f"recipe={recipe}", f"backbone={host}"]
+    return composed(*typed, "trainer=ddp")
+
+
+def first_host(family):
+    return next(iter(STATED[family]["hosts"]))
+
+
+def rates_of_script(family, updates):
+    """The rate of every update, by the loop and the scheduler of the authors' script."""
+    said = stated(family)
+    length, cooldown, warmup = (said[name] * updates for name in ("epochs", "cooldown", "warmup"))
+    top, first, last = said["rate"], said["warmup_rate"], said["lowest_rate"]
+    if said["script"] == "convnext":
+        rising = [first + (top - first) * i / (warmup - 1) for i in range(warmup)]
+        rest = length - warmup
+        cosine = (0.5 * (1 + math.cos(math.pi * i / rest)) for i in range(rest))
+        return rising + [last + (top - last) * share for share in cosine]
+    by_update = said["script"] in ("swin", "gcvit")
+    unit = updates if by_update else 1
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=top)
+    scheduler = CosineLRScheduler(
+        optimizer,
+        t_initial=said["epochs"] * unit,
+        lr_min=last,
+        warmup_t=said["warmup"] * unit,
+        warmup_lr_init=first,
+        cycle_limit=1,
+        t_in_epochs=not by_update,
+    )
+    advance = scheduler.step_update if by_update else scheduler.step
+    rates, group = [], optimizer.param_groups[0]
+    for epoch in range(said["epochs"] + said["cooldown"]):
+        for update in range(updates):
+            rates.append(group["lr"])
+            if by_update:
+                advance(epoch * updates + update + 1)
+        if not by_update:
+            advance(epoch + (said["script"] == "timm"))
+    assert len(rates) == length + cooldown
+    return rates
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
+    said, config = stated(family), config_of(family, first_host(family))
+    updates = UPDATES[said["script"]]
+    options, schedule = config["optimizer"], config["schedule"]
+    top = scaled_lr(options["lr"], options["reference_batch"], said["batch"])
+    assert top == pytest.approx(said["rate"])
+    twice = scaled_lr(options["lr"], options["reference_batch"], 2 * said["batch"])
+    assert twice == pytest.approx(said["rate"] * (1 if said["fixed"] else 2))
+    epochs = config["trainer"]["max_epochs"]
+    assert epochs == said["epochs"] + said["cooldown"]
+    factor = learning_rate_factor(epochs * updates, updates, top, **schedule)
+    ours = torch.tensor([top * factor(step) for step in range(epochs * updates)]).double()
+    theirs = torch.tensor(rates_of_script(family, updates)).double()
+    # ConvNeXt's warm-up ends one update early.
+    tolerance = 2e-4 if said["script"] == "convnext" else 1e-7
+    assert (ours - theirs).abs().max() <= tolerance * said["rate"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_decays_is_what_the_authors_decay(family):
+    said, config = stated(family), config_of(family, first_host(family))
+    with torch.device("meta"):
+        model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
+    optimizer = build_optimizer(model, None, said["batch"], **config["optimizer"])
+    assert type(optimizer) is torch.optim.AdamW
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = optimizer.param_groups
+    decays = {names[p]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert decays.keys() == set(names.values())
+    for parameter, name in names.items():
+        exempt = any(fnmatch.fnmatchcase(name, pattern) for pattern in said["not_decayed"])
+        expected = 0.0 if parameter.ndim <= 1 or exempt else said["weight_decay"]
+        assert decays[name] == expected, name
+    for pattern in said["not_decayed"]:
+        assert fnmatch.filter(decays, pattern), pattern
+    for group in groups:
+        assert group["betas"] == (0.9, 0.999)
+        assert group["eps"] == said["eps"]
+        assert group["lr"] == pytest.approx(said["rate"])
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(family, host) for family in FAMILIES for host in STATED[family]["hosts"]]
+)
+def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
+    said, config = stated(family), config_of(family, host)
+    drop_path, crop_pct = said["hosts"][host]
+    assert config["backbone"]["drop_path_rate"] == drop_path
+    data, task = config["data"], config["task"]
+    assert data["image_size"] == config["backbone"]["img_size"] == said["size"]
+    assert data["repeated_augmentation"] == said["repeats"]
+    after = said["script"] in ("timm", "gcvit") and bool(said["mixup"] or said["cutmix"])
+    before = 0.0 if after else said["erasing"]
+    assert task["random_erasing"] == (said["erasing"] if after else 0.0)
+    augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
+    train = create_transform(
+        said["size"], is_training=True, scale=(0.08, 1.0), ratio=tuple(said["ratio"]), hflip=0.5,
+        auto_augment=said["policy"], interpolation=said["interpolation"], re_prob=before,
+        re_mode="pixel",
+    )  # fmt: skip
+    test = create_transform(said["size"], interpolation="bicubic", crop_pct=crop_pct)
+    assert described(augmentation.train(said["size"])) == described(train)
+    assert described(augmentation.eval(said["size"])) == described(test)
+    if said["mixup"] or said["cutmix"]:
+        mixed = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": said["smoothing"]}
+        mixed |= {"mixup_alpha": said["mixup"], "cutmix_alpha": said["cutmix"]}
+        assert task["mixup"] == mixed
+        assert config["head"]["label_smoothing"] == 0
+    else:
+        assert task["mixup"] is None
+        assert config["head"]["label_smoothing"] == said["smoothing"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_clipped_averaged_and_synchronised_is_as_the_authors_have_it(family):
+    said, config = stated(family), config_of(family, first_host(family))
+    assert config["trainer"]["gradient_clip_val"] == said["clip"]
+    assert config["trainer"]["sync_batchnorm"] is False
+    assert config["task"]["ema"] == said["average"]
+
+
+def described(transform):
+    """A transform in words; numbers are rounded, as some are typed with more digits than others."""
+    lines = []
+    for part in transform.transforms:
+        values = {key: value for key, value in sorted(vars(part).items()) if key[0] != "_"}
+        lines.append((type(part).__name__, repr(_plain(values))))
+    return lines
+
+
+def _plain(value):
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if hasattr(value, "__dict__") and not callable(value):
+        return _plain(vars(value))
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def test_every_recipe_of_imagenet_is_stated():
+    recipes = {
+        path.stem
+        for path in (CONFIGS / "recipe").glob("*.yaml")
+        if not path.stem.endswith(("_coco", "_ade20k")) and path.stem != "sample_long"
+    }
+    assert recipes == {family.partition(" ")[0] for family in FAMILIES}
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)

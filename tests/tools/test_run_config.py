@@ -194,7 +194,7 @@ def refused(capsys, folder, *typed, mode="test"):
     ("typed", "message"),
     [
         ("head.anchor_scal=4", "head has no option 'anchor_scal'; did you mean anchor_scale"),
-        ("data.imagesize=4", "did you mean image_size"),
+        ("data.batchsize=4", "did you mean batch_size"),
         ("heads.anchor_scale=4", "did you mean head"),
         ("head=mask_rcn", "did you mean mask_rcnn"),
         ("head=linear", "task=detection takes head="),

@@ -168,7 +168,8 @@ def _say_crowded(trainer: Trainer) -> None:
 
 def _strategy(name: str) -> str | DDPStrategy:
     # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
-    # which DDP's exchange of buffers would do. sync_batchnorm keeps running statistics in step.
+    # which DDP's exchange of buffers would do. Running statistics are kept in step by
+    # sync_batchnorm or, where each process normalises by its own images, by tasks/batch_norm.py.
     return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
 
 

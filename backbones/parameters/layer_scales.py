@@ -1,0 +1,66 @@
+"""How much slower each parameter of a backbone learns under layer-wise rates.
+
+Source: Clark et al., "ELECTRA", ICLR 2020, Sec. 3.1, in the form of BEiT's code and timm: the rate
+is multiplied by the decay once for each layer between a parameter and the end of the network.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backbones.base import Backbone
+
+Layers = Literal["blocks", "convnext", "ffnet", "ffnet_as_run"]
+FFNET_LAST = 12  # layer of stage 4 in FFNet's configs of all sizes
+
+
+def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") -> dict[str, float]:
+    """The share of the rate at which each parameter of a backbone learns.
+
+    What follows the last block, and the norms of dense maps, learn at full rate.
+
+    Args:
+        backbone: One of ours.
+        decay: Of the rate from one layer to the one before it, above 0.
+        layers: What counts as a layer. "blocks": the stem, then every block, as in timm.
+            "convnext": the stem, stages 1 and 2 as one layer each, stage 3 in threes of blocks,
+            stage 4, as in ConvNeXt's code. "ffnet": the same with stage 3's downsampling counted
+            as its first block and stage 4 as layer 12 in all sizes. "ffnet_as_run": "ffnet" as the
+            authors' code runs, which does not find the stem and trains it at full rate.
+
+    Raises:
+        ValueError: A backbone that the layers are not made for.
+    """
+    if layers == "blocks":
+        last = backbone.num_layers - 1
+        ids = {name: backbone.layer_id(name) for name, _ in backbone.named_parameters()}
+    else:
+        ids, last = _grouped(backbone, layers)
+    return {name: decay ** (last - layer) for name, layer in ids.items()}
+
+
+def _grouped(backbone: Backbone, layers: Layers) -> tuple[dict[str, int], int]:
+    """The layer of each parameter with stage 3 in threes, and the layer of what follows stage 4."""
+    depths = backbone.layer_ids.depths
+    shift = 0 if layers == "convnext" else 1
+    longest = 3 * (FFNET_LAST - 3) + 2
+    if len(depths) != 4 or (shift and depths[2] > longest):
+        raise ValueError(
+            f"optimizer.layers={layers} is for backbones of four stages"
+            f"{f' with at most {longest} blocks in the third' * shift}, and {backbone.name} has "
+            f"{list(depths)} blocks; pass optimizer.layers=blocks"
+        )
+    fourth = FFNET_LAST if shift else 3 + -(-depths[2] // 3)
+    unfound = layers == "ffnet_as_run"
+
+    def place(name: str) -> int:
+        layer = backbone.layer_id(name)
+        if layer == 0:
+            return fourth + 1 if unfound else 0
+        if layer == backbone.num_layers - 1:
+            return fourth + 1
+        stage = backbone.layer_ids.stage_of_layer(layer)
+        block = layer - 1 - sum(depths[:stage])
+        return (1, 2, 3 + (block + shift) // 3, fourth)[stage]
+
+    return {name: place(name) for name, _ in backbone.named_parameters()}, fourth + 1
