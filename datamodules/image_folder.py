@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class ImageFolderDataModule(ClassificationDataModule):
     Args:
         root: Folder that holds ``train`` and ``val``.
         num_classes: Expected number of classes; None accepts any.
+        train_share: Part of each class's training images that is used, the first by their names.
         **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
 
@@ -41,10 +43,14 @@ class ImageFolderDataModule(ClassificationDataModule):
         root: str | Path | None = None,
         *,
         num_classes: int | None = None,
+        train_share: float = 1.0,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
+        if not 0 < train_share <= 1:
+            raise ValueError(f"data.train_share must be above 0 and at most 1; got {train_share}")
+        self.train_share = train_share
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and list their images."""
@@ -58,7 +64,7 @@ class ImageFolderDataModule(ClassificationDataModule):
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
         make = self.augmentation
         return {
-            "train": self._split(train, make.train(self.image_size)),
+            "train": self._split(train, make.train(self.image_size), self.train_share),
             "val": self._split(val, make.eval(self.image_size)),
         }
 
@@ -79,7 +85,7 @@ class ImageFolderDataModule(ClassificationDataModule):
 
         return check
 
-    def _split(self, folder: Path, transform: Any) -> SeededDataset:
+    def _split(self, folder: Path, transform: Any, share: float = 1.0) -> SeededDataset:
         found = {
             name: list_images(folder / name) if (folder / name).is_dir() else []
             for name in self.class_names
@@ -94,6 +100,10 @@ class ImageFolderDataModule(ClassificationDataModule):
                 f"{folder} has no images of {first_few(empty)}; "
                 "its accuracy says nothing about them"
             )
+        if share < 1:
+            found = {
+                name: images[: math.ceil(share * len(images))] for name, images in found.items()
+            }
         return self.labelled(folder, found, transform)
 
     def labelled(

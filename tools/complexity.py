@@ -7,6 +7,7 @@ usage: python tools/complexity.py [key=value ...]
                                 backbone.token_mixer=sbm; of several values, as in
                                 backbone.mixer.g2=2,4,6, each is counted
   paper=PAPER                   the rows of one paper with what it reports: {papers}
+  table=NUMBER                  with paper=, of that table alone
   image_size=224                side, or HEIGHTxWIDTH (default: 224, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
                                 macs: convolutions, linear layers and matrix products
@@ -19,7 +20,9 @@ With paper=, diff is ours minus reported, in M and G. Where the paper prints a c
 plain host, it is shown beside ours and diff is theirs. The verdict says whether diff is within the
 tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
 or what can be), rounding (to whole millions), quoted (another paper's figure), counting (by another
-rule, which fits) or unexplained. Rows of which a paper prints accuracies alone have none.
+rule, which fits) or unexplained. Rows of which a paper prints accuracies alone have none. Rows of
+detection, segmentation and transfer are not counted anew: theirs are the parameters of the whole
+model in configs/published, and no MACs. A name under experiment= is what run.py takes.
 """
 
 from __future__ import annotations
@@ -38,9 +41,17 @@ from tools.benchmarking.networks import NUM_CLASSES
 from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import label, read_networks, separate
+from tools.comparing.experiments import describe
 from tools.comparing.published import Row, list_papers, load_rows
 
-DEFAULTS = {"backbone": "*", "paper": "", "image_size": "", "rule": "", "format": "table"}
+DEFAULTS = {
+    "backbone": "*",
+    "paper": "",
+    "table": "",
+    "image_size": "",
+    "rule": "",
+    "format": "table",
+}
 UNCOUNTED = {
     "backbone.pretrained": "weights change nothing of what is counted",
     "backbone.dense": "counted is the classification network",
@@ -49,6 +60,9 @@ CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": FORMATS}
 COLUMNS = {
     "backbone": ("backbone", "{}"),
     "table": ("table", "{}"),
+    "experiment": ("experiment=", "{}"),
+    "head": ("head", "{}"),
+    "reported_metric": ("reports", "{}"),
     "params": ("params", "{:,}"),
     "params_m": ("M", "{:.2f}"),
     "reported_params_m": ("paper M", "{}"),
@@ -77,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words, own = separate(arguments)
         options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
         _refuse(words, options)
-        rows = load_rows(options["paper"], "classification") if options["paper"] else []
+        rows = rows_of(options["paper"], options["table"]) if options["paper"] else []
+        if options["table"] and not rows:
+            raise ValueError(f"table={options['table']} needs a paper: pass paper=afbo beside it")
         records = complexity(options, rows, words)
     except ValueError as error:
         print(f"complexity.py: {error}", file=sys.stderr)
@@ -85,8 +101,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = PAPER_COLUMNS if options["paper"] else COLUMNS
     if not any(record.get("reported_params_change_m") for record in records):
         columns = {key: column for key, column in columns.items() if "change" not in key}
+    if not any(record.get("head") for record in records):
+        columns = {key: column for key, column in columns.items() if key != "head"}
     write(records, options["format"], columns)
     return 0
+
+
+def rows_of(paper: str, table: str) -> list[Row]:
+    """The rows of a paper or of one of its tables, those of a table together.
+
+    Raises:
+        ValueError: There is no such paper or table.
+    """
+    rows = sorted(load_rows(paper), key=lambda row: row.table)
+    chosen = [row for row in rows if table in ("", str(row.table))]
+    if not chosen:
+        tables = dict.fromkeys(str(row.table) for row in rows)
+        raise ValueError(f"paper={paper} has no table={table}; it has {', '.join(tables)}")
+    return chosen
 
 
 def _refuse(words: Sequence[str], options: dict[str, str]) -> None:
@@ -115,7 +147,9 @@ def complexity(
         ]
     names, records = select(options["backbone"]), []
     for row in rows:
-        if row.backbone in names:
+        if row.backbone in names and row.task != "classification":
+            records.append(paper_record(row, (row.params, None), None))
+        elif row.backbone in names:
             size = image_size(options["image_size"], row.image_size)
             base = count(row.base, "{}", size) if row.base else None
             ours = count(row.backbone, json.dumps(row.options), size)
@@ -145,23 +179,26 @@ def plain_record(typed: str, params: int, macs: int) -> Record:
     return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
-def paper_record(row: Row, ours: tuple[int, int], base: tuple[int, int] | None) -> Record:
-    """What is shown of a row of a paper."""
+def paper_record(row: Row, ours: tuple[int, int | None], base: tuple[int, int] | None) -> Record:
+    """What is shown of a row of a paper; its own residuals where no multiply-adds are counted."""
     params, macs = ours
-    figures = (params / 1e6, macs / 1e9)
+    figures = (params / 1e6, (macs or 0) / 1e9)
     plain = (base[0] / 1e6, base[1] / 1e9) if base else None
-    found = row.residuals(*figures, plain)
+    found = dict(row.residual) if macs is None else row.residuals(*figures, plain)
     changes = row.changes(*figures, plain) if plain else {}
     return {
         "backbone": str(row),
         "table": row.table,
+        "experiment": row.name or None,
+        "head": row.head,
+        "reported_metric": describe(row) if row.metrics else None,
         "params": params,
         "params_m": params / 1e6,
         "reported_params_m": row.reported.get("params"),
         "reported_params_change_m": row.reported.get("params_delta"),
         "params_change_m": changes.get("params"),
         "residual_params_m": found.get("params"),
-        "macs_g": macs / 1e9,
+        "macs_g": None if macs is None else macs / 1e9,
         "reported_flops_g": row.reported.get("flops"),
         "reported_flops_change_g": row.reported.get("flops_delta"),
         "macs_change_g": changes.get("flops"),

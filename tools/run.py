@@ -54,6 +54,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
+    from tools.comparing.paper_figures import compared
     from tools.running import lock, report
     from tools.running.facts import of_run
     from tools.running.loggers import closing
@@ -86,6 +87,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     with kept(folder):
         facts = parts.facts | of_run(config, engine, parts.datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
+        beside = compared(config, facts) if config["mode"] != "predict" else None
+        facts |= {"paper": beside} if beside else {}
         task = parts.task.to(engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
 

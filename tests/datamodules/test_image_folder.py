@@ -325,3 +325,20 @@ def test_headers_are_turned_like_images(tmp_path):
     picture(size=(40, 30)).save(tmp_path / "a.jpg", exif=exif)
     assert headers.check_header(tmp_path / "a.jpg") == (40, 30)
     assert headers.check_header(tmp_path / "a.jpg", upright=True) == (30, 40)
+
+
+@pytest.mark.parametrize(("share", "each"), [(1.0, 3), (0.5, 2), (0.3, 1), (0.01, 1)])
+def test_a_share_takes_the_first_training_images_of_each_class(root, share, each):
+    data = module(root, train_share=share)
+    data.setup()
+    train = data.dataset("train")
+    paths = [train.describe(index) for index in range(len(train))]
+    expected = [f"{name}/{copy}.JPEG" for name in ("n01", "n02") for copy in range(each)]
+    assert [path.partition("train/")[2] for path in paths] == expected
+    assert data.sizes()["val"] == 6
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5])
+def test_a_share_of_nothing_or_more_than_all_is_refused(root, share):
+    with pytest.raises(ValueError, match=r"data\.train_share must be above 0 and at most 1"):
+        module(root, train_share=share)

@@ -274,6 +274,20 @@ def test_paper_as_table(capsys):
     assert all("agrees" in line and "5,720,488" in line for line in lines)
 
 
+def test_rows_of_all_tasks_say_what_to_type(capsys):
+    text = printed(capsys, "paper=iffn", "table=7", "format=json")
+    plain, mixed = json.loads(text)
+    assert (plain["experiment"], mixed["experiment"]) == ("iffn_t7_swin_t", "iffn_t7_swin_t_iffn")
+    assert (mixed["head"], mixed["reported_metric"]) == ("mask_rcnn", "46.0 box AP")
+    assert (mixed["params"], mixed["macs_g"]) == (43799466, None)
+    assert mixed["verdict"] == "known: rounding"
+    (row,) = json.loads(
+        printed(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
+    )[:1]
+    assert row["experiment"] == "afbo_t9_deit_t_afbo_sm_none"
+    assert row["macs_g"] > 1
+
+
 def test_rows_judged_by_their_change_show_it(capsys):
     header, line = printed(capsys, "paper=afbo", "backbone=poolformer_s24_afbo").splitlines()[:2]
     assert header.split("  ")[0] == "backbone"
@@ -302,7 +316,7 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("bakbone=deit_t", "did you mean backbone=?"),
         (
             "deit_t",
-            "arguments are key=value, with the keys backbone, paper, image_size, rule, format",
+            "arguments are key=value, with the keys backbone, paper, table, image_size, rule",
         ),
         ("backbone=", "arguments are key=value"),
         ("--rule=macs", "arguments are key=value"),
@@ -313,6 +327,7 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("image_size=224x", "got '224x'"),
         ("paper=afob", "paper must be one of afbo"),
         ("backbone=swin_x", "no backbone called 'swin_x'; did you mean swin_t"),
+        ("table=3", "table=3 needs a paper"),
         ("backbone=vgg*", "no backbone matches 'vgg*'"),
         ("backbone=deit_t,,swin_t", "no backbone called ''"),
         ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),

@@ -1,7 +1,6 @@
 """Every config file composes, names parts of ours that take its options, and says what for."""
 
 import inspect
-import re
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from tasks.optim import build_optimizer, learning_rate_factor
 from tests.runs import CONFIGS, composed, options
 from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
-from tools.comparing.published import load_rows
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -216,28 +214,6 @@ def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
         "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
         "deit_t; pass backbone.drop_path_rate=<value>\n"
     )
-
-
-@pytest.mark.parametrize("experiment", options("experiment"))
-def test_every_experiment(experiment):
-    config = composed(f"experiment={experiment}")
-    check(config)
-    head = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
-    for line in ("# Command: ", "# Hardware: ", "# Expected: "):
-        assert line in head
-    if experiment == "example":
-        return
-    assert f"experiment={experiment} data.root=" in head
-    assert config["trainer"]["strategy"] == "ddp"
-    expected = re.search(r"(?:([\d.]+) % top-1|box AP ([\d.]+)) \((\w+),.* Table (\d+)", head)
-    top1, ap, paper, table = expected.groups()
-    rows = [
-        row
-        for row in load_rows(paper.lower(), config["task_name"])
-        if (row.backbone, row.table) == (config["backbone"]["name"], int(table))
-    ]
-    figures = [row.metrics.get("top1" if top1 else "ap") for row in rows]
-    assert float(top1 or ap) in figures, figures
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -7,7 +7,6 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
@@ -17,7 +16,6 @@ from tools import results
 from tools.command_line import overrides as command_line
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
-from tools.running import config as run_config
 from tools.running.outcome import failure_noted
 
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
@@ -162,7 +160,7 @@ def published(run):
     """Two seeds of an experiment on its real data, and one with fewer epochs."""
     row = next(r for r in load_rows("afbo", "classification")
                if (str(r), r.table) == ("deit_t_afbo", 2))  # fmt: skip
-    own = ("experiment=afbo_deit_t", "data.root=/data/imagenet")
+    own = ("experiment=afbo_t2_deit_t_afbo", "data.root=/data/imagenet")
     for seed, top1 in enumerate((74.2, 74.4)):
         run(*own, seed=seed, metrics={"top1": top1}, parameters=row.params, macs=row.macs * 1e9)
     return lambda *more: run(*own, *more, seed=5, metrics={"top1": 60.0}, parameters=row.params)
@@ -178,7 +176,7 @@ def test_a_published_row_is_compared_with_the_paper(published, shown):
 def test_another_run_than_the_published_one_is_not_compared(published, run, shown):
     published("trainer.max_epochs=10")
     run("backbone=deit_t_afbo", "paper={name: afbo, table: 2}", seed=6)
-    run("experiment=afbo_swin_t", "data.root=/data/imagenet", parameters=28000000)
+    run("experiment=afbo_t2_swin_t_afbo", "data.root=/data/imagenet", parameters=28000000)
     records, err = shown()
     assert sorted(record["top1_paper"] or 0 for record in records) == [0, 0, 0, 74.6]
     assert "trainer.max_epochs=10 instead of 300" in err
@@ -246,20 +244,6 @@ def test_help_says_all_keys(capsys):
     assert results.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"{key}=" in text for key in results.DEFAULTS)
-
-
-def test_experiments_name_themselves():
-    for path in (command_line.CONFIGS / "experiment").glob("*.yaml"):
-        config = run_config.compose_config([f"experiment={path.stem}"])
-        named = OmegaConf.to_container(config)["paper"]
-        if path.stem == "example":
-            assert named is None
-        else:
-            assert named["experiment"] == path.stem
-            rows = load_rows(named["name"], config["task_name"])
-            own = [r for r in rows if r.table == named["table"]
-                   and r.backbone == config["backbone"]["name"]]  # fmt: skip
-            assert own
 
 
 def test_a_real_run_is_in_the_table(trained, outputs, capsys):

@@ -59,7 +59,7 @@ RUNS = {
     "transfer": ("task=transfer", "protocol=linear_probe", "++data.sample_seed=3"),
     "recipe": ("recipe=ffnet", "backbone=ffnet_3", "data=imagenet", "data.root=/data/imagenet",
                "data.image_size=288"),
-    "experiment": ("experiment=iffn_swin_t", "data.root=/data/imagenet"),
+    "experiment": ("experiment=iffn_t1_swin_t_iffn", "data.root=/data/imagenet"),
 }  # fmt: skip
 
 

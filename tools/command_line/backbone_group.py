@@ -1,4 +1,4 @@
-"""The registered backbones as Hydra's group ``backbone``, which has no files."""
+"""Hydra's groups without files: ``backbone`` from the registry, ``experiment`` from the papers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from backbones import backbone_schema, list_backbones
+from tools.command_line.experiments import experiment_nodes
 from tools.running.recipes import register_resolvers
 
 
@@ -33,12 +34,13 @@ class BackboneGroup(dict[str, ConfigNode | None]):
 
 
 def register() -> BackboneGroup:
-    """Register the backbones as Hydra's group ``backbone``, and what configs may compute."""
+    """Register the backbones and experiments as groups, and what configs may compute."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
     group = BackboneGroup((f"{name}.yaml", None) for name in list_backbones())
     ConfigStore.instance().repo["backbone"] = group
+    ConfigStore.instance().repo["experiment"] = experiment_nodes()
     register_resolvers()
     return group

@@ -13,7 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones.registry import look_up
-from tools.running.config import CONFIGS, config_of, line_of
+from tools.command_line.experiments import check_runs
+from tools.comparing.experiments import find_experiment
+from tools.running.config import CONFIGS, config_of, line_of, option_groups
 from tools.running.config_checks import GROUPS
 
 
@@ -54,6 +56,8 @@ def _check_group(override: str) -> None:
         raise ValueError(f"{override} is refused: a run needs its {group}")
     if key == "logger" and value in ("", "null"):
         raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
+    if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
+        check_runs(find_experiment(value))
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
 
@@ -63,7 +67,7 @@ def _check_names(overrides: Sequence[str]) -> None:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
             raise ValueError(f"{one.input_line} names no option; type key=value")
-        group = one.key_or_group == "backbone" or (CONFIGS / one.key_or_group).is_dir()
+        group = one.key_or_group in option_groups()
         value = None if one.is_sweep_override() else one.value()
         if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
             raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")

@@ -14,8 +14,19 @@ Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how it
 FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("markdown", "latex")  # besides, where a table is to stand in a text
 # Set flush left.
-WORDS = ("backbone", "mixer", "verdict", "note", "step", "head", "data", "settings", "paper")
-NAMES = ("backbone", "mixer")
+WORDS = (
+    "backbone",
+    "mixer",
+    "verdict",
+    "note",
+    "step",
+    "head",
+    "data",
+    "settings",
+    "paper",
+    "experiment",
+)
+NAMES = ("backbone", "mixer", "experiment", "head", "reported_metric")
 
 
 def write(records: Sequence[Record], form: str, columns: Columns) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from datamodules.sample_cache import cache_root
+from tasks.saved import IDENTITY, saved_run
+from tools.comparing.experiments import experiments
 from tools.comparing.published import Row, list_papers, load_rows
+from tools.comparing.records import RunRecord
 from tools.running.folder import flatten, may_differ
 
-if TYPE_CHECKING:
-    from tools.comparing.records import RunRecord
+SAMPLE = "datamodules.sample."
 
 # The data that a paper's rows of a task were measured on.
 PUBLISHED_ON = {
@@ -19,6 +23,8 @@ PUBLISHED_ON = {
     "detection": "datamodules.coco.CocoDataModule",
     "segmentation": "datamodules.ade20k.ADE20KDataModule",
 }
+# Images that the rows of a task were tested on.
+TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
 # Our names of metrics and the papers', and what theirs, in percent, are divided by.
 METRICS: dict[str, tuple[str, float]] = {
     "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
@@ -28,7 +34,13 @@ METRICS: dict[str, tuple[str, float]] = {
 # Besides what never matters, a run may be made on other devices than its experiment names.
 DEVICES = ("devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic")
 MIXERS = ("mixer", "token_mixer")
-FREE = {"seed", "data.root", "data.eval_batch_size", *(f"trainer.{name}" for name in DEVICES)}
+FREE = {
+    "seed",
+    "mode",
+    "data.root",
+    "data.eval_batch_size",
+    *(f"trainer.{name}" for name in DEVICES),
+}
 
 
 @dataclass(frozen=True)
@@ -47,24 +59,66 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     """What the paper that ``config.paper`` names reports of a run.
 
     Args:
-        run: A finished run; one on sample data is none that a paper reports.
+        run: A finished run; one on other data than the paper's is none that a paper reports.
         notes: Gets the reason where a run names a row and is another one.
     """
-    claimed = {key: run.config.get(f"paper.{key}") for key in ("name", "table", "experiment")}
+    name, table = run.config.get("paper.name"), run.config.get("paper.table")
     real = PUBLISHED_ON.get(run.task) == run.config.get("data._target_")
-    if claimed["name"] is None or not real:
+    if name is None or not real:
         return None
-    rows = [row for row in _rows(str(claimed["name"]), run) if row.table == claimed["table"]]
-    what = f"{run.folder}: not compared with {claimed['name']}, Table {claimed['table']}"
-    if not rows:
+    what = f"{run.folder}: not compared with {name}, Table {table}"
+    row = _claimed(run)
+    if row is None:
         notes.append(f"{what}: it has no row of this backbone and task")
         return None
-    row = rows[0]
-    other = _differences(run, row, claimed["experiment"])
+    other = _differences(run, row)
     if other:
-        notes.append(f"{what}: {'; '.join(other[:4])}{'; ...' * (len(other) > 4)}")
+        notes.append(f"{what}: {_few(other)}")
         return None
     return Figures(row, _metrics(row, run))
+
+
+def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run or an evaluation that ends now is beside the paper's row that it claims to be.
+
+    Args:
+        config: Of the command; of an evaluation the training run's settings are read from where
+            its checkpoint lies.
+        summary: What summary.json is to hold.
+
+    Returns:
+        None if it claims none, else ``row``, ``experiment`` and ``metrics`` by our names: of each
+        ``paper``, ``ours`` and, if the two compare, ``difference``; if not, ``why_not``.
+    """
+    if not (config.get("paper") or {}).get("name"):
+        return None
+    evaluates = config["mode"] != "fit"
+    trained = saved_run(config["ckpt"]) if evaluates else None
+    settings = dict(config) if trained is None else {**trained.config, "paper": config["paper"]}
+    settings |= {group: config[group] for group in IDENTITY} | {"mode": config["mode"]}
+    if trained is not None:
+        start = trained.config["backbone"].get("pretrained")
+        settings["backbone"] = {**config["backbone"], "pretrained": start}
+    run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
+    row = _claimed(run)
+    if row is None:
+        return None
+    why_not = _other_data(run, row)
+    groups = tuple(IDENTITY) if evaluates and trained is None else None
+    why_not = why_not or _differences(run, row, groups)
+    theirs = _metrics(row, run)
+    metrics = {}
+    for name, value in theirs.items():
+        ours = summary["metrics"].get(name)
+        metrics[name] = {"paper": value, "ours": ours}
+        if ours is not None and not why_not:
+            metrics[name]["difference"] = ours - value
+    found = {"row": str(Figures(row, theirs)), "experiment": row.name, "metrics": metrics}
+    return found | ({"why_not": _few(why_not)} if why_not else {})
+
+
+def _few(reasons: Sequence[str]) -> str:
+    return f"{'; '.join(reasons[:4])}{'; ...' * (len(reasons) > 4)}"
 
 
 def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str, float, float]]:
@@ -125,12 +179,42 @@ def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
     return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
 
 
-def _differences(run: RunRecord, row: Row, experiment: Any) -> list[str]:
-    """What a run has otherwise than the published one."""
+def _claimed(run: RunRecord) -> Row | None:
+    """The row that a run says it is, by its name or, if it has none, by paper and table."""
+    experiment = run.config.get("paper.experiment")
+    if experiment is not None:
+        row = experiments().get(str(experiment))
+        own = row is not None and (row.task, row.backbone) == (
+            run.task,
+            run.config["backbone.name"],
+        )
+        return row if own else None
+    rows = _rows(str(run.config.get("paper.name")), run)
+    return next((row for row in rows if row.table == run.config.get("paper.table")), None)
+
+
+def _other_data(run: RunRecord, row: Row) -> list[str]:
+    """Why a run's test images are none that the paper has figures of."""
+    target = str(run.config.get("data._target_"))
+    root = run.config.get("data.root")
+    inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
+    if target.startswith(SAMPLE) or inside:
+        return ["made on sample data, whose figures are none of the paper's data"]
+    if target != PUBLISHED_ON[row.task]:
+        return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
+    images = run.summary.get("data", {}).get("images", {}).get("val")
+    if images not in (None, TEST_IMAGES[row.task]):
+        return [f"{images} test images instead of {TEST_IMAGES[row.task]}, so other data"]
+    return []
+
+
+def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) -> list[str]:
+    """What a run has otherwise than the published one; with ``groups`` in these alone."""
     if run.task != "transfer" and not row.options.get("fused"):
         parameters = run.summary["parameters"]
         if parameters != row.params:
             return [f"{parameters} parameters instead of {row.params}, so another model or classes"]
+    experiment = run.config.get("paper.experiment")
     if experiment is None:
         return []
     from omegaconf import OmegaConf
@@ -141,9 +225,14 @@ def _differences(run: RunRecord, row: Row, experiment: Any) -> list[str]:
     register()
 
     meant = OmegaConf.to_container(compose_config([f"experiment={experiment}"]), resolve=True)
-    return [
+    free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
+    differ = [
         f"{key}={run.config[key]} instead of {value}"
         for key, value in flatten(meant).items()
-        if key in run.config and key not in FREE and not may_differ(key)
+        if key in run.config and key not in free and not may_differ(key)
+        and (groups is None or key.partition(".")[0] in groups)
         and (run.config[key] or None) != (value or None)
     ]  # fmt: skip
+    if row.train.start and groups is None and not run.config.get("backbone.pretrained"):
+        differ.insert(0, "trained from random weights")
+    return differ

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tools.command_line.typed_network import label
+from tools.comparing.row_names import row_names
+from tools.comparing.training import Training, training_of
 
+# Python's own reader takes seconds for these files, libyaml's hundredths.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
 ROUNDING = 0.005  # residuals and tolerances are written with two decimals
 # Why a figure is further off than its file's tolerance.
@@ -23,7 +27,8 @@ class Row:
 
     ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
     ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
-    has one of ``CAUSES`` for each figure that is further off than usual.
+    has one of ``CAUSES`` for each figure that is further off than usual. ``name`` is what
+    ``experiment=`` takes, empty for a row without a metric, and ``train`` what it then trains with.
     """
 
     paper: str
@@ -44,6 +49,9 @@ class Row:
     note: str = ""
     rule: str = "macs"
     cause: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    train: Training = field(default_factory=Training)
+    name: str = ""
 
     def __str__(self) -> str:
         """Backbone and options as they are typed: ``deit_t_afbo backbone.mixer.g2=6``."""
@@ -116,20 +124,27 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     if paper not in list_papers():
         raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
     path = FOLDER / f"{paper}.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    tables = content.get("tables", {})
     usual = content["tolerance"]
     rows = []
     for number, entry in enumerate(content["rows"], start=1):
         tolerance = usual | entry.pop("tolerance", {})
         try:
-            entry |= {"usual_tolerance": usual, "tolerance": tolerance}
+            shared = tables.get(entry.get("table"), {})
+            typed = label(("", entry.get("options", {}))).strip()
+            train = training_of(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
+            entry |= {"usual_tolerance": usual, "tolerance": tolerance, "train": train}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
-        except TypeError as error:
-            problem = str(error).removeprefix("Row.__init__() ")
+        except (TypeError, ValueError) as error:
+            problem = (
+                str(error).removeprefix("Row.__init__() ").removeprefix("Training.__init__() ")
+            )
             raise ValueError(f"{path}, row {number}: {problem}") from None
         for cause in rows[-1].cause.values():
             if cause not in CAUSES:
                 raise ValueError(
                     f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
                 )
-    return [row for row in rows if task in (None, row.task)]
+    named = [replace(row, name=name) for row, name in zip(rows, row_names(rows), strict=True)]
+    return [row for row in named if task in (None, row.task)]

@@ -154,16 +154,18 @@ def _run_of(typed: Sequence[Override]) -> SavedRun | None:
 def _is_choice(argument: str) -> bool:
     """Whether an argument is a flag, Hydra's own, or chooses a group."""
     key = argument.partition("=")[0].lstrip("+~")
-    return key.startswith(("-", "hydra.", "hydra/")) or key in _groups()
+    return key.startswith(("-", "hydra.", "hydra/")) or key in option_groups()
 
 
-def _groups() -> set[str]:
-    return {path.name for path in CONFIGS.iterdir() if path.is_dir()} | {"backbone"}
+def option_groups() -> set[str]:
+    """Names of Hydra's groups: folders of configs, and those that are filled from elsewhere."""
+    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published"}
+    return folders | {"backbone", "experiment"}
 
 
 def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     """The run's config with the typed groups and values."""
-    groups = _groups()
+    groups = option_groups()
     chosen = {o.key_or_group: line_of(o) for o in typed if o.key_or_group in groups}
     values = [override for override in typed if override.key_or_group not in groups]
     given = {name for group in chosen for name in {group} | CHOOSES.get(group, set())}
@@ -176,6 +178,8 @@ def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
             f"task={now['task_name']} out"
         )
     merged = {**now, **{part: run.config[part] for part in RECIPE if part in run.config}}
+    if now.get("paper") is None:
+        merged["paper"] = run.config.get("paper")
     reference = {**now, **{group: run.config[group] for group in IDENTITY}}
     for group in IDENTITY:
         if identity(group, now[group]) == identity(group, run.config[group]):

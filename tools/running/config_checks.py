@@ -11,6 +11,7 @@ import yaml
 
 from backbones.options import check_value, unknown
 from tasks.saved import checkpoint_file
+from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
 from tools.running.recipes import check_data
 
@@ -162,6 +163,14 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
         return
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    experiment = (config.get("paper") or {}).get("experiment")
+    if experiment is not None:
+        raise ValueError(
+            f"experiment={experiment} starts from trained weights. Train them:\n"
+            f"  python tools/run.py {find_experiment(experiment).train.start}\n"
+            "with data.root=<folder of the data>, then pass backbone.pretrained=<that run folder>; "
+            "or pass backbone.pretrained=true for timm's weights, false for random ones"
+        )
     raise ValueError(
         f"task={task} starts from a trained backbone. Train one:\n"
         f"  python tools/run.py task=classification backbone={name}\n"

@@ -71,9 +71,11 @@ def help_on(words: Sequence[str]) -> str:
         return _families(list_backbones())
     if subject == "mixer":
         return _mixers()
+    if subject == "experiment":
+        return _experiments()
     if subject in groups():
         return "\n".join(_wrapped(f"{name:24} ", [first]) for name, first in _choices(subject))
-    known = ["backbone", "mixer", *groups(), "config"]
+    known = ["backbone", "mixer", "experiment", *groups(), "config"]
     raise ValueError(f"there is no help on {subject!r}; there is on {', '.join(known)}")
 
 
@@ -85,6 +87,7 @@ def screen() -> str:
     for group in groups():
         names = [name for name, _ in _choices(group)]
         rows.append(_wrapped(f"  {group:11} ", _compact(names)))
+    rows.append(_wrapped("  experiment  ", [_rows_in_brief()]))
     return SCREEN.format(
         groups="\n".join(rows),
         hosts=_wrapped("  hosts       ", _compact(list_hosts())),
@@ -109,12 +112,37 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 
 def _first_words(content: str) -> str:
-    """The first sentence of a file's opening comment; of an experiment what it should reach."""
+    """The first sentence of a file's opening comment."""
     lines = content.splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     said = [line.lstrip("# ") for line in comment if not line.startswith("# @")]
-    expected = [line.removeprefix("Expected: ") for line in said if line.startswith("Expected: ")]
-    return expected[0] if expected else re.split(r"(?<=\.) ", " ".join(said))[0].rstrip(".")
+    return re.split(r"(?<=\.) ", " ".join(said))[0].rstrip(".")
+
+
+def _rows_in_brief() -> str:
+    """What the names of the papers' rows are made of, with an example."""
+    from tools.comparing.experiments import experiments
+
+    rows = experiments()
+    papers = dict.fromkeys(row.paper for row in rows.values())
+    return (
+        f"{len(rows)} rows of the papers, <{'|'.join(papers)}>_t<table>_<backbone> and what tells "
+        "rows apart, such as afbo_t2_deit_t_afbo"
+    )
+
+
+def _experiments() -> str:
+    """All rows of the papers that can be typed, and what each reports or why it cannot run."""
+    from tools.comparing.experiments import describe, experiments
+
+    lines = []
+    for name, row in experiments().items():
+        reason = row.train.cannot_run
+        where = f"{row.paper.upper()} Table {row.table}"
+        lines.append(f"{name:52} {describe(row)} ({where})")
+        if reason:
+            lines.append(_wrapped("    cannot run: ", [reason]))
+    return "\n".join(lines)
 
 
 def _compact(names: Iterable[str]) -> list[str]:

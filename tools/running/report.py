@@ -123,12 +123,33 @@ def write(
     seconds, size = known["seconds"], " x ".join(map(str, known["macs_at"]))
     backbone = _millions(known["backbone_parameters"])
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
+    table |= beside_paper(known)
     table["parameters"] = f"{_millions(known['parameters'])} (backbone {backbone})"
     table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
     if known.get("images_per_second"):
         table["training"] = f"{known['images_per_second']:.3g} images/s"
     table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
+    """Of a run that claims to be a row of a paper: the row's values, and how far ours are off."""
+    paper = known.get("paper")
+    if not paper:
+        return {}
+    shown = {}
+    for name, figures in paper["metrics"].items():
+        ours = figures["ours"]
+        words = [
+            f"paper {figures['paper']:.4g}",
+            "ours none" if ours is None else f"ours {ours:.4g}",
+        ]
+        if "difference" in figures:
+            words.append(f"difference {figures['difference']:+.2g}")
+        shown[f"{paper['row']}, {name}"] = ", ".join(words)
+    if "why_not" in paper:
+        shown["does not compare"] = paper["why_not"]
+    return shown
 
 
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from tools.command_line.arguments import select
+from tools.comparing.experiments import experiments
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -51,15 +52,17 @@ def expanded(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
 
 
 def _options(group: str, value: str, fits: Fits) -> list[str]:
-    known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+    if group == "experiment":
+        known = [name for name, row in experiments().items() if not row.train.cannot_run]
+    else:
+        known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     names = []
     for item in value.split(","):
         pattern = any(sign in item for sign in SIGNS)
         matching = [name for name in fnmatch.filter(known, item) if fits(group, name)]
         if pattern and not matching:
-            raise ValueError(
-                f"no {group} for this task matches {item!r}; known: {', '.join(known)}"
-            )
+            listed = "--help experiment lists all" if group == "experiment" else ", ".join(known)
+            raise ValueError(f"no {group} for this task matches {item!r}; known: {listed}")
         names += matching if pattern else [item]
     return list(dict.fromkeys(names))
 

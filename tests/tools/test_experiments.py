@@ -1,0 +1,353 @@
+"""Every row with a metric is an experiment: its name, its training, its model, its comparison."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from backbones import create_backbone
+from backbones.analysis.counting import count_parameters
+from datamodules.sample import (
+    SampleClassification,
+    SampleDetection,
+    SampleSegmentation,
+    SampleTransfer,
+)
+from tasks.instantiate import build
+from tests.runs import CONFIGS, composed, options, run_here
+from tools.command_line import experiments as group
+from tools.command_line import overrides as command_line
+from tools.comparing.experiments import describe, experiments, find_experiment
+from tools.comparing.paper_figures import PUBLISHED_ON, compared
+from tools.comparing.published import LOADER, list_papers, load_rows
+from tools.comparing.published import yaml as published_yaml
+from tools.running import help as run_help
+from tools.running import report
+
+ROWS = experiments()
+RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
+CLASSES = {"classification": 1000, "detection": 80, "segmentation": 150, "transfer": 100}
+TOOLKIT = {"detection": "mmdet", "segmentation": "mmseg"}
+# Of each kind of training one row.
+KINDS = {
+    (r.task, r.head, r.train.recipe, r.train.protocol, json.dumps(r.train.overrides)): name
+    for name in reversed(RUNNABLE)
+    if (r := ROWS[name])
+}
+# Of each task and head a small one.
+MODELS = (
+    "afbo_t7_deit_t_afbo_g1_2_g2_6",
+    "posmlp_t4_posmlp_t_groups_4_8_16_32",
+    "sbm_t2_deit_b_linear_probe",
+    "afbo_t4_poolformer_s12_afbo_retinanet",
+    "iffn_t7_swin_t_iffn",
+    "ffnet_t2_ffnet_2",
+    "iffn_t8_swin_t_iffn",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _experiments_are_options():
+    command_line.prepare(["--help"])
+
+
+def others_slow(names, *fast):
+    return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in names]
+
+
+def test_every_row_with_a_metric_has_a_name_of_its_own():
+    """Counted in the files themselves, which no code of ours has read."""
+    counted = 0
+    for paper in list_papers():
+        text = (CONFIGS / "published" / f"{paper}.yaml").read_text()
+        rows = published_yaml.load(text, LOADER)["rows"]
+        counted += sum(bool(row.get("metrics")) for row in rows)
+    assert len(ROWS) == counted > 300
+    for name, row in ROWS.items():
+        assert re.fullmatch(rf"{row.paper}_t{row.table}_{row.backbone}(_\w+)?", name)
+
+
+@pytest.mark.parametrize(
+    ("paper", "table", "backbone", "names"),
+    [
+        ("afbo", 2, "deit_t_afbo", ["afbo_t2_deit_t_afbo"]),
+        ("posmlp", 8, "posmlp_s",
+         ["posmlp_t8_posmlp_s_mask_rcnn", "posmlp_t8_posmlp_s_retinanet"]),
+        ("sbm", 5, "sbm_t",
+         ["sbm_t5_sbm_t", "sbm_t5_sbm_t_use_linear_false", "sbm_t5_sbm_t_use_bilinear_false",
+          "sbm_t5_sbm_t_use_gate_false"]),
+        ("ffnet", 1, "ffnet_3",
+         ["ffnet_t1_ffnet_3", "ffnet_t1_ffnet_3_384", "ffnet_t1_ffnet_3_distilled"]),
+        ("sbm", 2, "sbm_b", ["sbm_t2_sbm_b_finetune", "sbm_t2_sbm_b_linear_probe"]),
+        ("iffn", 3, "deit_t", ["iffn_t3_deit_t"]),
+    ],
+)  # fmt: skip
+def test_names_can_be_guessed(paper, table, backbone, names):
+    found = [row.name for row in load_rows(paper) if (row.table, row.backbone) == (table, backbone)]
+    assert found == names
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [("afbo_deit_t_afbo", "afbo_t1_deit_t_afbo"), ("ffnet_1", "ffnet_t1_ffnet_1"),
+     ("afbo_t2_deit_t_abfo", "afbo_t2_deit_t_afbo"), ("iffn_t7_swint_iffn", "iffn_t7_swin_t_iffn")],
+)  # fmt: skip
+def test_a_misspelt_name_is_answered_with_the_nearest(typed, nearest, capsys):
+    ended = run_here([f"experiment={typed}"], capsys)
+    assert ended.status == 2
+    assert re.match(rf"error: there is no experiment called '{typed}'; did you mean ", ended.err)
+    assert nearest in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_help_lists_all_with_what_the_paper_reports():
+    said = run_help.help_on(["experiment"]).splitlines()
+    assert {line.split()[0] for line in said if line[0] != " "} == set(ROWS)
+    assert f"{'afbo_t2_deit_t_afbo':52} 74.6 % top-1 (AFBO Table 2)" in said
+    assert describe(ROWS["iffn_t7_swin_t"]) == "46.0 box AP"
+    assert sum("cannot run: " in line for line in said) == len(ROWS) - len(RUNNABLE)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in RUNNABLE])
+def test_a_row_that_cannot_run_says_why(name, capsys):
+    reason = ROWS[name].train.cannot_run
+    ended = run_here([f"experiment={name}", "data.root=/data"], capsys)
+    assert ended.status == 2
+    assert ended.err == f"error: experiment={name} cannot run: {reason}\n"
+    assert len(reason) > 30
+
+
+def test_a_pattern_leaves_out_what_cannot_run():
+    prepared = command_line.prepare(["-m", "experiment=ffnet_t1_*", "data.root=/data"])
+    names = prepared[1].partition("=")[2].split(",")
+    assert names == [f"ffnet_t1_ffnet_{end}" for end in ("1", "2", "3", "3_384", "4_384")]
+
+
+def test_what_a_row_names_exists():
+    for name in RUNNABLE:
+        train = ROWS[name].train
+        assert train.data in options("data"), name
+        assert train.recipe in (None, *options("recipe")), name
+        assert train.trainer in options("trainer"), name
+
+
+def test_what_a_row_starts_from_is_its_own_backbone_on_imagenet():
+    for name in RUNNABLE:
+        row, start = ROWS[name], ROWS[name].train.start
+        dense = row.task != "classification" and not row.backbone.startswith("resnet")
+        assert bool(start) == (dense or name.endswith("_384")), name
+        if start and start.startswith("experiment="):
+            first = find_experiment(start.removeprefix("experiment="))
+            assert first.name in RUNNABLE
+            assert (first.backbone, first.task) == (row.backbone, "classification")
+            assert {**first.options, "fused": None} == {**row.options, "fused": None}
+        elif start:
+            assert f"backbone={row.backbone}" in start.split()
+
+
+def test_the_weights_that_a_row_starts_from_are_asked_for(capsys):
+    ended = run_here(["experiment=iffn_t7_swin_t_iffn", "data.root=/data", "trainer=cpu"], capsys)
+    assert ended.status == 2
+    assert "starts from trained weights" in ended.err
+    assert "python tools/run.py experiment=iffn_t1_swin_t_iffn\n" in ended.err
+
+
+def check_config(name):
+    row, config = ROWS[name], composed(f"experiment={name}", "data.root=/data")
+    assert (config["task_name"], config["backbone"]["name"]) == (row.task, row.backbone)
+    assert config["data"]["_target_"] == PUBLISHED_ON[row.task]
+    assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
+    assert config["head"].get("name") == row.head
+    assert config["trainer"]["strategy"] == "ddp"
+    if row.task == "classification":
+        assert config["data"]["image_size"] == config["backbone"]["img_size"] == row.image_size
+    for key, value in row.options.items():
+        own = config["backbone"][key]
+        if key not in group.UNTRAINED:
+            assert own | value == own if isinstance(value, dict) else own == value, key
+    return config
+
+
+@pytest.mark.parametrize("name", others_slow(RUNNABLE, *list(KINDS.values())[::3]))
+def test_every_row_composes(name):
+    check_config(name)
+
+
+@pytest.mark.parametrize("name", others_slow(RUNNABLE, *MODELS))
+def test_every_model_has_the_parameters_of_its_row(name, monkeypatch):
+    row = ROWS[name]
+    if row.task in TOOLKIT:
+        pytest.importorskip(TOOLKIT[row.task])
+        # It takes means of the weights, which meta tensors have none of.
+        monkeypatch.setattr("mmengine.model.BaseModule.init_weights", lambda module: None)
+    config = check_config(name)
+    with torch.device("meta"):
+        backbone = create_backbone(**config["backbone"])
+        model = build(config, "head", backbone=backbone, num_classes=CLASSES[row.task])
+    count = count_parameters(model)
+    if row.task == "transfer":
+        count += (1000 - 100) * (backbone.num_features + 1)  # counted is the ImageNet network
+    if not row.options.get("fused"):
+        assert count == row.params
+
+
+def test_the_settings_that_papers_state():
+    """One of each kind that a table's own overrides make."""
+    half = composed("experiment=posmlp_t1_posmlp_t_sgu", "data.root=/data")
+    assert (half["data"]["train_share"], half["optimizer"]["lr"]) == (0.5, 1.6e-3)
+    assert (half["trainer"]["max_epochs"], half["schedule"]["cooldown"]) == (130, 10)
+    larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
+    assert (larger["optimizer"]["lr"], larger["schedule"]["name"]) == (5e-6, "constant")
+    assert larger["backbone"]["img_size"] == 384
+    longer = composed("experiment=iffn_t7_swin_t_iffn", "data.root=/data")
+    assert (longer["trainer"]["max_epochs"], longer["schedule"]["milestones"]) == (36, [27, 33])
+    tuned = composed("experiment=sbm_t2_sbm_b_finetune", "data.root=/data")
+    assert (tuned["optimizer"]["lr"], tuned["trainer"]["max_epochs"]) == (5e-6, 1000)
+
+
+# Beside the paper
+
+
+def summary(name, images=50000, **metrics):
+    return {
+        "metrics": metrics,
+        "parameters": ROWS[name].params,
+        "data": {"images": {"val": images}},
+    }
+
+
+def test_a_run_of_a_row_is_shown_beside_the_paper():
+    name = "afbo_t2_deit_t_afbo"
+    config = composed(f"experiment={name}", "data.root=/data/imagenet")
+    found = compared(config, summary(name, top1=74.1))
+    assert found["row"] == "AFBO Table 2"
+    assert "why_not" not in found
+    assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 74.1,
+                                        "difference": pytest.approx(-0.5)}  # fmt: skip
+    shown = report.beside_paper({"paper": found})
+    assert shown == {"AFBO Table 2, top1": "paper 74.6, ours 74.1, difference -0.5"}
+
+
+def test_units_of_detectors_are_ours():
+    name = "posmlp_t8_posmlp_t_mask_rcnn"
+    config = composed(f"experiment={name}", "data.root=/data", "backbone.pretrained=/w.ckpt")
+    config["backbone"]["pretrained"] = "/w.ckpt"
+    found = compared(config, summary(name, 5000, AP=0.42, mask_AP=0.38))["metrics"]
+    assert found["AP"]["difference"] == pytest.approx(0.42 - 0.416)
+    assert found["mask_AP"]["difference"] == pytest.approx(0.38 - 0.384)
+
+
+@pytest.mark.parametrize(
+    ("typed", "images", "reason"),
+    [
+        (["data.root=/data", "trainer.max_epochs=9"], 50000, "trainer.max_epochs=9 instead of 300"),
+        (["data.root=/data"], 200, "200 test images instead of 50000, so other data"),
+        (["data.root={cache}/classification"], 50000, "made on sample data"),
+    ],
+)
+def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
+    name = "iffn_t1_deit_t"
+    typed = [one.format(cache=tmp_path) for one in typed]
+    found = compared(composed(f"experiment={name}", *typed), summary(name, images, top1=10.0))
+    assert found["metrics"]["top1"] == {"paper": 72.2, "ours": 10.0}
+    assert reason in found["why_not"]
+    shown = report.beside_paper({"paper": found})
+    assert shown["does not compare"] == found["why_not"]
+
+
+def test_random_weights_do_not_compare_where_the_row_starts_from_others():
+    name = "iffn_t8_swin_t"
+    found = compared(composed(f"experiment={name}", "data.root=/d"), summary(name, 2000, mIoU=9.0))
+    assert "trained from random weights" in found["why_not"]
+
+
+def test_a_run_that_is_no_row_is_beside_nothing():
+    assert compared(composed("backbone=deit_t"), summary("iffn_t1_deit_t", top1=1.0)) is None
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """The config of ``mode=test`` of a run folder that a command would leave."""
+
+    def make(*typed, beside=()):
+        folder = tmp_path / "run"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
+        (folder / "config.yaml").write_text(published_yaml.safe_dump(composed(*typed)))
+        return composed("mode=test", f"ckpt={folder}", *beside)
+
+    return make
+
+
+def test_an_evaluation_compares_the_training_that_its_folder_tells(evaluated):
+    name = "afbo_t2_deit_t"
+    config = evaluated(f"experiment={name}", "data.root=/data", beside=["trainer=cpu"])
+    found = compared(config, summary(name, top1=72.0))
+    assert found["metrics"]["top1"]["difference"] == pytest.approx(-0.2)
+
+
+def test_an_evaluation_of_a_shorter_training_does_not_compare(evaluated):
+    name = "afbo_t2_deit_t"
+    config = evaluated(f"experiment={name}", "data.root=/data", "trainer.max_epochs=9")
+    assert (
+        "trainer.max_epochs=9 instead of 300" in compared(config, summary(name, top1=9))["why_not"]
+    )
+
+
+def test_an_experiment_beside_others_weights_compares_model_and_data(tmp_path):
+    name, weights = "afbo_t2_deit_t", tmp_path / "deit_tiny.pth"
+    weights.write_bytes(b"")
+    typed = [f"experiment={name}", "mode=test", f"ckpt={weights}", "data.root=/d", "trainer=cpu"]
+    found = compared(composed(*typed), summary(name, top1=72.2))
+    assert found["metrics"]["top1"]["difference"] == pytest.approx(0)
+    found = compared(composed(*typed, "data.image_size=192"), summary(name, top1=72.2))
+    assert "data.image_size=192 instead of 224" in found["why_not"]
+
+
+# Trained
+
+STAND_INS = {
+    "classification": (SampleClassification, {"digits_per_class": 4, "train_copies": 1}),
+    "transfer": (SampleTransfer, {"train_per_class": 1, "val_per_class": 1}),
+    "detection": (SampleDetection, {"num_train": 6, "num_val": 2}),
+    "segmentation": (SampleSegmentation, {"num_train": 6, "num_val": 2}),
+}
+DRAWN = (
+    "afbo_t2_deit_t_afbo",
+    "posmlp_t4_posmlp_t_groups_1",
+    "ffnet_t1_ffnet_1",
+    "sbm_t6_sbm_t_pos_none",
+    "sbm_t2_deit_b_linear_probe",
+    "afbo_t4_poolformer_s12_afbo_retinanet",
+    "iffn_t7_swin_t_iffn",
+    "iffn_t8_swin_t_iffn",
+)
+
+
+@pytest.mark.slow  # a minute each, at the papers' image sizes
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, tmp_path, capsys):
+    task = ROWS[name].task
+    kind, sizes = STAND_INS[task]
+    data = kind(sample_cache, **sizes)
+    data.prepare_data()
+    typed = [f"experiment={name}", f"data.root={data.root}", "trainer=cpu", "data.num_workers=0",
+             "data.batch_size=2", "data.eval_batch_size=2", "trainer.max_steps=2",
+             "trainer.limit_val_batches=1", "backbone.pretrained=false",
+             "optimizer.reference_batch=null", f"output_dir={tmp_path}"]  # fmt: skip
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    assert "does not compare" in ended.out
+    (folder,) = tmp_path.glob("*/*/2*")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["paper"]["experiment"] == name
+    assert summary["paper"]["why_not"].startswith("made on sample data")
+    assert all(figures["paper"] > 0 for figures in summary["paper"]["metrics"].values())
+    assert set(summary["paper"]["metrics"]) & set(summary["metrics"])
+    ended = run_here(
+        ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}", "trainer=cpu"], capsys
+    )
+    assert ended.status == 0, ended.err
+    assert "does not compare" in ended.out

@@ -1,0 +1,69 @@
+"""Hydra's group ``experiment``: one config for each row of configs/published with a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.config_store import ConfigNode
+from omegaconf import OmegaConf
+
+from tools.comparing.experiments import experiments
+from tools.comparing.published import Row
+from tools.comparing.row_names import UNTRAINED
+
+GROUP = "experiment"
+
+
+def experiment_nodes() -> dict[str, ConfigNode]:
+    """The configs by their files' names, as Hydra keeps a group."""
+    nodes = {}
+    for name, row in experiments().items():
+        file = f"{name}.yaml"
+        content = OmegaConf.create(experiment_config(row))
+        nodes[file] = ConfigNode(file, content, group=GROUP, package="_global_", provider=None)
+    return nodes
+
+
+def experiment_config(row: Row) -> dict[str, Any]:
+    """What a config file of this row would hold.
+
+    Weights that the row starts from are asked for, since a run from random ones is another.
+    """
+    train = row.train
+    chosen = {
+        "task": row.task,
+        "head": row.head,
+        "data": train.data,
+        "backbone": row.backbone,
+        "protocol": train.protocol,
+        "trainer": train.trainer,
+        "recipe": train.recipe,
+    }
+    options = {key: value for key, value in row.options.items() if key not in UNTRAINED}
+    overrides = dict(train.overrides)
+    backbone = _plain(options) | _plain(overrides.pop("backbone", {}))
+    content: dict[str, Any] = {
+        "defaults": [{f"override /{group}": name} for group, name in chosen.items() if name],
+        "paper": {"name": row.paper, "table": row.table, "experiment": row.name},
+        **_plain(overrides),
+    }
+    if backbone:
+        content["backbone"] = backbone
+    if train.start:
+        content["require_pretrained"] = True
+    return content
+
+
+def check_runs(row: Row) -> None:
+    """Refuse a row that nothing here can train.
+
+    Raises:
+        ValueError: The row's own reason.
+    """
+    if row.train.cannot_run:
+        raise ValueError(f"experiment={row.name} cannot run: {row.train.cannot_run}")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _plain(v) if isinstance(v, Mapping) else v for k, v in values.items()}

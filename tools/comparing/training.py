@@ -1,0 +1,67 @@
+"""How a row of a paper is trained, as configs/published says it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a row trains with; configs/published/README.md explains the fields.
+
+    ``start`` is what trains the weights that the row starts from, as it is typed behind run.py.
+    """
+
+    data: str = ""
+    recipe: str | None = None
+    protocol: str | None = None
+    trainer: str = "ddp"
+    start: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    cannot_run: str | None = None
+
+
+def training_of(
+    backbone: str, options: str, shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> Training:
+    """The training of a row, whose own fields win over those that its table shares.
+
+    ``overrides`` of both are merged. ``recipe`` and ``start`` may be tables of patterns of
+    backbones, of which the first that fits counts.
+
+    Args:
+        backbone: The row's; ``start`` may have ``{backbone}`` for it.
+        options: The row's as they are typed; ``start`` may have ``{options}`` for them.
+        shared: What the table says.
+        own: What the row says.
+
+    Raises:
+        TypeError: A field that is not known.
+        ValueError: No pattern fits.
+    """
+    merged = {**shared, **own}
+    merged["overrides"] = _merged(shared.get("overrides", {}), own.get("overrides", {}))
+    for key in ("recipe", "start"):
+        if isinstance(merged.get(key), Mapping):
+            merged[key] = _of_backbone(key, merged[key], backbone)
+    if merged.get("start"):
+        merged["start"] = merged["start"].format(backbone=backbone, options=options).strip()
+    return Training(**merged)
+
+
+def _of_backbone(key: str, table: Mapping[str, str | None], backbone: str) -> str | None:
+    for pattern, value in table.items():
+        if fnmatch.fnmatchcase(backbone, pattern):
+            return value
+    raise ValueError(f"{key} has {', '.join(table)} and nothing for {backbone}")
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(one)
+    for key, value in other.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merged(result[key], value) if both else value
+    return result
