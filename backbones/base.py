@@ -170,10 +170,13 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Bring tables of a checkpoint that depend on the map size to the mixer's own.
+        """Map the authors' names to ours and bring tables to the mixer's own map size.
 
         Args:
-            tensors: By their names in the mixer; what else there is stays as it is.
+            tensors: By their names in the mixer, or the authors'; all others stay as they are.
+
+        Returns:
+            All tensors; a name that is no longer among them is taken to be renamed.
         """
         return tensors
 

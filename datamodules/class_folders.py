@@ -10,7 +10,7 @@ from typing import Any
 from datamodules.base import at_least
 from datamodules.console import say
 from datamodules.files import first_few, list_images
-from datamodules.image_folder import ImageFolderDataModule, class_folders
+from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.sampling import SeededDataset
 
 
@@ -77,9 +77,9 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             f"{folder} has no validation folder: {counts['val']} of its {sum(counts.values())} "
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
         )
-        make = self.augmentation
+        make, training = self.augmentation, first_of_each(chosen["train"], self.train_share)
         return {
-            "train": self.labelled(folder, chosen["train"], make.train(self.image_size)),
+            "train": self.labelled(folder, training, make.train(self.image_size)),
             "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
         }
 

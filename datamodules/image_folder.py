@@ -100,11 +100,7 @@ class ImageFolderDataModule(ClassificationDataModule):
                 f"{folder} has no images of {first_few(empty)}; "
                 "its accuracy says nothing about them"
             )
-        if share < 1:
-            found = {
-                name: images[: math.ceil(share * len(images))] for name, images in found.items()
-            }
-        return self.labelled(folder, found, transform)
+        return self.labelled(folder, first_of_each(found, share), transform)
 
     def labelled(
         self, folder: Path, found: Mapping[str, Sequence[str]], transform: Any
@@ -113,6 +109,11 @@ class ImageFolderDataModule(ClassificationDataModule):
         names = [f"{name}/{image}" for name, images in found.items() for image in images]
         labels = [label for label, images in enumerate(found.values()) for _ in images]
         return self.files(folder, names, labels, transform)
+
+
+def first_of_each(found: Mapping[str, Sequence[str]], share: float) -> dict[str, Sequence[str]]:
+    """A share of each class's images, the first by their names, at least one."""
+    return {name: images[: math.ceil(share * len(images))] for name, images in found.items()}
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -35,6 +35,8 @@ class INaturalist2019DataModule(ImageFolderDataModule):
 
     def build(self) -> dict[Any, SeededDataset]:
         """Read both files, check them against each other and against the images' folders."""
+        if self.train_share != 1:
+            raise ValueError("data.train_share is for class folders; leave it out")
         content = {split: read_split(self.folder / name) for split, name in FILES.items()}
         categories = content["train"]["categories"]
         if content["val"]["categories"] != categories:

@@ -162,6 +162,11 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
             f"a {type(mixer).__name__} has no bound here; affn, iffn with spatial=False, ffn and "
             "the FFN of a timm host have one"
         )
+    if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):
+        raise ValueError(
+            "the bound holds for batch norms, which are affine maps in evaluation, not for layer "
+            "norms; use norm=batch"
+        )
     mixer = copy.deepcopy(mixer).double().cpu().requires_grad_(False)
     if isinstance(mixer, IFFN):
         return _branches(mixer)

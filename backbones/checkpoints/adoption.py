@@ -150,6 +150,8 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
             given = _below(below, tensors)
             dead += [f"{below}{key}" for key, value in given.items() if mixer.is_dead(key, value)]
             converted = mixer.convert_state_dict(given)
+            for key in given.keys() - converted.keys():  # renamed
+                del tensors[f"{below}{key}"]
             tensors |= {f"{below}{key}": value for key, value in converted.items()}
     tensors = {key: value for key, value in tensors.items() if key not in dead}
     places = frozenset(_place(value) for value in file.values())

@@ -312,6 +312,11 @@ def test_the_mixer_is_left_alone():
     ("mixer", "options", "message"),
     [
         (lambda: create_mixer("iffn", 4).eval(), {}, "not for an IFFN with a spatial part"),
+        (
+            lambda: create_mixer("affn", 4, norm="layer").eval(),
+            {},
+            "not for layer norms; use norm=",
+        ),
         (lambda: create_mixer("affn", 4), {}, r"training mode .* call mixer\.eval\(\) first"),
         (lambda: create_mixer("glu", 4), {}, "a GLU has no bound here; affn, iffn with"),
         (lambda: Mlp(4, 16, act_layer=nn.Tanh), {}, "slopes of Tanh are not known"),

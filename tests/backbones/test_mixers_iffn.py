@@ -65,6 +65,13 @@ SWITCHES = [
     {"dw_order": "act_bn"},
     {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
     {"init": "mirror"},
+    {"dw_residual": "outside"},
+    {"dw_residual": "outside", "dw_order": "act_bn"},
+    {"norm": "layer"},
+    {"norm": "layer", "dw_residual": "outside", "kernel_size": 5},
+    {"norm": "layer", "dw_residual": True, "bn_mid": False},
+    {"norm": "layer", "spatial": False, "bn_out": False, "n_branches": 4},
+    {"norm": "layer", "channel": False, "bn_mid": True, "dw_residual": "outside"},
 ]
 PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 
@@ -290,6 +297,8 @@ def test_kernels_of_a_paper_by_host():
         ("iffn", {"arb": "maybe"}, "arb=maybe is not one of on, off, rprelu or true or false"),
         ("iffn", {"init": "zeros"}, "init=zeros is not one of ones, mirror"),
         ("iffn", {"dw_order": "x"}, "dw_order=x is not one of bn_act, act_bn"),
+        ("iffn", {"norm": "group"}, "norm=group is not one of batch, layer"),
+        ("iffn", {"dw_residual": "inside"}, "dw_residual=inside is not true or false or one of"),
         ("iffn", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
         ("affn", {"kernel_size": 3}, "no option of mixer affn called 'kernel_size'"),
         ("nonlinear_sum", {"arb": "rprelu"}, "arb=rprelu is not one of on, off or true or false"),

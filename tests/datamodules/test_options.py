@@ -30,5 +30,5 @@ def test_sample_and_real_set_have_the_same_options(sample, real):
 @pytest.mark.parametrize("other", ["folder", "inaturalist2019", "imagenet_tar", "cifar10"])
 def test_sets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
-    own = options(other) - SPLIT - {"_like_"} | {"num_classes"} & options(kind)
+    own = options(other) - SPLIT - {"_like_"} | {"num_classes", "train_share"} & options(kind)
     assert own == options(kind)

@@ -1,7 +1,7 @@
 """IFFN written out from its equations, token by token lists of channels; slow, and nothing shared.
 
 Source: Xu et al., ICML 2024, Eq. 3 to 6 and 11, Sec. 4.3. Batch norms as torch's: biased variance
-in training, running statistics in evaluation, eps 1e-5, momentum 0.1.
+in training, running statistics in evaluation, eps 1e-5, momentum 0.1. Layer norms with that eps.
 Axes: B images, H W map, C input channels, h hidden channels, N branches.
 """
 
@@ -57,6 +57,15 @@ def batch_norm(t: Tensor, tensors: dict[str, Tensor], name: str, training: bool)
     return (t - mean) * scale + tensors[f"{name}.bias"]
 
 
+def layer_norm(t: Tensor, tensors: dict[str, Tensor], name: str) -> Tensor:
+    """Over the channels of each token, (tokens, channels)."""
+    if f"{name}.weight" not in tensors:
+        return t
+    centred = t - t.mean(1, keepdim=True)
+    deviation = (centred.square().mean(1, keepdim=True) + EPS).sqrt()
+    return centred / deviation * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+
+
 def iffn(
     x: Tensor,
     prefix: Tensor,
@@ -65,7 +74,7 @@ def iffn(
     n_branches: int = 2,
     act: str = "gelu",
     arb: str = "on",
-    residual: bool = False,
+    residual: bool | str = False,
     order: str = "bn_act",
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -78,7 +87,8 @@ def iffn(
         n_branches: N; 1 with arb "off" is an FFN's activation.
         act: phi.
         arb: "on", "off" or "rprelu".
-        residual: Whether the depthwise convolution's input is added to its output.
+        residual: Whether the depthwise convolution's input is added to its output, or "outside",
+            to that of the block.
         order: "bn_act" or "act_bn".
         training: Whether batch norms use the statistics of these tokens.
     """
@@ -87,20 +97,23 @@ def iffn(
     tokens = torch.cat([prefix, x.reshape(num_images, -1, dim)], dim=1).reshape(-1, dim)
     z = tokens @ tensors["fc1.weight"].T + tensors["fc1.bias"]
     t = torch.cat([branch(z, tensors, i, act, arb) for i in range(n_branches)], dim=1)
-    t = batch_norm(t, tensors, "bn_mid", training).reshape(num_images, -1, t.shape[-1])
+    t = layer_norm(batch_norm(t, tensors, "bn_mid", training), tensors, "ln_mid")
+    t = t.reshape(num_images, -1, t.shape[-1])
     class_tokens, patches = t[:, :num_prefix_tokens], t[:, num_prefix_tokens:]
     if "dw.conv.weight" in tensors:
         patches = patches.reshape(num_images, height, width, -1)
         u = depthwise(patches, tensors["dw.conv.weight"], tensors["dw.conv.bias"])
-        u = (u + patches if residual else u).reshape(-1, t.shape[-1])
+        u = (u + patches if residual is True else u).reshape(-1, t.shape[-1])
         if order == "bn_act":
             u = phi("gelu", batch_norm(u, tensors, "dw.bn", training))
         else:
             u = batch_norm(phi("gelu", u), tensors, "dw.bn", training)
-        patches = u.reshape(num_images, height * width, -1)
+        u = u.reshape(num_images, height * width, -1)
+        patches = u + patches.flatten(1, 2) if residual == "outside" else u
     t = torch.cat([class_tokens, patches], dim=1).reshape(-1, t.shape[-1])
     y = t @ tensors["fc2.weight"].T + tensors["fc2.bias"]
-    y = batch_norm(y, tensors, "bn_out", training).reshape(num_images, -1, dim)
+    y = layer_norm(batch_norm(y, tensors, "bn_out", training), tensors, "ln_out")
+    y = y.reshape(num_images, -1, dim)
     return (
         y[:, num_prefix_tokens:].reshape(x.shape),
         y[:, :num_prefix_tokens],

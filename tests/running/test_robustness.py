@@ -55,7 +55,9 @@ def test_mean_corruption_error():
 
 def test_predictions_among_some_classes():
     class Model(torch.nn.Module):
-        weight = torch.nn.Parameter(torch.zeros(1))
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
 
         def predict(self, batch):
             return batch["image"]

@@ -100,7 +100,7 @@ def test_cfg_of_a_training_is_composed_once(monkeypatch, compositions, runs, cap
     assert typed(monkeypatch, "--cfg", "job", "backbone=swin_t") == 0
     assert len(compositions) == 1
     shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["backbone"]["img_size"] == "${data.image_size}"
+    assert shown["backbone"]["img_size"] == "${oc.select:data.image_size}"
     assert typed(monkeypatch, "--help", "config", "backbone=swin_t") == 0
     assert yaml.safe_load(capsys.readouterr().out) == shown
     assert len(compositions) == 2

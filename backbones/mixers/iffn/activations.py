@@ -74,7 +74,8 @@ class Arb(nn.Module):
 
     Shape: (..., C) -> (..., C). Parameters: 4 C, and C for "prelu".
 
-    Source: IFFN (ICML 2024), Eq. 3 and 4. No initialisation is printed; one and zero are ours.
+    Source: IFFN (ICML 2024), Eq. 3 and 4. No initialisation is printed; the authors' code
+        begins with ones and zeros, too.
     """
 
     def __init__(self, channels: int, base: str = "gelu", *, mirror: bool = False) -> None:

@@ -12,6 +12,7 @@ from backbones.layers.norms import normalise
 from backbones.options import check_odd
 
 Order = Literal["bn_act", "act_bn"]
+Residual = bool | Literal["outside"]
 
 
 class DepthwiseBlock(nn.Module):
@@ -20,7 +21,7 @@ class DepthwiseBlock(nn.Module):
     Args:
         channels: h.
         kernel_size: k, odd.
-        residual: BN of DW(t) + t.
+        residual: True for BN of DW(t) + t, "outside" for t + GELU(BN(DW(t))).
         order: "bn_act", or "act_bn" for BN(GELU(DW(t))).
 
     Shape: (B, H, W, h) -> (B, H, W, h). Parameters: h k^2 + 3 h.
@@ -29,11 +30,12 @@ class DepthwiseBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, residual: bool = False, order: Order = "bn_act"
+        self, channels: int, kernel_size: int, residual: Residual = False, order: Order = "bn_act"
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        self.residual, self.order = residual, order
+        self.residual, self.shortcut = residual is True, residual == "outside"
+        self.order = order
         self.conv = nn.Conv2d(
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels
         )
@@ -46,10 +48,12 @@ class DepthwiseBlock(nn.Module):
         nn.init.zeros_(cast("Tensor", self.conv.bias))
 
     def forward(self, t: Tensor) -> Tensor:
-        """GELU(BN(DW(t))), or BN(GELU(DW(t))): (B, H, W, h) -> (B, H, W, h)."""
+        """GELU(BN(DW(t))), or BN(GELU(DW(t))), and t: (B, H, W, h) -> (B, H, W, h)."""
         u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
         if self.residual:
             u = u + t
         if self.order == "bn_act":
-            return F.gelu(normalise(u, self.bn))
-        return normalise(F.gelu(u), self.bn)
+            u = F.gelu(normalise(u, self.bn))
+        else:
+            u = normalise(F.gelu(u), self.bn)
+        return t + u if self.shortcut else u

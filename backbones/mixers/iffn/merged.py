@@ -2,7 +2,8 @@
 
 In evaluation a batch norm is an affine map per channel. The one after the concatenation goes into
 the affine ends of the branches, the one of the depthwise block into its kernel, and the one after
-W2 is a single pass. On a CPU a few images are mixed at a time.
+W2 is a single pass. Layer norms depend on the token and stay. On a CPU a few images are mixed at a
+time.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Merged(NamedTuple):
     fc1: nn.Linear
     branches: nn.ModuleList
     bn_mid: nn.BatchNorm1d | None
+    ln_mid: nn.LayerNorm | None
     dw: DepthwiseBlock | None
     fc2: nn.Linear
     bn_out: nn.BatchNorm1d | None
+    ln_out: nn.LayerNorm | None
     drop: nn.Dropout
+    drops_before_dw: bool
 
     def mix(self, x: Tensor) -> Tensor:
         """All three steps, a few images at a time on a CPU: (B, H, W, C) -> (B, H, W, C)."""
@@ -56,8 +60,14 @@ class Merged(NamedTuple):
         return self.project(self.spatial(self.expand(x)))
 
     def expand(self, x: Tensor) -> Tensor:
-        """W1, the branches side by side and their batch norm, (..., C) -> (..., h)."""
-        z = self.fc1(x)
+        """W1, the branches side by side and their norm, (..., C) -> (..., h)."""
+        t = self.join(self.fc1(x))
+        if self.ln_mid is not None:
+            t = self.ln_mid(t)
+        return self.drop(t) if self.drops_before_dw else t
+
+    def join(self, z: Tensor) -> Tensor:
+        """The branches side by side and their batch norm, (..., h / N) -> (..., h)."""
         if len(self.branches) == 1 and self.bn_mid is None:
             return self.branches[0](z)
         # In one pass: the affine end of each branch, the batch norm and the concatenation.
@@ -87,13 +97,16 @@ class Merged(NamedTuple):
         kernel = kernel * scale[:, None, None, None]
         bias = affine(cast("Tensor", self.dw.conv.bias), scale, shift)
         convolved = F.conv2d(to_nchw(t), kernel, bias, padding=centre, groups=len(kernel))
-        return gelu_(to_nhwc(convolved))
+        u = gelu_(to_nhwc(convolved))
+        return t + u if self.dw.shortcut else u
 
     def project(self, t: Tensor) -> Tensor:
-        """W2 and batch norm, (..., h) -> (..., C)."""
-        y = self.fc2(self.drop(t))
+        """W2 and its norm, (..., h) -> (..., C)."""
+        y = self.fc2(t if self.drops_before_dw else self.drop(t))
         if self.bn_out is not None:
             affine(y, *scale_and_shift(self.bn_out, y), out=y)
+        if self.ln_out is not None:
+            y = self.ln_out(y)
         return self.drop(y)
 
 

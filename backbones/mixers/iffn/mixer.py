@@ -14,12 +14,14 @@ from backbones.base import Mixer, hidden_width
 from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
-from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order
+from backbones.mixers.iffn.checkpoint_conversion import from_released, is_released
+from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order, Residual
 from backbones.mixers.iffn.merged import Merged
 from backbones.registry import register_mixer
 
 ArbName = Literal["on", "off", "rprelu"]
 Init = Literal["ones", "mirror"]
+Norm = Literal["batch", "layer"]
 NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 
 
@@ -40,6 +42,9 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 class IFFN(Mixer):
     """BN(W2 GELU(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2).
 
+    What the authors released is t + GELU(BN(DW(t))) between layer norms: ``norm="layer"`` with
+    ``dw_residual="outside"``. Their checkpoints load into a DeiT with these two options.
+
     Args:
         dim: Channels C.
         hidden_ratio: M, hidden width over C.
@@ -52,13 +57,16 @@ class IFFN(Mixer):
         arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
             RPReLU (Fig. 3), whatever ``act`` is. True and False are on and off.
         kernel_size: Side of the depthwise convolution, odd (Table 6).
-        bn_mid: Batch norm after the concatenation; by default with the channel part.
-        bn_out: Batch norm after W2; by default with the channel part.
-        dw_residual: Add the convolution's input to its output, as CMT does.
+        norm: What ``bn_mid`` and ``bn_out`` are, "batch" norms or, as released, "layer" norms.
+        bn_mid: Norm after the concatenation; by default with the channel part.
+        bn_out: Norm after W2; by default with the channel part.
+        dw_residual: True adds the convolution's input t to its output, as CMT does; "outside" adds
+            it to the output of the block, after norm and GELU, as released.
         dw_order: "bn_act" for GELU(BN(.)), "act_bn" for BN(GELU(.)) after the convolution.
         init: Coefficients of Arb at the start: "ones" for phi itself in all branches, "mirror" for
             phi(-x) in every second one.
-        drop: Dropout before and after W2.
+        drop: Dropout before and after W2; with layer norms after each of them, which is before the
+            depthwise block, as released.
         grid: Size of the map at the build resolution.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters, for M = 4 and kernel k:
@@ -79,9 +87,10 @@ class IFFN(Mixer):
         act: str = "gelu",
         arb: ArbName | bool = "on",
         kernel_size: int = 3,
+        norm: Norm = "batch",
         bn_mid: bool | None = None,
         bn_out: bool | None = None,
-        dw_residual: bool = False,
+        dw_residual: Residual = False,
         dw_order: Order = "bn_act",
         init: Init = "ones",
         drop: float = 0.0,
@@ -104,13 +113,30 @@ class IFFN(Mixer):
             _branch(width, act, arb, mirror=init == "mirror" and index % 2 == 1)
             for index in range(n_branches)
         )
-        self.bn_mid = _batch_norm(hidden, channel if bn_mid is None else bn_mid)
+        mid, out = (channel if wanted is None else wanted for wanted in (bn_mid, bn_out))
+        self.bn_mid = nn.BatchNorm1d(hidden) if mid and norm == "batch" else None
+        self.ln_mid = nn.LayerNorm(hidden) if mid and norm == "layer" else None
         self.dw = None
         if grid != (1, 1) if spatial is None else spatial:
             self.dw = DepthwiseBlock(hidden, kernel_size, dw_residual, dw_order)
         self.fc2 = nn.Linear(hidden, dim)
-        self.bn_out = _batch_norm(dim, channel if bn_out is None else bn_out)
+        self.bn_out = nn.BatchNorm1d(dim) if out and norm == "batch" else None
+        self.ln_out = nn.LayerNorm(dim) if out and norm == "layer" else None
         self.drop = nn.Dropout(drop)
+        self.drops_before_dw = norm == "layer"
+        self.options = {
+            "channel": channel,
+            "spatial": self.dw is not None,
+            "n_branches": n_branches,
+            "act": act,
+            "arb": arb,
+            "kernel_size": kernel_size,
+            "norm": norm,
+            "bn_mid": mid,
+            "bn_out": out,
+            "dw_residual": dw_residual,
+            "dw_order": dw_order,
+        }
         self.apply(init_linear)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -142,17 +168,34 @@ class IFFN(Mixer):
         return steps.project(steps.expand(prefix))
 
     def expand(self, x: Tensor) -> Tensor:
-        """BN(concat_i Arb_i(W1 x + b1)), (..., C) -> (..., h)."""
+        """The norm of concat_i Arb_i(W1 x + b1), (..., C) -> (..., h)."""
         z = self.fc1(x)
-        return normalise(torch.cat([branch(z) for branch in self.branches], dim=-1), self.bn_mid)
+        t = normalise(torch.cat([branch(z) for branch in self.branches], dim=-1), self.bn_mid)
+        if self.ln_mid is not None:
+            t = self.ln_mid(t)
+        return self.drop(t) if self.drops_before_dw else t
 
     def spatial(self, t: Tensor) -> Tensor:
         """GELU(BN(DW(t))) where there is a depthwise block, (B, H, W, h) -> (B, H, W, h)."""
         return t if self.dw is None else self.dw(t)
 
     def project(self, t: Tensor) -> Tensor:
-        """BN(W2 t + b2), (..., h) -> (..., C)."""
-        return self.drop(normalise(self.fc2(self.drop(t)), self.bn_out))
+        """The norm of W2 t + b2, (..., h) -> (..., C)."""
+        y = normalise(self.fc2(t if self.drops_before_dw else self.drop(t)), self.bn_out)
+        return self.drop(y if self.ln_out is None else self.ln_out(y))
+
+    def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Map the released names to ours; ours pass unchanged.
+
+        Args:
+            tensors: By their names in the mixer, the authors' or ours.
+
+        Raises:
+            ValueError: Released weights, and a mixer of other options than the released ones.
+        """
+        if not is_released(tensors):
+            return tensors
+        return from_released(tensors, self.options)
 
     def _merged(self, x: Tensor) -> Merged | None:
         """The form for inference, where it serves: the one place that chooses between the two."""
@@ -160,7 +203,16 @@ class IFFN(Mixer):
         if not all(can_merge(x, norm) for norm in norms):
             return None
         return Merged(
-            self.fc1, self.branches, self.bn_mid, self.dw, self.fc2, self.bn_out, self.drop
+            self.fc1,
+            self.branches,
+            self.bn_mid,
+            self.ln_mid,
+            self.dw,
+            self.fc2,
+            self.bn_out,
+            self.ln_out,
+            self.drop,
+            self.drops_before_dw,
         )
 
 
@@ -169,7 +221,3 @@ def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPR
     if arb == "rprelu":
         return RPReLU(width)
     return Arb(width, act, mirror=mirror) if arb == "on" else base
-
-
-def _batch_norm(channels: int, wanted: bool) -> nn.BatchNorm1d | None:
-    return nn.BatchNorm1d(channels) if wanted else None
