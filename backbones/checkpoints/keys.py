@@ -24,7 +24,10 @@ def strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     if any(re.match(r"backbone\.\D", key) for key in state_dict):
         kept = ("backbone.", "classifier.", MMPRETRAIN_CLASSIFIER)
         state_dict = {
-            k.replace(MMPRETRAIN_CLASSIFIER, "classifier.", 1).removeprefix("backbone."): v
+            # Anchored: FFNet_seg's own backbone has a head.fc.
+            re.sub(rf"^{re.escape(MMPRETRAIN_CLASSIFIER)}", "classifier.", k).removeprefix(
+                "backbone."
+            ): v
             for k, v in state_dict.items()
             if k.startswith(kept)
         }

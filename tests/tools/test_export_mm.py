@@ -76,7 +76,7 @@ def exported(tmp_path, *typed):
 @pytest.mark.slow
 def test_names_resolve_in_every_scope_whatever_is_imported_first():
     script = (
-        "import sys; import backbones.mm\n"
+        "import sys, heads, backbones.mm\n"
         "assert not {'mmdet', 'mmseg', 'mmpretrain'} & sys.modules.keys()\n"
         "import importlib\n"
         "for toolkit in ('mmseg', 'mmpretrain', 'mmdet'):\n"
