@@ -20,6 +20,7 @@ on it by  python tools/run.py mode=test data=imagenet_c data.root=FOLDER ckpt=<r
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,4 +96,5 @@ def show_progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
     sys.exit(main())

@@ -143,7 +143,7 @@ MISTAKES = {
     "task=segmentation head=mask_rcnn": "task=segmentation takes head=upernet",
     "head=retinanet": "task=classification takes head=linear",
     "task=detection data=cifar100": "task=detection takes data=coco",
-    "data=coco": "task=classification takes data=cifar100",
+    "data=coco": "task=classification takes data=cifar10",
     "task=transfer": "backbone.pretrained=",
     # What is not there.
     "data=imagenet": "data=imagenet data.root=/data/imagenet",

@@ -38,7 +38,9 @@ def test_synsets_are_read_as_words(tmp_path):
     assert readable("tench") == "tench"
 
     class Model(torch.nn.Module):
-        weight = torch.nn.Parameter(torch.zeros(1))
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
 
         def predict(self, batch):
             return torch.tensor([[0.0, 2.0, 1.0]])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.sample_cache import cache_root
 from tasks.saved import IDENTITY, saved_run
 from tools.comparing.experiments import experiments
 from tools.comparing.published import Row, list_papers, load_rows
@@ -195,6 +194,8 @@ def _claimed(run: RunRecord) -> Row | None:
 
 def _other_data(run: RunRecord, row: Row) -> list[str]:
     """Why a run's test images are none that the paper has figures of."""
+    from datamodules.sample_cache import cache_root  # with torch, which tables do without
+
     target = str(run.config.get("data._target_"))
     root = run.config.get("data.root")
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
