@@ -24,11 +24,17 @@ from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments
 from tasks.batch_norm import share_statistics
 from tasks.classes import check_classes
-from tasks.ema import WeightAverage
+from tasks.ema import WeightEMA
 from tasks.evaluation_loss import Summed
 from tasks.gather import refuse_together
 from tasks.judgement import SecondJudgement
-from tasks.optim import build_optimizer, learning_rate_factor, optimizer_rules, scaled_lr
+from tasks.optim import (
+    build_optimizer,
+    check_optimizer,
+    learning_rate_factor,
+    optimizer_rules,
+    scaled_lr,
+)
 from tasks.param_groups import schedule_rate
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -58,7 +64,7 @@ class BaseTask(LightningModule):
         optimizer: ``name`` ("adamw", "sgd" or "lamb"), ``lr``, ``weight_decay``, what depends on
             the parameter (``parameter_rules``), and the optimiser's own options.
         schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
-        ema: Options of ``WeightAverage``, such as ``decay``, or None. With it the average is what
+        ema: Options of ``WeightEMA``, such as ``decay``, or None. With it the average is what
             validation and tests see and what loading a checkpoint gives, or with ``report="best"``
             whichever is better in a validation; training goes on from the weights themselves.
 
@@ -101,10 +107,10 @@ class BaseTask(LightningModule):
         )
         self._rules = optimizer_rules(model, self.optimizer_options)
         # Bad options are to be refused here, not when everything else is up and running.
-        build_optimizer(model, self._rules, **self.optimizer_options)
+        check_optimizer(self.optimizer_options)
         learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
-        check_arguments(WeightAverage, ema or {}, "task.ema")
-        self.average = None if ema is None else WeightAverage(**ema)
+        check_arguments(WeightEMA, ema or {}, "task.ema")
+        self.average = None if ema is None else WeightEMA(**ema)
         self._beside: SecondJudgement | None = None
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 MAX_SHARE_OF_START = 0.05  # of the first weights in the average at a run's end
 
 
-class WeightAverage:
+class WeightEMA:
     """average <- d average + (1 - d) weights after every step; the first step copies the weights.
 
     Running statistics are averaged like weights, counters are copied. The tensors are made on the

@@ -14,6 +14,7 @@ from torch import nn
 from backbones.parameters.layer_scales import Layers
 from tasks.param_groups import Rule, param_groups, parameter_rules
 
+RULES = ("layer_decay", "layers", "groups")  # options of ``parameter_rules``
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
@@ -83,9 +84,21 @@ def build_optimizer(
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
 
 
+def check_optimizer(options: Mapping[str, Any]) -> None:
+    """Refuse what ``build_optimizer`` would, but for rates by layer and groups, at once.
+
+    torch and timm look at their options only where they get parameters; one number will do.
+
+    Raises:
+        ValueError: Unknown name or option, or a value out of range.
+    """
+    own = {key: value for key, value in options.items() if key not in RULES}
+    build_optimizer(nn.Linear(1, 1, bias=False), **own)
+
+
 def optimizer_rules(model: nn.Module, options: Mapping[str, Any]) -> dict[str, Rule]:
     """Rate and decay of each parameter, by its name, from the options of ``build_optimizer``."""
-    chosen = {key: options[key] for key in ("layer_decay", "layers", "groups") if key in options}
+    chosen = {key: options[key] for key in RULES if key in options}
     return parameter_rules(model, options.get("weight_decay", 0.0), **chosen)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from tasks.base import BaseTask
 from tasks.batch_norm import share_statistics
 from tasks.classification import ClassificationTask
-from tasks.ema import WeightAverage
+from tasks.ema import WeightEMA
 from tasks.segmentation import SegmentationTask
 from tests.runs import RECIPE
 
@@ -125,7 +125,7 @@ def test_weight_average_is_timms(warmup):
     """timm's, which begins with a copy as well; its buffers are averaged, its counters copied."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     theirs = ModelEmaV3(model, decay=0.8, use_warmup=warmup)
-    ours = WeightAverage(decay=0.8, warmup=warmup)
+    ours = WeightEMA(decay=0.8, warmup=warmup)
     for step in range(1, 7):
         model(torch.randn(5, 3))
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_weight_average_is_timms(warmup):
 
 
 def test_weight_average_is_put_in_and_taken_out():
-    model, average = nn.Linear(2, 2).bfloat16(), WeightAverage(decay=0.5)
+    model, average = nn.Linear(2, 2).bfloat16(), WeightEMA(decay=0.5)
     average.put_into(model)  # nothing yet
     before = model.weight.clone()
     average.update(model)
@@ -155,10 +155,10 @@ def test_weight_average_is_put_in_and_taken_out():
 
 
 def test_weight_average_of_another_model_is_refused():
-    average = WeightAverage()
+    average = WeightEMA()
     average.update(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="average is one of another model"):
-        WeightAverage().load_state_dict(average.state_dict(), nn.Linear(2, 2, bias=False))
+        WeightEMA().load_state_dict(average.state_dict(), nn.Linear(2, 2, bias=False))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -191,10 +191,10 @@ def test_one_class_is_nothing_to_tell_apart(task):
 @pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
                                                         (0.9999, 20_000, "0.9995")])  # fmt: skip
 def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, fitting):
-    said = WeightAverage(decay=decay).slow_for(steps)
+    said = WeightEMA(decay=decay).slow_for(steps)
     assert f"decay={decay:g} is slow for {steps} steps" in said
     assert f"task.ema.decay={fitting} or" in said
-    assert WeightAverage(decay=float(fitting)).slow_for(steps) is None
-    assert WeightAverage(decay=decay, warmup=True).slow_for(steps) is None
-    assert WeightAverage(decay=decay, report="best").slow_for(steps) is None
-    assert WeightAverage(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet
+    assert WeightEMA(decay=float(fitting)).slow_for(steps) is None
+    assert WeightEMA(decay=decay, warmup=True).slow_for(steps) is None
+    assert WeightEMA(decay=decay, report="best").slow_for(steps) is None
+    assert WeightEMA(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet

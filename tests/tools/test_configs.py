@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
-from tasks.ema import WeightAverage
+from tasks.ema import WeightEMA
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tests.runs import CONFIGS, composed, options
@@ -146,7 +146,7 @@ def test_every_recipe(recipe):
     assert "recipe" not in config
     if config["task_name"] == "classification":
         build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)
-        check_arguments(WeightAverage, config["task"]["ema"] or {}, "task.ema")
+        check_arguments(WeightEMA, config["task"]["ema"] or {}, "task.ema")
 
 
 @pytest.mark.parametrize(
