@@ -106,7 +106,6 @@ MISTAKES = {
     "trainer.precision=16-true": "AdamW's eps of 1e-08 is 0",
     "data.num_workers=10000": "data.num_workers=10000 is too many",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] is no number of CPU processes",
-    "trainer.devices=[0,1]": "trainer.devices=[0, 1] is no number of CPU processes",
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
     "trainer.accelerator=mps": "Lightning refuses the options of trainer",
     "trainer.check_val_every_n_epoch=0": "is too low; the lowest is 1",

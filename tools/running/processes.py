@@ -97,8 +97,8 @@ def _without_gpu(options: Mapping[str, Any], count: int) -> str | None:
     devices = options["devices"]
     if options["accelerator"] == "cpu" and devices != "auto" and not _is_number(devices):
         return (
-            f"trainer.devices={devices} is no number of CPU processes, which have no numbers of "
-            f"their own; pass trainer.devices={max(1, count)} or another number from 1 on"
+            f"trainer.devices={devices} is no number of CPU processes, nor a list of as many "
+            f"numbers; pass trainer.devices={max(1, count)} or another number from 1 on"
         )
     if options["sync_batchnorm"] and count > 1:
         return (
@@ -115,8 +115,19 @@ def _has_gpu(options: Mapping[str, Any]) -> bool:
 
 
 def _is_number(devices: Any) -> bool:
+    if isinstance(devices, list | tuple):
+        numbers = [number for number in devices if isinstance(number, int) and number >= 0]
+        return 0 < len(set(numbers)) == len(devices)
     text = str(devices)
     return text.isdigit() and int(text) > 0
+
+
+def for_this_machine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A trainer's options; where no GPU is used, a list of devices is so many CPU processes."""
+    devices = options["devices"]
+    if _has_gpu(options) or not isinstance(devices, list | tuple):
+        return dict(options)
+    return {**options, "devices": len(devices)}
 
 
 def _devices(options: Mapping[str, Any]) -> int:

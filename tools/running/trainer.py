@@ -30,6 +30,7 @@ from tasks.loops import exact_loops
 from tasks.pace import Pace, PaceBar
 from tools.running.callbacks import make_callbacks, make_profiler
 from tools.running.loggers import make_loggers
+from tools.running.processes import for_this_machine
 from tools.running.resume import Start
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -87,7 +88,11 @@ def make_trainer(
     profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
     try:
         trainer = Trainer(
-            **{**options, "strategy": _strategy(options["strategy"]), "profiler": profiler},
+            **{
+                **for_this_machine(options),
+                "strategy": _strategy(options["strategy"]),
+                "profiler": profiler,
+            },
             default_root_dir=folder,
             logger=logs if training else False,
             callbacks=[ExactResume(), pace, progress, *callbacks, *shown, best, last],
