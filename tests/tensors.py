@@ -40,7 +40,8 @@ def randomise_network(network, seed=0):
         if name.endswith("running_var"):
             tensor.data = 0.5 + noise.square()
         elif tensor.numel() > len(tensor):
-            fan_in = tensor[0].numel() if tensor.ndim in (2, 4) else 1  # others are tables
+            is_table = tensor.ndim not in (2, 4) and "weight" not in name
+            fan_in = 1 if is_table else tensor[0].numel()
             tensor.data = noise / math.sqrt(fan_in)
         else:
             tensor.data = 0.8 + 0.2 * noise if name.endswith("weight") else 0.3 * noise
