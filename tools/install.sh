@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the tested set (constraints.txt) from wheels; nothing is compiled.
+# Makes .venv and installs the tested set (constraints.txt) from wheels, then compiles the operators
+# of backbones/kernels where there is a C++ compiler; without one mixers use torch's own.
 # Called by `make install`; may be called again at any time, after an interruption too.
 #   PYTHON=python3.12   the interpreter to use
+#   PORTABLE=1          operators for any processor of this kind, not just for this one
 set -euo pipefail
 cd "${BASH_SOURCE[0]%/*}/.."
 
@@ -18,7 +20,7 @@ stop() {
 
 # Changes with the files that say what to install, with the place, and with what pip has installed since.
 fingerprint() {
-    { pwd && cat pyproject.toml constraints.txt tools/install.sh && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
+    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/kernels/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
         sha256sum | cut -c1-16
 }
 
@@ -117,22 +119,25 @@ rm -f "$stamp"
 : >"$log"
 echo "Installing into $PWD/$venv. To watch: tail -f $log"
 
-step 1/3 "virtual environment ($("$python" --version))"
+step 1/4 "virtual environment ($("$python" --version))"
 make_venv
-step 2/3 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of 3.3 GB)"
+step 2/4 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of 3.3 GB)"
 pip_install pip
 pip_install -e ".[$extras]"
 # imaug, which mmdet needs, asks for opencv-python and for opencv-python-headless. Both fill the same
 # folder; the headless one must be written last, because the other cannot be imported without libGL.
 grep -qs 'headless = True' "$venv"/lib/python3*/site-packages/cv2/version.py ||
     pip_install --force-reinstall --no-deps opencv-python-headless
-step 3/3 "checking"
+step 3/4 "checking"
 logged "$py" -m pip check
 if ! toolkits_work; then
     echo "      mmcv's compiled operators, out of pip's cache, do not fit this torch: installed again without"
     pip_install --force-reinstall --no-deps --no-cache-dir onedl-mmcv
     logged toolkits_work
 fi
+step 4/4 "compiling the mixers' operators"
+# Whatever becomes of it, the installation holds; the line it prints says what there is now.
+echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
 
 fingerprint >"$stamp"
 echo "Installed in $((SECONDS / 60)) min $((SECONDS % 60)) s. Next: make demo"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, PointwiseMixer
+from backbones.layers.eval_cache import in_graph
 
 
 def mix_tokens(
@@ -22,7 +23,26 @@ def mix_tokens(
     if not num_prefix_tokens:
         return mixer(x).flatten(1, 2)
     x, prefix = mixer(x, prefix)
-    return torch.cat([prefix, x.flatten(1, 2)], dim=1)
+    return join_tokens(prefix, x)
+
+
+def join_tokens(prefix: Tensor, x: Tensor) -> Tensor:
+    """Prefix tokens (B, P, C), then the map (B, H, W, C): (B, P + H * W, C).
+
+    Two parts of one tensor are that tensor again, without a copy, where no gradient is recorded.
+    """
+    (batch, count, dim), patches = prefix.shape, x.flatten(1, 2)
+    total = count + patches.shape[1]
+    strides = (total * dim, dim, 1)
+    if (
+        not torch.is_grad_enabled()
+        and not in_graph()
+        and prefix.stride() == patches.stride() == strides
+        and prefix.untyped_storage()._cdata == patches.untyped_storage()._cdata
+        and prefix.storage_offset() + count * dim == patches.storage_offset()
+    ):
+        return prefix.as_strided((batch, total, dim), strides)
+    return torch.cat([prefix, patches], dim=1)
 
 
 def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:

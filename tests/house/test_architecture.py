@@ -204,12 +204,13 @@ DOOR = {"__init__", "base", "registry", "factory", "mm", "timm_models"}
 ROOMS = {
     "options": {"options"},
     "layers": {"layers", "options", "base"},
+    "kernels": {"kernels", "layers"},
     "parameters": {"parameters", "base"},
     "base": {"layers", "parameters"},
     "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
     "factory": {"base", "checkpoints", "options", "registry"},
-    "mixers": {"mixers", "layers", "base", "options", "registry"},
+    "mixers": {"mixers", "kernels", "layers", "base", "options", "registry"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},

@@ -97,6 +97,7 @@ case "$*" in
         mkdir -p $site/mixerlab-0.1.0.dist-info
         [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
     *"import heads"*) [ ! -e stale ] ;;
+    *kernels.build*) echo "operators: $(cat operators 2>&1)"; [ -e operators ] ;;
 esac
 """)
     path.chmod(0o755)
@@ -111,6 +112,8 @@ class Machine:
         self.bin.mkdir()
         for name in ("pyproject.toml", "constraints.txt", "Makefile", "tools/install.sh"):
             shutil.copy(ROOT / name, self.root / name)
+        sources = Path("backbones/kernels/csrc")
+        shutil.copytree(ROOT / sources, self.root / sources)
         for name in COMMANDS:
             if found := shutil.which(name):
                 (self.bin / name).symlink_to(found)
@@ -182,6 +185,18 @@ def test_install_stops_without_venv_module(machine):
 def test_install_stops_without_room(machine):
     machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
     assert_stops(machine.install(), "needs 9 GB free", "there are 3")
+
+
+def test_operators_that_cannot_be_compiled_stop_nothing(machine):
+    done = machine.install()
+    assert done.returncode == 0, done.stderr
+    assert "      operators: " in done.stdout
+    assert "Installed in" in done.stdout
+    assert "kernels.build --portable" not in machine.calls.read_text()
+    source = next((machine.root / "backbones/kernels/csrc").glob("*.cpp"))
+    source.write_text("// changed")
+    assert machine.install(PORTABLE="1").returncode == 0
+    assert "kernels.build --portable" in machine.calls.read_text()
 
 
 def test_second_install_does_nothing(machine):

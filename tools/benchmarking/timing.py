@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from backbones import kernels
 from tools.command_line.arguments import number
 
 WARM_UP = 3
@@ -37,7 +38,8 @@ def prepare(options: Mapping[str, str]) -> torch.dtype:
     device = torch.cuda.get_device_name() if options["device"] == "cuda" else "cpu"
     tell(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
-        f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}"
+        f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
+        f"{kernels.status()}"
     )
     dtype: torch.dtype = getattr(torch, options["dtype"])
     return dtype

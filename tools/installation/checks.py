@@ -38,17 +38,27 @@ PROBE = f"""
 import json, sys, torch
 sys.path.insert(0, {str(ROOT)!r})
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-found = {{"gpus": gpus, "operators": None, "error": None}}
+found = {{"gpus": gpus, "operators": None, "error": None, "kernels": ""}}
 try:
     import heads, mmcv.ops
     found["operators"] = mmcv.ops.get_compiler_version()
 except Exception as error:
     found["error"] = f"{{type(error).__name__}}: {{error}}"
+try:
+    from backbones import kernels
+    found["kernels"] = kernels.status()
+except Exception as error:
+    found["kernels"] = f"{{type(error).__name__}}: {{error}}"
 print("\\n" + json.dumps(found))
 """
 
 Level = Literal["ok", "note", "problem"]
-NOTHING_PROBED: dict[str, Any] = {"gpus": [], "operators": None, "error": "torch is missing"}
+NOTHING_PROBED: dict[str, Any] = {
+    "gpus": [],
+    "operators": None,
+    "error": "torch is missing",
+    "kernels": "torch is missing",
+}
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,13 @@ def check_operators(found: dict[str, Any], version_of: VersionOf = installed_ver
     return Check("mmcv operators", "ok", f"{pair}: {found['operators']}")
 
 
+def check_kernels(found: dict[str, Any]) -> Check:
+    """Our own operators are compiled; without them mixers are slower and just as right."""
+    is_compiled = found["kernels"].startswith("compiled")
+    remedy = "" if is_compiled else "apt-get install g++ and make install"
+    return Check("mixer operators", "ok" if is_compiled else "note", found["kernels"], remedy)
+
+
 def check_devices(found: dict[str, Any]) -> Check:
     """Processors and GPUs; a machine without a GPU is fine."""
     gpus = ", ".join(found["gpus"]) or "no GPU, so training runs on the CPU"
@@ -184,6 +201,7 @@ def all_checks() -> list[Check]:
         *check_originals(),
         check_opencv(),
         check_operators(found),
+        check_kernels(found),
         check_devices(found),
         check_disk(),
     ]

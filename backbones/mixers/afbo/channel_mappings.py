@@ -8,6 +8,7 @@ Axes: C = d input channels, h hidden channels, G groups, which are runs of neigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -30,6 +31,10 @@ class ChannelMapping(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """The mapping as one (h, C) matrix."""
+        raise NotImplementedError
+
+    def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
+        """The mapping as products whose rows are the outputs in order; input columns go round."""
         raise NotImplementedError
 
     def reset_parameters(self, std: float | None = None) -> None:
@@ -58,6 +63,10 @@ class DenseMapping(ChannelMapping):
     def forward(self, x: Tensor) -> Tensor:
         """W x + b: (..., C) -> (..., h)."""
         return F.linear(x, self.weight, self.bias)
+
+    def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
+        """One block."""
+        return [self.weight], [MatrixBlock(0, 0)]
 
     def dense_weight(self) -> Tensor:
         """The (h, C) matrix."""
@@ -114,7 +123,12 @@ class GroupedCrossMapping(ChannelMapping):
 
     def forward(self, x: Tensor) -> Tensor:
         """Eq. 6, each weight times ``rounds`` groups, plus b: (..., C) -> (..., h)."""
-        return block_products(x, self.weight.unbind(), self.bias, self.blocks)
+        weights, blocks = self.as_blocks()
+        return block_products(x, weights, self.bias, blocks)
+
+    def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
+        """Each weight, ``rounds`` times."""
+        return self.weight.unbind(), self.blocks
 
     def dense_weight(self) -> Tensor:
         """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""
@@ -178,7 +192,12 @@ class OverlappedCycleMapping(ChannelMapping):
         """Eq. 7, each weight times a cyclic run of groups, plus b: (..., C) -> (..., h)."""
         if self.wrapped:
             x = torch.cat([x, x[..., : self.wrapped]], dim=-1)
-        return block_products(x, list(self.weights), self.bias, self.blocks)
+        weights, blocks = self.as_blocks()
+        return block_products(x, weights, self.bias, blocks)
+
+    def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
+        """A weight for each group; the last ones go round."""
+        return list(self.weights), self.blocks
 
     def dense_weight(self) -> Tensor:
         """The mapping as one (h, C) matrix, with zeros where an output does not read an input."""

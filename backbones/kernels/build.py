@@ -1,0 +1,94 @@
+"""Compiles the operators of ``csrc`` against the torch that is installed.
+
+usage: python -m backbones.kernels.build [--portable]
+
+  --portable   for any processor of this kind, and not for the instructions of this very one; for
+               an image or a disk that several machines share
+
+Prints one line that says what there is now. The status is 1 if nothing could be compiled; mixers
+then compute by torch's own operations.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler of $CXX, or the first that there is."""
+    named = os.environ.get("CXX", "").split()
+    return next(filter(None, map(shutil.which, named[:1] or COMPILERS)), None)
+
+
+def command(compiler: str, target: Path, portable: bool) -> list[str]:
+    """What is typed to compile all operators into one library."""
+    torch = Path(sysconfig.get_path("purelib")) / "torch"
+    include = torch / "include"
+    return [
+        compiler,
+        *("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
+        *(() if portable else ("-march=native",)),
+        *(f"-I{path}" for path in (include, include / "torch" / "csrc" / "api" / "include")),
+        *map(str, sorted(SOURCES.glob("*.cpp"))),
+        *("-o", str(target), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"),
+    ]
+
+
+def build(portable: bool = False) -> str:
+    """Compile; why that failed, or nothing. Half a library is never left behind."""
+    target = compiled_file(portable)
+    compiler = find_compiler()
+    if compiler is None:
+        return "there is no C++ compiler; type: apt-get install g++"
+    COMPILED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
+        whole = Path(folder) / target.name
+        done = subprocess.run(
+            command(compiler, whole, portable), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            return f"{compiler} says: {(errors or [f'status {done.returncode}'])[0]}"
+        probe = f"import torch; torch.ops.load_library({str(whole)!r})"
+        loaded = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
+        )
+        if loaded.returncode:
+            return f"what {compiler} made cannot be loaded: {loaded.stderr.splitlines()[-1]}"
+        whole.replace(target)
+    for old in COMPILED.glob("*.so"):
+        if old not in (compiled_file(True), compiled_file(False)):
+            old.unlink(missing_ok=True)
+    return ""
+
+
+def main() -> int:
+    """Run the command and return its exit status."""
+    words = sys.argv[1:]
+    if words not in ([], ["--portable"]):
+        print((__doc__ or "").strip())
+        return 0 if words in (["-h"], ["--help"]) else 2
+    portable = bool(words)
+    if compiled_file(portable).exists():
+        print(f"operators are compiled: {compiled_file(portable).name}")
+        return 0
+    failure = build(portable)
+    if failure:
+        print(f"operators are not compiled, torch's own serve: {failure}")
+        return 1
+    print(f"operators are compiled: {compiled_file(portable).name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+// Matrix products on plain memory, by the BLAS that torch brings.
+#pragma once
+
+#include <ATen/ATen.h>
+
+extern "C" {
+void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
+            const float*, const int*, const float*, const int*, const float*, float*, const int*)
+    __attribute__((weak));
+void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*,
+            const double*, const int*, const double*, const int*, const double*, double*,
+            const int*) __attribute__((weak));
+}
+
+namespace mixerlab {
+
+// A matrix in memory: rows `stride` elements apart; `transposed` reads it as its transpose.
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t rows, columns, stride;
+  bool transposed = false;
+
+  Matrix t() const { return {data, rows, columns, stride, !transposed}; }
+  int64_t height() const { return transposed ? columns : rows; }
+  int64_t width() const { return transposed ? rows : columns; }
+  at::Tensor tensor() const {
+    auto whole = at::from_blob(const_cast<std::remove_const_t<T>*>(data), {rows, columns},
+                               {stride, 1}, at::CppTypeToScalarType<std::remove_const_t<T>>::value);
+    return transposed ? whole.t() : whole;
+  }
+};
+
+inline auto blas(float) { return &sgemm_; }
+inline auto blas(double) { return &dgemm_; }
+
+// out = left right, or out += left right.
+template <class T>
+void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool add = false) {
+  if (out.rows == 0 || out.columns == 0) return;
+  const auto gemm = blas(T());
+  if (gemm == nullptr) {
+    auto result = out.tensor();
+    result.mul_(add ? 1 : 0).addmm_(left.tensor(), right.tensor());
+    return;
+  }
+  // BLAS counts by columns: it is given the transposed product, right^T left^T.
+  const char first = right.transposed ? 'T' : 'N', second = left.transposed ? 'T' : 'N';
+  const int m = out.columns, n = out.rows, k = left.width();
+  const int lda = right.stride, ldb = left.stride, ldc = out.stride;
+  const T one = 1, beta = add ? 1 : 0;
+  gemm(&first, &second, &m, &n, &k, &one, right.data, &lda, left.data, &ldb, &beta, out.data, &ldc);
+}
+
+}  // namespace mixerlab

@@ -1,0 +1,76 @@
+"""The operation as one compiled operator, where that serves; see ``backbones/kernels``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor, nn
+
+from backbones import kernels
+from backbones.kernels.gated_mixer import gated_mixer
+from backbones.layers.axes import join_tokens
+from backbones.mixers.afbo.channel_mappings import ChannelMapping
+from backbones.mixers.afbo.spatial_models import SameConv
+
+if TYPE_CHECKING:
+    from backbones.mixers.afbo.scfbo import SCFBO
+
+
+def serves(mixer: SCFBO, x: Tensor) -> bool:
+    """Whether the operator computes just what this mixer is, and nobody looks inside."""
+    return (
+        kernels.serves(x)
+        and (mixer.order, mixer.act, mixer.act_on) == ("cs", "silu", "a")
+        and mixer.cm_b is not None
+        and _is_depthwise(mixer.sm_a)
+        and _is_depthwise(mixer.sm_b)
+        and type(mixer.proj) is nn.Linear
+        and not (mixer.drop.training and mixer.drop.p)
+        and all(p.dtype is x.dtype and p.is_contiguous() for p in mixer.parameters())
+        and not any(map(_is_watched, mixer.modules()))
+    )
+
+
+def mix(mixer: SCFBO, x: Tensor, prefix: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    """Eq. 4 of the map (B, H, W, C) and, when given, of the prefix tokens (B, P, C)."""
+    size, count = (x.shape[1], x.shape[2]), 0 if prefix is None else prefix.shape[1]
+    tokens = x.flatten(1, 2) if prefix is None else join_tokens(prefix, x)
+    maps = (mixer.cm_a, cast("ChannelMapping", mixer.cm_b))
+    convs = (cast("SameConv", mixer.sm_a), cast("SameConv", mixer.sm_b))
+    weights, blocks = maps[0].as_blocks()
+    more, others = maps[1].as_blocks()
+    flat = [number for block in blocks for number in block]
+    flat += [n for index, start in others for n in (index + len(weights), start)]
+    y = gated_mixer(
+        tokens,
+        count,
+        size,
+        [*weights, *more],
+        flat,
+        (maps[0].bias, maps[1].bias),
+        (convs[0].weight, convs[1].weight),
+        (convs[0].bias, convs[1].bias),
+        mixer.proj.weight,
+        mixer.proj.bias,
+    )
+    if prefix is None:
+        return y.unflatten(1, size)
+    return y[:, count:].unflatten(1, size), y[:, :count]
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return (
+        type(module) is SameConv
+        and module.kernel_size == (3, 3)
+        and module.groups == module.in_channels
+    )
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody waits for this module to be called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -1,0 +1,241 @@
+"""The compiled operators equal torch's own, forward and backward, and know their place."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from backbones import create_backbone, kernels
+from backbones.kernels import build, fingerprint
+from backbones.mixers.afbo import fused
+from backbones.mixers.afbo.variants import afbo, full, scfbo_gc
+
+ROOT = Path(__file__).resolve().parents[2]
+compiled = pytest.mark.skipif(
+    not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
+)
+# (P, H, W): class tokens or none, lines and columns without neighbours, a map in many pieces.
+SIZES = [(0, 1, 1), (0, 1, 7), (2, 9, 1), (1, 5, 6), (0, 7, 4), (1, 70, 61)]
+
+
+def mixer_of(factory, dim=40, dtype=torch.float64, **options):
+    """A mixer with random weights everywhere, biases among them."""
+    torch.manual_seed(0)
+    mixer = factory(dim, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return mixer
+
+
+def mixed(mixer, tokens, size):
+    """Tokens (B, P + H W, C) through the mixer, as a host with class tokens calls it."""
+    prefix, height, width = size
+    x = tokens[:, prefix:].unflatten(1, (height, width))
+    if not prefix:
+        return mixer(x).flatten(1, 2)
+    x, rest = mixer(x, tokens[:, :prefix])
+    return torch.cat([rest, x.flatten(1, 2)], dim=1)
+
+
+def both_ways(mixer, tokens, size):
+    """Outputs and all gradients, by the operators and without them."""
+    results = []
+    for is_off in (False, True):
+        leaves = [tokens.detach().clone().requires_grad_(), *mixer.parameters()]
+        assert fused.serves(mixer, leaves[0][:, :1, None])
+        if is_off:
+            with kernels.switched_off():
+                assert not fused.serves(mixer, leaves[0][:, :1, None])
+                y = mixed(mixer, leaves[0], size)
+        else:
+            y = mixed(mixer, leaves[0], size)
+            assert "gated_mixer" in _graph(y)
+        probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+        results.append((y, *torch.autograd.grad(y, leaves, probe)))
+    return results
+
+
+def _graph(y):
+    """Names of all nodes of the graph that made y."""
+    names, open_nodes = "", [y.grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        names += f"{node.name()} "
+        open_nodes += [parent for parent, _ in node.next_functions if parent is not None]
+    return names
+
+
+@compiled
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (afbo, {}),
+        (afbo, {"g2": 3, "bias": False}),
+        (scfbo_gc, {"g1": 4}),
+        (full, {"hidden_ratio": 2.9}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_operator_equals_torch(factory, options, size):
+    tokens = torch.randn(3, size[0] + size[1] * size[2], 40, dtype=torch.float64)
+    mine, plain = both_ways(mixer_of(factory, **options), tokens, size)
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    with torch.inference_mode():
+        again = mixed(mixer_of(factory, **options), tokens, size)
+    torch.testing.assert_close(again, plain[0], rtol=1e-11, atol=1e-11)
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pieces_and_threads_change_nothing(threads):
+    """Images by the dozen in one piece, and float32 to its rounding."""
+    size, before = (1, 6, 6), torch.get_num_threads()
+    mixer = mixer_of(afbo, dim=64, dtype=torch.float32)
+    tokens = torch.randn(150, 37, 64)
+    torch.set_num_threads(threads)
+    try:
+        mine, plain = both_ways(mixer, tokens, size)
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(mine, plain, strict=True):
+        scale = other.abs().max()
+        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=2e-5)
+
+
+@compiled
+def test_numbers_that_are_none_stay_none():
+    mixer = mixer_of(afbo, dim=16, dtype=torch.float32)
+    tokens = torch.randn(1, 25, 16)
+    tokens[0, 12, 3] = torch.nan
+    with torch.no_grad():
+        y = mixed(mixer, tokens, (0, 5, 5))
+        with kernels.switched_off():
+            plain = mixed(mixer, tokens, (0, 5, 5))
+    assert torch.equal(y.isnan(), plain.isnan())
+    assert y.isnan().any()
+    assert not y.isnan().all()
+
+
+@compiled
+def test_a_backbone_without_images_runs():
+    network = create_backbone("deit_t_afbo", img_size=64)
+    assert network.embed(torch.empty(0, 3, 64, 64)).shape == (0, 192)
+
+
+@compiled
+def test_who_looks_inside_sees_the_parts():
+    mixer = mixer_of(afbo)
+    x = torch.randn(1, 4, 4, 40, dtype=torch.float64)
+    seen = []
+    handle = mixer.sm_a.register_forward_hook(lambda *_: seen.append(1))
+    mixer(x)
+    assert seen
+    handle.remove()
+    assert fused.serves(mixer, x)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "options",
+    [{"kernel_size": 5}, {"sm": "max"}, {"act": "gelu"}, {"act_on": "post"}, {"order": "sc"},
+     {"cm_b": "shared"}, {"drop": 0.1}],
+    ids=str,
+)  # fmt: skip
+def test_other_forms_keep_to_torch(options):
+    mixer = mixer_of(afbo, **options)
+    assert not fused.serves(mixer, torch.randn(1, 4, 4, 40, dtype=torch.float64))
+
+
+@compiled
+def test_autocast_and_compilers_keep_to_torch():
+    mixer = mixer_of(afbo, dtype=torch.float32)
+    x = torch.randn(1, 4, 4, 40)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not fused.serves(mixer, x)
+    assert not fused.serves(mixer.bfloat16(), x.bfloat16())
+    exported = torch.export.export(mixer.float(), (x,))
+    assert "gated_mixer" not in str(exported.graph)
+
+
+@compiled
+def test_operator_is_whole_for_torch():
+    """Its forms on "meta", in autograd and under a compiler agree: torch's own check."""
+    mixer = mixer_of(afbo, dim=16)
+    arguments = _arguments(mixer, torch.randn(2, 17, 16, dtype=torch.float64, requires_grad=True))
+    torch.library.opcheck(torch.ops.mixerlab.gated_mixer.default, arguments)
+
+
+def _arguments(mixer, tokens):
+    (first, blocks), (second, others) = mixer.cm_a.as_blocks(), mixer.cm_b.as_blocks()
+    weights = [w.detach().clone().requires_grad_() for w in (*first, *second)]
+    flat = [n for block in blocks for n in block]
+    flat += [n for index, start in others for n in (index + len(first), start)]
+    before, own = (mixer.cm_a.bias, mixer.cm_b.bias), (mixer.sm_a.bias, mixer.sm_b.bias)
+    kernels_ = (mixer.sm_a.weight, mixer.sm_b.weight)
+    tail = (mixer.proj.weight, mixer.proj.bias, True)
+    return (tokens, 1, 4, 4, weights, flat, *before, *kernels_, *own, *tail)
+
+
+@compiled
+def test_operator_is_counted():
+    mixer = mixer_of(afbo, dim=48, dtype=torch.float32)
+    x, counts = torch.randn(2, 6, 5, 48), []
+    for is_off in (False, True):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            if is_off:
+                with kernels.switched_off():
+                    mixer(x)
+            else:
+                mixer(x)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+
+
+@compiled
+def test_gradients_of_gradients_say_what_to_do():
+    mixer = mixer_of(afbo, dim=16)
+    x = torch.randn(1, 3, 3, 16, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
+        torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
+
+
+def test_without_compiler_torch_serves(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "COMPILED", tmp_path)
+    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler" in build.build()
+    monkeypatch.setenv("CXX", "false")
+    assert "false says" in build.build()
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_processor_needs_another_file(monkeypatch):
+    here = fingerprint.compiled_file(portable=False)
+    monkeypatch.setattr(fingerprint, "_processor", lambda: b"flags : none")
+    assert fingerprint.compiled_file(portable=False) != here
+    assert fingerprint.compiled_file(portable=True).name.count("portable") == 1
+
+
+@pytest.mark.slow
+def test_environment_switches_off():
+    code = "from backbones import kernels; print(kernels.is_available(), kernels.status())"
+    environment = {**os.environ, "MIXERLAB_KERNELS": "off"}
+    command = [sys.executable, "-c", code]
+    text = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
+    assert "False torch's own operations (switched off by MIXERLAB_KERNELS=off)" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+def test_portable_build_compiles(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "COMPILED", tmp_path)
+    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
+    assert build.build(portable=True) == ""
+    assert (tmp_path / "operators.so").exists()
