@@ -16,7 +16,7 @@ from datamodules.robustness_sets import SYNSETS
 from heads.linear import LinearClassifier
 from tasks.classification import ClassificationTask
 from tasks.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
-from tests.runs import RECIPE, composed, run_here
+from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 from tools.command_line.backbone_group import register
 from tools.comparing.experiments import find_experiment
@@ -299,18 +299,34 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
     assert data("data.image_size=192")["backbone"]["img_size"] == 192
 
 
-@pytest.mark.slow
-def test_a_copy_of_the_sample_data(trained, sample_cache, tmp_path, capsys):
-    """What README says: corrupt the validation images, then mCE of a run on them."""
-    folder = trained("classification").folder()
-    root = yaml.safe_load((folder / "config.yaml").read_text())
+@pytest.fixture
+def corrupted(trained, sample_cache, tmp_path):
+    """What README says: corrupt the validation images; here three of each class."""
+    trained("classification")  # makes them
     source = next(path for path in sample_cache.rglob("val") if (path / "0").is_dir())
     for name in source.iterdir():
         (tmp_path / "few" / name.name).mkdir(parents=True)
-        shutil.copy(sorted(name.iterdir())[0], tmp_path / "few" / name.name)
-    write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64))
-    typed = ["mode=test", "data=imagenet_c", f"data.root={tmp_path / 'c'}", f"ckpt={folder}",
-             "trainer=cpu", "data.num_workers=0", f"output_dir={tmp_path / 'out'}"]  # fmt: skip
+        for image in sorted(name.iterdir())[:3]:
+            shutil.copy(image, tmp_path / "few" / name.name)
+
+    def copied(**options):
+        write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64, **options))
+        return tmp_path / "c"
+
+    return copied
+
+
+def on_copy(folder, corrupted, output_dir, trainer="cpu"):
+    return ["mode=test", "data=imagenet_c", f"data.root={corrupted}", f"ckpt={folder}",
+            f"trainer={trainer}", "data.num_workers=0", "data.eval_batch_size=7",
+            f"output_dir={output_dir}"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_sample_data(trained, corrupted, tmp_path, capsys):
+    folder = trained("classification").folder()
+    root = yaml.safe_load((folder / "config.yaml").read_text())
+    typed = on_copy(folder, corrupted(), tmp_path / "out")
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     assert root["data"]["image_size"] == 64
@@ -323,6 +339,28 @@ def test_a_copy_of_the_sample_data(trained, sample_cache, tmp_path, capsys):
     assert json.loads((again.folder() / "summary.json").read_text())["metrics"] == metrics
     ended = run_here([*typed, "mode=fit"], capsys)
     assert ended.status == 2
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_figures_of_one(trained, corrupted, tmp_path, capsys):
+    """Of 30 images in batches of 7, so that both the batches and the processes end unevenly."""
+    folder = trained("classification").folder()
+    images = corrupted(kinds=("fog", "pixelate"))
+    one = run_here(on_copy(folder, images, tmp_path / "one"), capsys)
+    two = command(on_copy(folder, images, tmp_path / "two", "ddp_cpu"))
+    assert (one.status, two.status) == (0, 0), one.err + two.err
+    first, second = (
+        {part: entry["metrics"] for part, entry in json.loads(file.read_text())["parts"].items()}
+        for file in (one.folder() / "robustness.json", two.folder() / "robustness.json")
+    )
+    assert len(first) == 10
+    assert len({metrics["top1"] for metrics in first.values()}) > 1
+    for part, metrics in first.items():
+        assert second[part] == pytest.approx(metrics, rel=1e-5), part
+    found = [summary(ended.folder()) for ended in (one, two)]
+    assert [facts["processes"] for facts in found] == [1, 2]
+    assert set(found[0]["metrics"]) == {"ce_fog", "ce_pixelate"}  # no mce over less than 15 kinds
+    assert found[1]["metrics"] == pytest.approx(found[0]["metrics"])
 
 
 @pytest.mark.slow
