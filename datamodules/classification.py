@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from datamodules.base import BaseDataModule, at_least
+from datamodules.base import BaseDataModule, Split, at_least
 from datamodules.files import load_rgb
-from datamodules.sampling import SeededDataset
+from datamodules.sampling import EvalSampler, SeededDataset, process_group
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
 
 UNLABELLED = -1
@@ -97,6 +99,16 @@ class ClassificationDataModule(BaseDataModule):
         """Labelled image files as a seeded dataset."""
         images = ImageFiles(root, names, labels, transform)
         return self.seeded(images, images.path)
+
+    def plain(self, split: Split) -> DataLoader[Any]:
+        """The images of a split prepared as in evaluation, in order, this process's share."""
+        seeded = self.dataset(split)
+        images: Any = copy.copy(seeded.dataset)
+        images.transform = self._eval
+        rank, world_size = process_group()
+        sampler = EvalSampler(len(images), rank=rank, world_size=world_size)
+        dataset = self.seeded(images, seeded.describe)
+        return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
     def unlabelled(self, image: Image.Image, name: str, index: int) -> Sample:
         """The sample of an image to predict, by the evaluation transform."""

@@ -20,6 +20,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "datamodules.transforms.PaperAugmentation",
     ),
     "head": (
+        "heads.frozen.head.FrozenFeatures",
         "heads.linear.LinearClassifier",
         "heads.linear.LinearProbe",
         "heads.mmdet_adapter.build_detector",

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 CONFIG = "config.yaml"
+SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
 CHECKPOINTS = "checkpoints"
 # What decides how a checkpoint is used, and by what each part of it is told from another one.
 IDENTITY = {
@@ -127,5 +128,11 @@ def _without_checkpoint(folder: Path, inside: Path) -> str:
         return (
             f"{folder} is the folder of an evaluation (mode={config['mode']}), which has no "
             f"weights; pass the run that it evaluated: ckpt={config.get('ckpt')}"
+        )
+    if str(config.get("head", {}).get("_target_")).startswith(SOLVED):
+        return (
+            f"{folder} is a run of protocol={config.get('protocol')}, which leaves no weights; its "
+            "figures are in summary.json, and backbone.pretrained=<checkpoint> with the same "
+            "protocol gives them again"
         )
     return text

@@ -11,16 +11,19 @@ import yaml
 from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.corruptions.copies import Copy, write_copy
+from datamodules.corruptions.copies import NOTE, Copy, write_copy
 from datamodules.robustness_sets import SYNSETS
 from heads.linear import LinearClassifier
 from tasks.classification import ClassificationTask
 from tasks.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
-from tests.runs import RECIPE, composed, run_here
+from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 from tools.command_line.backbone_group import register
+from tools.comparing.experiments import find_experiment
+from tools.comparing.paper_figures import compared
 from tools.running import robustness
 from tools.running.config_checks import resolved
+from tools.running.report import beside_paper
 
 PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816,
              0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
@@ -133,19 +136,17 @@ def measured(sets, tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_figures_and_the_papers_line(measured, tmp_path):
+def test_figures_by_the_protocols(measured, tmp_path):
     found, count, out = measured(tmp_path / "runs/a")
     assert count == 75 + 6
     assert found["mce"] == pytest.approx(100)
     assert found["ce_fog"] == pytest.approx(100)
     others = {"top1", "in_a", "in_r", "in_v2", "top1_on_a", "top1_on_r"}
     assert {name: found[name] for name in others} == dict.fromkeys(others, pytest.approx(40))
-    lines = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines()
-             if line.count("│") == 5}  # fmt: skip
-    assert [cell.strip() for cell in lines["mce"]] == ["100.00", "56.4", "+43.60"]
-    assert [cell.strip() for cell in lines["in_a"]] == ["40.00", "26.0", "+14.00"]
-    assert [cell.strip() for cell in lines["in_sketch"]] == ["not there", "31.7", ""]
-    assert "AFBO Table 2" in out
+    lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines()
+             if line.count("│") == 3}  # fmt: skip
+    assert (lines["mce"], lines["in_a"]) == ("100.00", "40.00")
+    assert lines["in_sketch"] == "not there"
     assert "67.47" in out  # AlexNet's error in fog of severity 1
 
 
@@ -192,13 +193,88 @@ def test_limited_batches_are_refused():
     robustness.check_whole({"limit_val_batches": None})
 
 
-def test_other_options_are_no_published_network():
-    def row(*more):
-        return robustness.published_row(composed(*more))
+# Beside the paper
 
-    assert str(row("backbone=swin_t_afbo")) == "swin_t_afbo"
-    assert row("backbone=swin_t_afbo", "backbone.mixer.g2=12") is None
-    assert row("backbone=swin_t_glu") is None
+
+def beside(config, parameters, **metrics):
+    return compared(config, {"metrics": metrics, "parameters": parameters})
+
+
+def on_sets(folder, *typed, ckpt=None, data="robustness"):
+    """The config of an evaluation of others' weights, or of a run's."""
+    (folder / "weights.pth").write_bytes(b"weights")
+    folder = folder / "sets"
+    folder.mkdir(exist_ok=True)
+    return composed("mode=test", f"data={data}", f"data.root={folder}",
+                    f"ckpt={ckpt or folder.parent / 'weights.pth'}", *typed)  # fmt: skip
+
+
+OURS = {"top1": 82.0, "mce": 57.4, "in_a": 26.5, "in_r": 45.8, "ce_fog": 50.0}
+
+
+def test_the_papers_line_stands_in_the_closing_table(tmp_path):
+    row = find_experiment("afbo_t2_swin_t_afbo")
+    found = beside(on_sets(tmp_path, "backbone=swin_t_afbo"), row.params, **OURS)
+    assert (found["row"], found["experiment"]) == ("AFBO Table 2", "afbo_t2_swin_t_afbo")
+    assert "why_not" not in found
+    assert list(found["metrics"]) == ["top1", "mce", "in_a", "in_r", "in_sketch"]
+    assert found["metrics"]["mce"] == {"paper": 56.4, "ours": 57.4,
+                                       "difference": pytest.approx(1.0)}  # fmt: skip
+    assert found["metrics"]["in_sketch"] == {"paper": 31.7, "ours": None}
+    shown = beside_paper({"paper": found})
+    assert shown["AFBO Table 2, mce (lower is better)"] == "paper 56.4, ours 57.4, difference +1"
+    assert shown["AFBO Table 2, in_a"] == "paper 26, ours 26.5, difference +0.5"
+    assert shown["AFBO Table 2, in_sketch"] == "paper 31.7, ours none"
+    alone = beside(on_sets(tmp_path, "backbone=swin_t_afbo", data="imagenet_r"), row.params,
+                   in_r=45.0)  # fmt: skip
+    assert list(alone["metrics"]) == ["in_r"]
+
+
+def test_sets_that_are_not_the_published_ones_do_not_compare(tmp_path):
+    params = find_experiment("afbo_t2_swin_t_afbo").params
+
+    def why_not(*typed, count=params):
+        return beside(on_sets(tmp_path, "backbone=swin_t_afbo", *typed), count, **OURS)["why_not"]
+
+    assert "not the published sets" in why_not("data.published_counts=false")
+    assert "parameters instead of" in why_not(count=params - 990 * 769)
+    (tmp_path / "sets" / "imagenet-c").mkdir()
+    (tmp_path / "sets" / "imagenet-c" / NOTE).write_text("{}")
+    assert "a copy that tools/corrupt.py made" in why_not()
+
+
+def test_a_run_that_was_trained_otherwise_does_not_compare(tmp_path):
+    params = find_experiment("afbo_t2_swin_t_afbo").params
+    for number, (typed, reason) in enumerate({
+        ("experiment=afbo_t2_swin_t_afbo",): None,
+        ("backbone=swin_t_afbo", "recipe=swin", "data=imagenet", "trainer=ddp"): None,
+        ("backbone=swin_t_afbo", "data=imagenet"): "instead of",
+        ("experiment=afbo_t2_swin_t_afbo", "trainer.max_epochs=90"): "max_epochs=90 instead of",
+    }.items()):  # fmt: skip
+        run = tmp_path / str(number)
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "checkpoints/best.ckpt").write_bytes(b"")
+        trained = composed(*typed, "data.root=/x")
+        (run / "config.yaml").write_text(yaml.safe_dump(trained))
+        found = beside(on_sets(tmp_path, ckpt=run), params, **OURS)
+        assert found["row"] == "AFBO Table 2", typed
+        assert (reason in found["why_not"]) if reason else ("why_not" not in found), (typed, found)
+
+
+def test_training_does_not_speak_of_sets_that_it_does_not_see():
+    name = "afbo_t2_swin_t_afbo"
+    config = composed(f"experiment={name}", "data.root=/x")
+    found = beside(config, find_experiment(name).params, top1=82.0)
+    assert list(found["metrics"]) == ["top1"]
+
+
+def test_other_options_are_no_published_network(tmp_path):
+    def found(*typed):
+        return beside(on_sets(tmp_path, *typed), 1, **OURS)
+
+    assert found("backbone=swin_t_afbo")["experiment"] == "afbo_t2_swin_t_afbo"
+    assert found("backbone=swin_t_afbo", "backbone.mixer.g2=12") is None
+    assert found("backbone=swin_t_glu") is None
 
 
 def test_images_are_prepared_as_in_the_run(tmp_path):
@@ -223,18 +299,34 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
     assert data("data.image_size=192")["backbone"]["img_size"] == 192
 
 
-@pytest.mark.slow
-def test_a_copy_of_the_sample_data(trained, sample_cache, tmp_path, capsys):
-    """What README says: corrupt the validation images, then mCE of a run on them."""
-    folder = trained("classification").folder()
-    root = yaml.safe_load((folder / "config.yaml").read_text())
+@pytest.fixture
+def corrupted(trained, sample_cache, tmp_path):
+    """What README says: corrupt the validation images; here three of each class."""
+    trained("classification")  # makes them
     source = next(path for path in sample_cache.rglob("val") if (path / "0").is_dir())
     for name in source.iterdir():
         (tmp_path / "few" / name.name).mkdir(parents=True)
-        shutil.copy(sorted(name.iterdir())[0], tmp_path / "few" / name.name)
-    write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64))
-    typed = ["mode=test", "data=imagenet_c", f"data.root={tmp_path / 'c'}", f"ckpt={folder}",
-             "trainer=cpu", "data.num_workers=0", f"output_dir={tmp_path / 'out'}"]  # fmt: skip
+        for image in sorted(name.iterdir())[:3]:
+            shutil.copy(image, tmp_path / "few" / name.name)
+
+    def copied(**options):
+        write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64, **options))
+        return tmp_path / "c"
+
+    return copied
+
+
+def on_copy(folder, corrupted, output_dir, trainer="cpu"):
+    return ["mode=test", "data=imagenet_c", f"data.root={corrupted}", f"ckpt={folder}",
+            f"trainer={trainer}", "data.num_workers=0", "data.eval_batch_size=7",
+            f"output_dir={output_dir}"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_sample_data(trained, corrupted, tmp_path, capsys):
+    folder = trained("classification").folder()
+    root = yaml.safe_load((folder / "config.yaml").read_text())
+    typed = on_copy(folder, corrupted(), tmp_path / "out")
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     assert root["data"]["image_size"] == 64
@@ -247,6 +339,28 @@ def test_a_copy_of_the_sample_data(trained, sample_cache, tmp_path, capsys):
     assert json.loads((again.folder() / "summary.json").read_text())["metrics"] == metrics
     ended = run_here([*typed, "mode=fit"], capsys)
     assert ended.status == 2
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_figures_of_one(trained, corrupted, tmp_path, capsys):
+    """Of 30 images in batches of 7, so that both the batches and the processes end unevenly."""
+    folder = trained("classification").folder()
+    images = corrupted(kinds=("fog", "pixelate"))
+    one = run_here(on_copy(folder, images, tmp_path / "one"), capsys)
+    two = command(on_copy(folder, images, tmp_path / "two", "ddp_cpu"))
+    assert (one.status, two.status) == (0, 0), one.err + two.err
+    first, second = (
+        {part: entry["metrics"] for part, entry in json.loads(file.read_text())["parts"].items()}
+        for file in (one.folder() / "robustness.json", two.folder() / "robustness.json")
+    )
+    assert len(first) == 10
+    assert len({metrics["top1"] for metrics in first.values()}) > 1
+    for part, metrics in first.items():
+        assert second[part] == pytest.approx(metrics, rel=1e-5), part
+    found = [summary(ended.folder()) for ended in (one, two)]
+    assert [facts["processes"] for facts in found] == [1, 2]
+    assert set(found[0]["metrics"]) == {"ce_fog", "ce_pixelate"}  # no mce over less than 15 kinds
+    assert found[1]["metrics"] == pytest.approx(found[0]["metrics"])
 
 
 @pytest.mark.slow

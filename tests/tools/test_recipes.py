@@ -191,7 +191,8 @@ def test_every_recipe_of_imagenet_is_stated():
     recipes = {
         path.stem
         for path in (CONFIGS / "recipe").glob("*.yaml")
-        if not path.stem.endswith(("_coco", "_ade20k")) and path.stem != "sample_long"
+        if not path.stem.endswith(("_coco", "_ade20k", "_cifar100", "_cifar100_sgd"))
+        and path.stem != "sample_long"
     }
     assert recipes == {family.partition(" ")[0] for family in FAMILIES}
 
@@ -205,3 +206,52 @@ def test_recipes_give_values_only_for_what_exists(path):
     for option, table in tables.items():
         for pattern in table if isinstance(table, dict) else ():
             assert fnmatch.filter(names, pattern), f"{option}: nothing is called {pattern}"
+
+
+def rates_of(config, updates, batch):
+    """The rate of every update of a config, and its top rate."""
+    top = scaled_lr(config["optimizer"]["lr"], config["optimizer"]["reference_batch"], batch)
+    steps = updates * config["trainer"]["max_epochs"]
+    factor = learning_rate_factor(steps, updates, top, **config["schedule"])
+    return [top * factor(step) for step in range(steps)], top
+
+
+@pytest.mark.parametrize(
+    ("recipe", "top", "lowest"),
+    [("deit_cifar100", 5e-6 * 768 / 512, 1e-6), ("deit_cifar100_sgd", 0.01 * 768 / 512, 1e-5)],
+)
+def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
+    config = composed("task=transfer", "data=cifar100", f"recipe={recipe}", "backbone=deit_b")
+    assert config["data"]["batch_size"] * 8 == 768
+    rates, ours = rates_of(config, 2, 768)
+    assert ours == pytest.approx(top)
+
+    def of_epoch(epoch):
+        if epoch < 5:
+            return 1e-6 + epoch * (top - 1e-6) / 5
+        return lowest + 0.5 * (top - lowest) * (1 + math.cos(math.pi * epoch / 1000))
+
+    # Each epoch has the rate that the script sets at the end of the one before.
+    expected = [of_epoch(max(epoch - 1, 0)) for epoch in range(1000) for _ in range(2)]
+    assert rates == pytest.approx(expected, rel=1e-9)
+
+
+def test_cifar100_is_probed_as_mae_probes():
+    typed = ["task=transfer", "data=cifar100", "protocol=linear_probe", "recipe=probe_cifar100"]
+    config = composed(*typed, "backbone=deit_b")
+    updates = 48
+    rates, top = rates_of(config, updates, 1024)
+    assert (top, len(rates)) == (pytest.approx(0.1 * 1024 / 256), 90 * updates)
+
+    def at(epoch):
+        if epoch < 10:
+            return top * epoch / 10
+        return top * 0.5 * (1 + math.cos(math.pi * (epoch - 10) / 80))
+
+    assert rates == pytest.approx([at(i / updates) for i in range(len(rates))], abs=top / 4000)
+    augmentation = build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation")
+    crop, flip, jitter, *rest = augmentation.train(224).transforms
+    assert (tuple(crop.scale), flip.p) == ((0.08, 1.0), 0.5)
+    strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+    assert strengths == (None, None, None, None)  # no more than crops and flips
+    assert [type(part).__name__ for part in rest] == ["MaybeToTensor", "Normalize"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,21 @@ PUBLISHED_ON = {
 }
 # Images that the rows of a task were tested on.
 TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
+# ImageNet's robustness sets and the figures that they give besides mce, of imagenet_c.
+ROBUSTNESS_DATA = "datamodules.robustness.RobustnessDataModule"
+ROBUSTNESS = {
+    "imagenet_a": "in_a",
+    "imagenet_r": "in_r",
+    "imagenet_sketch": "in_sketch",
+    "imagenet_v2": "in_v2",
+}
+SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
+# Of the data of an evaluation on them what is compared with the row's.
+ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
 # Our names of metrics and the papers', and what theirs, in percent, are divided by.
 METRICS: dict[str, tuple[str, float]] = {
     "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
+    "mIoU_ms": ("miou_ms", 1), **{name: (name, 1) for name in ("mce", *ROBUSTNESS.values())},
     "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
     **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
 }  # fmt: skip
@@ -80,6 +92,8 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
 def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a run or an evaluation that ends now is beside the paper's row that it claims to be.
 
+    On robustness sets a network need not claim one: it is the first that reports them of it.
+
     Args:
         config: Of the command; of an evaluation the training run's settings are read from where
             its checkpoint lies.
@@ -89,21 +103,33 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         None if it claims none, else ``row``, ``experiment`` and ``metrics`` by our names: of each
         ``paper``, ``ours`` and, if the two compare, ``difference``; if not, ``why_not``.
     """
-    if not (config.get("paper") or {}).get("name"):
-        return None
     evaluates = config["mode"] != "fit"
+    on_sets = evaluates and config["data"]["_target_"] == ROBUSTNESS_DATA
+    if not (config.get("paper") or {}).get("name") and not on_sets:
+        return None
     trained = saved_run(config["ckpt"]) if evaluates else None
     settings = dict(config) if trained is None else {**trained.config, "paper": config["paper"]}
     settings |= {group: config[group] for group in IDENTITY} | {"mode": config["mode"]}
     if trained is not None:
         start = trained.config["backbone"].get("pretrained")
         settings["backbone"] = {**config["backbone"], "pretrained": start}
+    groups = tuple(IDENTITY) if evaluates and trained is None else None
+    if on_sets:
+        data = trained.config["data"] if trained is not None else {}
+        settings["data"] = {
+            **data,
+            **{key: config["data"][key] for key in ON_SETS if key in config["data"]},
+        }
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)
+    if on_sets and (row is None or not SET_OF.keys() - {"top1"} & row.metrics.keys()):
+        row = _on_sets(run)
+        if row is not None:
+            run = replace(run, config={**run.config, "paper.experiment": row.name})
+            groups = () if trained is None else None  # how others trained it is not known
     if row is None:
         return None
     why_not = _other_data(run, row)
-    groups = tuple(IDENTITY) if evaluates and trained is None else None
     why_not = why_not or _differences(run, row, groups)
     theirs = _metrics(row, run)
     metrics = {}
@@ -169,10 +195,13 @@ def _has_options(run: RunRecord, row: Row) -> bool:
 
 
 def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
+    """What the row reports of what the data of a run can give, by our names."""
+    on_sets = run.config.get("data._target_") == ROBUSTNESS_DATA
+    sets = run.config["data.sets"] if on_sets else ["imagenet"]
     found = {
         ours: row.metrics[theirs] / scale
         for ours, (theirs, scale) in METRICS.items()
-        if theirs in row.metrics
+        if theirs in row.metrics and SET_OF.get(ours, sets[0]) in sets
     }
     probed = f"top1_{run.config.get('protocol')}"
     return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
@@ -192,6 +221,13 @@ def _claimed(run: RunRecord) -> Row | None:
     return next((row for row in rows if row.table == run.config.get("paper.table")), None)
 
 
+def _on_sets(run: RunRecord) -> Row | None:
+    """The first row of any paper that reports robustness of a run's network."""
+    rows = [row for paper in list_papers() for row in _rows(paper, run)]
+    figures = SET_OF.keys() - {"top1"}
+    return next((row for row in rows if row.name and figures & row.metrics.keys()), None)
+
+
 def _other_data(run: RunRecord, row: Row) -> list[str]:
     """Why a run's test images are none that the paper has figures of."""
     from datamodules.sample_cache import cache_root  # with torch, which tables do without
@@ -201,11 +237,30 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
     if target.startswith(SAMPLE) or inside:
         return ["made on sample data, whose figures are none of the paper's data"]
+    if target == ROBUSTNESS_DATA:
+        return _other_sets(run)
     if target != PUBLISHED_ON[row.task]:
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
     if images not in (None, TEST_IMAGES[row.task]):
         return [f"{images} test images instead of {TEST_IMAGES[row.task]}, so other data"]
+    return []
+
+
+def _other_sets(run: RunRecord) -> list[str]:
+    """Why robustness sets are none that the paper has figures of."""
+    from datamodules.corruptions.copies import NOTE
+    from datamodules.robustness_sets import locate
+
+    if not run.config["data.published_counts"]:
+        return ["data.published_counts=false: not the published sets"]
+    sets, root = run.config["data.sets"], run.config["data.root"]
+    if "imagenet_c" not in sets:
+        return []
+    given = run.config.get("data.roots.imagenet_c")
+    folder = locate("imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1)
+    if folder is not None and (folder / NOTE).is_file():
+        return ["imagenet_c is a copy that tools/corrupt.py made"]
     return []
 
 
@@ -227,6 +282,8 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
 
     meant = OmegaConf.to_container(compose_config([f"experiment={experiment}"]), resolve=True)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
+    if run.config.get("data._target_") == ROBUSTNESS_DATA:
+        free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"
         for key, value in flatten(meant).items()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from backbones.options import check_value, unknown
-from tasks.saved import checkpoint_file
+from tasks.saved import SOLVED, checkpoint_file
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
 from tools.running.recipes import check_data
@@ -60,6 +60,7 @@ def resolved(config: Any) -> dict[str, Any]:
     _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
     check_data(recipe, config["data"]["_target_"], config["data"].pop("_like_", None))
     _check_mode(config)
+    _check_solved(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
         _check_precision(config["trainer"], config["optimizer"])
@@ -122,6 +123,23 @@ def _check_mode(config: Mapping[str, Any]) -> None:
         )
     if mode != "predict" and config["input"] is not None:
         raise ValueError("input names images to predict: pass mode=predict")
+
+
+def _check_solved(config: Mapping[str, Any]) -> None:
+    """Refuse what needs a checkpoint where classifiers are solved, which leaves none."""
+    if not str(config["head"].get("_target_")).startswith(SOLVED):
+        return
+    if config["mode"] != "fit":
+        raise ValueError(
+            f"protocol={config.get('protocol')} solves its classifiers anew from the features of "
+            f"a backbone: leave mode={config['mode']} and ckpt out and pass "
+            "backbone.pretrained=<run folder or checkpoint file>"
+        )
+    if config["resume"]:
+        raise ValueError(
+            f"protocol={config.get('protocol')} leaves nothing to resume: start it anew without "
+            "resume=true"
+        )
 
 
 def _check_length(trainer: Mapping[str, Any], mode: str) -> None:

@@ -13,11 +13,12 @@ from backbones import create_backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete
 from datamodules import BaseDataModule
+from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.instantiate import build
 from tasks.loading import build_task
 from tasks.optim import build_optimizer, learning_rate_factor
-from tools.running import prediction, report, resume, robustness, trainer
+from tools.running import frozen, prediction, report, resume, robustness, trainer
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -119,6 +120,8 @@ def work(
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
+    if isinstance(task.model, FrozenFeatures):
+        return frozen.solve(engine, task, datamodule, config["seed"])
     report.announce(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
         resume.announce(parts.start, new_length)

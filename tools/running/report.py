@@ -146,7 +146,8 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
         ]
         if "difference" in figures:
             words.append(f"difference {figures['difference']:+.2g}")
-        shown[f"{paper['row']}, {name}"] = ", ".join(words)
+        lower = " (lower is better)" if name == "mce" else ""
+        shown[f"{paper['row']}, {name}{lower}"] = ", ".join(words)
     if "why_not" in paper:
         shown["does not compare"] = paper["why_not"]
     return shown

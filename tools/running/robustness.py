@@ -14,21 +14,17 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.robustness import RobustnessDataModule
 from tasks.corruption_error import ALEXNET, SEVERITIES, corruption_errors, mean_corruption_error
-from tools.comparing.published import Row, list_papers, load_rows
+from tools.comparing.paper_figures import ROBUSTNESS
 from tools.running import trainer
-from tools.running.folder import flatten
 from tools.running.processes import started
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 RESULTS = "robustness.json"  # in a run folder: the parts that are done
-# Our names of figures, which configs/published has too, by the part that gives them.
+# The figures, by the part that gives them.
 FIGURES = {
     "imagenet": "top1",
-    "imagenet_a": "in_a",
-    "imagenet_r": "in_r",
-    "imagenet_sketch": "in_sketch",
-    "imagenet_v2": "in_v2",
+    **ROBUSTNESS,
     "imagenet/imagenet_a": "top1_on_a",
     "imagenet/imagenet_r": "top1_on_r",
 }
@@ -79,7 +75,7 @@ def measure(
     task.only_classes()
     found = figures(done, datamodule)
     if engine.is_global_zero:
-        show(found, done, datamodule, published_row(config))
+        show(found, done, datamodule)
     return found
 
 
@@ -181,56 +177,20 @@ def errors_of(done: Results) -> dict[str, dict[int, float]]:
     return errors
 
 
-def published_row(config: Mapping[str, Any]) -> Row | None:
-    """The row of a paper that reports robustness of this very network."""
-    from backbones import backbone_schema
-
-    name = config["backbone"]["name"]
-    ours = flatten(config["backbone"])
-    usual = flatten(dict(backbone_schema(name)))
-    changed = {
-        key: value
-        for key, value in ours.items()
-        if key.startswith(("mixer.", "token_mixer")) and usual.get(key) != value
-    }
-    for paper in list_papers():
-        for row in load_rows(paper, "classification"):
-            same = row.backbone == name and {MCE, "in_a"} & set(row.metrics)
-            if same and flatten(dict(row.options)) == changed:
-                return row
-    return None
-
-
-def show(
-    found: Mapping[str, float],
-    done: Results,
-    datamodule: RobustnessDataModule,
-    row: Row | None,
-) -> None:
-    """Print the figures, a paper's beside them, and of ImageNet-C each kind and severity."""
+def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
+    """Print the figures, or why there is none, and of ImageNet-C each kind and severity."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=None if Console().is_terminal else 100)
-    reported = row.metrics if row else {}
     table = Table(title="robustness, in %", title_justify="left")
-    for column in ("figure", "ours", *([f"{row.paper.upper()} Table {row.table}"] if row else ())):
+    for column in ("figure", "ours"):
         table.add_column(column)
-    if row:
-        table.add_column("difference")
     for name in (*FIGURES.values(), MCE):
         text = f"{found[name]:.2f}" if name in found else why_not(name, datamodule)
-        if text is None:
-            continue
-        theirs = reported.get(name)
-        beside = [] if not row else ["" if theirs is None else f"{theirs}"]
-        if row:
-            both = theirs is not None and name in found
-            beside.append(f"{found[name] - theirs:+.2f}" if both and theirs is not None else "")
-        table.add_row(name, text, *beside)
+        if text is not None:
+            table.add_row(name, text)
     console.print(table)
-    if row:
-        console.print(f"The paper's network is {row}; lower is better for {MCE} alone.")
     errors = errors_of(done)
     if not errors:
         return

@@ -1,0 +1,93 @@
+"""The weighted vote of the nearest training images.
+
+Source: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers" (DINO), ICCV
+2021, App. F.1 and the authors' eval_knn.py: cosine similarity s, votes exp(s / 0.07) of the 10, 20,
+100 and 200 nearest; 20 is what it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heads.frozen.features import Draw, Features, Solved, accuracy
+
+REPORTED = 20
+CHUNK = 1024  # images whose similarities to all training images are in memory at once
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Vote with each number of neighbours; nothing is fitted, and nothing drawn.
+
+    Attributes:
+        neighbours: How many images vote.
+        temperature: That similarities are divided by.
+    """
+
+    neighbours: Sequence[int] = (10, 20, 100, 200)
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not self.neighbours or min(self.neighbours) < 1:
+            raise ValueError(
+                f"head.knn.neighbours={list(self.neighbours)}: numbers from 1 on are needed"
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"head.knn.temperature must be above 0, got {self.temperature}")
+
+    def solve(self, train: Features, test: Features, classes: int, draw: Draw) -> Solved:
+        """Vote; see ``Method``.
+
+        Raises:
+            ValueError: More neighbours than training images.
+        """
+        counts = sorted(set(self.neighbours))
+        if counts[-1] > len(train):
+            raise ValueError(
+                f"head.knn.neighbours={counts} asks for more than the {len(train)} training "
+                "images; pass fewer, such as head.knn.neighbours=[10,20]"
+            )
+        device = draw.device
+        bank, labels = F.normalize(train.values.to(device)), train.labels.to(device)
+        votes: dict[int, list[Tensor]] = {count: [] for count in counts}
+        for queries in test.values.split(CHUNK):
+            sims, rows = nearest(queries.to(device), bank, counts[-1])
+            for count, parts in votes.items():
+                near = labels[rows[:, :count]]
+                parts.append(vote(sims[:, :count], near, classes, self.temperature))
+        metrics = {
+            f"top1_knn{count}": accuracy(torch.cat(parts), test.labels.to(device))
+            for count, parts in votes.items()
+        }
+        shown = REPORTED if REPORTED in counts else counts[0]
+
+        def classify(features: Tensor) -> Tensor:
+            sims, rows = nearest(features.to(device).float(), bank, shown)
+            scores = vote(sims, labels[rows], classes, self.temperature)
+            return (scores / scores.sum(1, keepdim=True)).log()
+
+        return Solved(metrics, classify, {"top1": f"top1_knn{shown}"})
+
+
+def nearest(queries: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Similarities and rows of the ``count`` most similar of a bank (N, D), best first: (B, count).
+
+    Args:
+        queries: (B, D).
+        bank: Of length 1 each.
+        count: How many.
+    """
+    best = (F.normalize(queries) @ bank.T).topk(count, sorted=True)
+    return best.values, best.indices
+
+
+def vote(similarities: Tensor, labels: Tensor, classes: int, temperature: float) -> Tensor:
+    """Sum exp(similarity / temperature) per class: twice (B, k) -> (B, K)."""
+    votes = similarities.new_zeros(len(similarities), classes)
+    return votes.scatter_add_(1, labels, (similarities / temperature).exp())

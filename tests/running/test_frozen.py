@@ -1,0 +1,92 @@
+"""Runs whose classifiers are solved from a frozen backbone's features."""
+
+import json
+
+import pytest
+import torch
+
+from backbones import create_backbone
+from datamodules.sample import SampleTransfer
+from heads.frozen.features import Draw, Features
+from heads.frozen.head import FrozenFeatures
+from heads.frozen.neighbours import Neighbours
+from tests.runs import arguments, command, refused, run_here, summary
+
+# One training image a class, as in all tiny runs.
+FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
+       "head.few_shot.shots=[1]", "head.few_shot.draws=2")  # fmt: skip
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A checkpoint of others: a backbone's tensors and nothing else."""
+    torch.manual_seed(0)
+    path = tmp_path / "weights.pth"
+    torch.save(create_backbone("deit_t").state_dict(), path)
+    return path
+
+
+def typed(weights, tmp_path, *more, trainer="cpu"):
+    start = f"backbone.pretrained={weights}"
+    return arguments("transfer", tmp_path / "runs", *FEW, start, *more, trainer=trainer)
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_the_features(weights, sample_cache, tmp_path, capsys, monkeypatch):
+    taken, solve = [], FrozenFeatures.solve
+
+    def recorded(head, train, test, draw):
+        taken[:] = train, test
+        return solve(head, train, test, draw)
+
+    monkeypatch.setattr(FrozenFeatures, "solve", recorded)
+    ended = run_here(typed(weights, tmp_path), capsys)
+    assert ended.status == 0, ended.err
+    found = summary(ended.folder())["metrics"]
+    data = SampleTransfer(
+        sample_cache, train_per_class=1, val_per_class=1, image_size=64, num_workers=0
+    )
+    data.setup()
+    backbone = create_backbone("deit_t", img_size=64, pretrained=str(weights)).eval()
+
+    def features(split):
+        images = data.dataset(split)
+        transform = data.augmentation.eval(64)
+        images.dataset.transform = transform
+        batch = [images[0, row] for row in range(len(images))]
+        with torch.no_grad():
+            values = backbone.embed(torch.stack([one["image"] for one in batch]))
+        return Features(values, torch.stack([one["label"] for one in batch]))
+
+    train, test = features("train"), features("val")
+    for given, expected in zip(taken, (train, test), strict=True):
+        torch.testing.assert_close(given.values, expected.values)
+        assert torch.equal(given.labels, expected.labels)
+    metrics = Neighbours((10, 20)).solve(train, test, 100, Draw()).metrics
+    assert {name: found[name] for name in metrics} == pytest.approx(dict(metrics))
+    assert found["top1"] == found["top1_lbfgs"]
+    assert {"top5", "top1_1shot", "top1_1shot_std"} < set(found)
+    assert "top1_knn20" in ended.out
+    assert list((ended.folder() / "preview").glob("*.png"))
+    assert not (ended.folder() / "checkpoints").exists()
+
+
+def test_what_needs_weights_is_refused(weights, tmp_path, capsys):
+    told = refused([*typed(weights, tmp_path), "resume=true"], tmp_path / "runs", capsys)
+    assert "protocol=frozen leaves nothing to resume" in told
+    other = [word for word in typed(weights, tmp_path) if not word.startswith("backbone.pre")]
+    told = refused([*other, "mode=test", f"ckpt={weights}"], tmp_path / "runs", capsys)
+    assert "pass backbone.pretrained=<run folder or checkpoint file>" in told
+    ended = run_here(typed(weights, tmp_path, "trainer.limit_val_batches=1"), capsys)
+    assert ended.status == 2
+    assert "features of 64 of 100 images were taken, and all are needed" in ended.err
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(weights, tmp_path, capsys):
+    one = run_here(typed(weights, tmp_path), capsys)
+    two = command(typed(weights, tmp_path, trainer="ddp_cpu"))
+    assert (one.status, two.status) == (0, 0), one.err + two.err
+    first, second = (json.loads((e.folder() / "summary.json").read_text()) for e in (one, two))
+    assert (first["processes"], second["processes"]) == (1, 2)
+    assert first["metrics"] == pytest.approx(second["metrics"])
