@@ -37,3 +37,28 @@ def write_c(folder, names, grouped=False):
         inner = folder / GROUPS[place % 4] if grouped else folder
         for severity in SEVERITIES:
             write_classes(inner / kind / str(severity), names)
+
+
+def write_parquet(folders, target, names=None, columns=("image", "label"), labels=None):
+    """Class folders ``train`` and ``val`` as two shards each, as Hugging Face's sets are.
+
+    ``names`` are those of the classes that the shards state; ``labels`` replace the right ones.
+    """
+    from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progress_bars
+
+    disable_progress_bars()
+    target.mkdir(parents=True)
+    for split, called in (("train", "train"), ("val", "validation")):
+        classes = sorted(path.name for path in (folders / split).iterdir())
+        files = [p for name in classes for p in sorted((folders / split / name).iterdir())]
+        right = [classes.index(path.parent.name) for path in files]
+        given = [labels[index % len(labels)] for index in range(len(files))] if labels else right
+        kind = Value("string" if isinstance(given[0], str) else "int64")
+        kind = ClassLabel(names=list(names)) if names else kind
+        for shard in range(2):
+            part = slice(shard * len(files) // 2, (shard + 1) * len(files) // 2)
+            images = [{"bytes": path.read_bytes(), "path": path.name} for path in files[part]]
+            content = dict(zip(columns, (images, given[part]), strict=True))
+            features = Features(dict(zip(columns, (Image(), kind), strict=True)))
+            table = Dataset.from_dict(content, features=features)
+            table.to_parquet(str(target / f"{called}-{shard:05d}-of-00002.parquet"))
