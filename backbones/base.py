@@ -34,7 +34,8 @@ class Backbone(nn.Module):
         name: The registered name it was created by.
         feature_info: One entry per map of ``forward``, fine to coarse.
         num_features: Width of what ``embed`` returns.
-        size_divisor: Detectors pad their batches to a multiple of it; any size of at least 64 runs.
+        size_divisor: Detectors pad their batches to a multiple of it; any size from 64 on runs, and
+            from 32 on if it was built with a smaller patch_size than the published one.
         dense: Whether it was built for dense prediction.
         classification_keys: Prefixes of state-dict keys that only the classification network has.
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
@@ -257,6 +258,7 @@ class HostConfig:
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0.
         pretrained: Whether timm shall load its published weights (needs network once).
         dense: Build for dense prediction (see ``create_backbone``).
+        patch_size: Stride of the first map.
         channel_mixer: Makes what replaces an FFN; None keeps the host's own.
         token_mixer: Makes what replaces attention or pooling; None keeps the host's own.
     """
@@ -265,6 +267,7 @@ class HostConfig:
     drop_path_rate: float = 0.0
     pretrained: bool = False
     dense: bool = False
+    patch_size: int = 4
     channel_mixer: MixerFactory | None = None
     token_mixer: MixerFactory | None = None
 

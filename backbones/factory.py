@@ -22,6 +22,8 @@ from backbones.registry import (
     look_up,
 )
 
+# How small an image may be, and how small with a smaller patch size than the published one.
+LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
 FROM_SLOT = ("grid", "slot")  # which no user sets; hidden_ratio is an option as well
 
 
@@ -35,6 +37,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "img_size": None,
         "drop_path_rate": 0.0,
         "dense": False,
+        "patch_size": host.patch_size,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
@@ -80,6 +83,7 @@ def create_backbone(
     mixer: Mapping[str, Any] | None = None,
     token_mixer: Mapping[str, Any] | str | None = None,
     dense: bool = False,
+    patch_size: int | None = None,
     **host_kwargs: Any,
 ) -> Backbone:
     """Build a registered backbone.
@@ -97,6 +101,9 @@ def create_backbone(
         dense: False gives the published classification network, to the parameter. True adds what
             only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
             out what only classification needs; a classification checkpoint loads into it.
+        patch_size: Stride of the first map, for classifying images from 32 pixels on: 4, 2 or 1 in
+            hosts with maps at strides 4 to 32, 16, 8, 4 or 2 in those with one map. Patches side by
+            side get this size; kernels that overlap keep theirs and are set closer.
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
@@ -106,7 +113,7 @@ def create_backbone(
     host, mixer_name = look_up(name)
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
-        "mixer": mixer, "token_mixer": token_mixer, "dense": dense,
+        "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
     }  # fmt: skip
     check_arguments(create_backbone, given, "backbone")
     known = keywords(host.build)
@@ -116,11 +123,14 @@ def create_backbone(
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
+    patch = host.patch_size if patch_size is None else patch_size
+    _check_patch_size(host, patch, pretrained, dense)
     config = HostConfig(
-        img_size=_image_size(img_size),
+        img_size=_image_size(img_size, host, patch),
         drop_path_rate=drop_path_rate,
         pretrained=pretrained is True,
         dense=dense,
+        patch_size=patch,
         channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
         token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
     )
@@ -202,12 +212,48 @@ def _build_mixer(
     return mixer
 
 
-def _image_size(size: int | tuple[int, int] | None) -> tuple[int, int]:
+def small_patch_sizes(host: HostEntry) -> list[int]:
+    """The patch sizes for small images: half, quarter and eighth of the published one."""
+    return [size for size in (host.patch_size >> halvings for halvings in (1, 2, 3)) if size]
+
+
+def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: bool) -> None:
+    """Refuse a patch size that a host does not have, or not for what it is built for."""
+    published = host.patch_size
+    if patch_size == published:
+        return
+    smaller = small_patch_sizes(host)
+    if patch_size not in smaller:
+        raise ValueError(
+            f"patch_size of {host.name} must be {published} or, for small images, "
+            f"{', '.join(map(str, smaller))}; got {patch_size}"
+        )
+    if dense:
+        raise ValueError(
+            f"patch_size={patch_size} is for classifying small images: detectors and segmentors "
+            f"read maps at strides 4, 8, 16 and 32; leave it at {published}"
+        )
+    if pretrained is True:
+        raise ValueError(
+            f"timm's weights of {host.name} are for patch_size={published}; leave patch_size out, "
+            "or pretrained"
+        )
+
+
+def _image_size(
+    size: int | tuple[int, int] | None, host: HostEntry, patch_size: int
+) -> tuple[int, int]:
     size = 224 if size is None else size
     sides = (size, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides
-    if min(height, width) < 64:
-        raise ValueError(f"img_size must be at least 64 in both directions, got {(height, width)}")
+    least = LEAST_SIDE if patch_size == host.patch_size else LEAST_SMALL_SIDE
+    if min(height, width) < least:
+        usual = small_patch_sizes(host)[-2]
+        remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={usual}"
+        raise ValueError(
+            f"img_size must be at least {least} in both directions, got {(height, width)}"
+            + remedy * (least == LEAST_SIDE)
+        )
     return int(height), int(width)

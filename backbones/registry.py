@@ -48,6 +48,7 @@ class HostEntry:
     slots: Collection[Kind]
     source: str
     plain_ffn: bool
+    patch_size: int
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -60,6 +61,7 @@ def register_host(
     slots: Collection[Kind] = ("channel", "token"),
     source: str,
     plain_ffn: bool = True,
+    patch_size: int = 4,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -69,6 +71,8 @@ def register_host(
         source: Paper, or paper and table.
         plain_ffn: Whether its own FFN is W2 act(W1 x), so that ``ffn`` with other options may take
             its place.
+        patch_size: Stride of the first map of the published network; for small images users may
+            choose a smaller one.
 
     Raises:
         ValueError: The name is taken.
@@ -76,7 +80,7 @@ def register_host(
 
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in _HOSTS.items()})
-        _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn)
+        _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn, patch_size)
         return build
 
     return register

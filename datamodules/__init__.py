@@ -6,6 +6,7 @@ from datamodules.cifar100 import CIFAR10DataModule, CIFAR100DataModule
 from datamodules.class_folders import ClassFoldersDataModule
 from datamodules.coco import CocoDataModule
 from datamodules.image_folder import ImageFolderDataModule
+from datamodules.image_parquet import ImageParquetDataModule
 from datamodules.image_tars import ImageTarsDataModule
 from datamodules.inaturalist import INaturalist2019DataModule
 from datamodules.robustness import RobustnessDataModule
@@ -27,6 +28,7 @@ __all__ = [
     "CocoDataModule",
     "INaturalist2019DataModule",
     "ImageFolderDataModule",
+    "ImageParquetDataModule",
     "ImageTarsDataModule",
     "LightAugmentation",
     "PaperAugmentation",

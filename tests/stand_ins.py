@@ -2,11 +2,18 @@
 
 import functools
 import io
+import json
+import pickle
+import tarfile
 
+import numpy as np
 from PIL import Image
 
 from datamodules.corruptions import KINDS, SEVERITIES
 from datamodules.robustness_sets import GROUPS, SYNSETS, subset_of
+
+# Of iNaturalist; ids of folders sort differently as text, 10 before 2.
+CATEGORIES = {2: "Aves bubo", 10: "Insecta apis", 7: "Plantae abies"}
 
 
 @functools.cache
@@ -37,3 +44,69 @@ def write_c(folder, names, grouped=False):
         inner = folder / GROUPS[place % 4] if grouped else folder
         for severity in SEVERITIES:
             write_classes(inner / kind / str(severity), names)
+
+
+def write_parquet(folders, target, names=None, columns=("image", "label"), labels=None):
+    """Class folders ``train`` and ``val`` as two shards each, as Hugging Face's sets are.
+
+    ``names`` are those of the classes that the shards state; ``labels`` replace the right ones.
+    """
+    from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progress_bars
+
+    disable_progress_bars()
+    target.mkdir(parents=True)
+    for split, called in (("train", "train"), ("val", "validation")):
+        classes = sorted(path.name for path in (folders / split).iterdir())
+        files = [p for name in classes for p in sorted((folders / split / name).iterdir())]
+        right = [classes.index(path.parent.name) for path in files]
+        given = [labels[index % len(labels)] for index in range(len(files))] if labels else right
+        kind = Value("string" if isinstance(given[0], str) else "int64")
+        kind = ClassLabel(names=list(names)) if names else kind
+        for shard in range(2):
+            part = slice(shard * len(files) // 2, (shard + 1) * len(files) // 2)
+            images = [{"bytes": path.read_bytes(), "path": path.name} for path in files[part]]
+            content = dict(zip(columns, (images, given[part]), strict=True))
+            features = Features(dict(zip(columns, (Image(), kind), strict=True)))
+            table = Dataset.from_dict(content, features=features)
+            table.to_parquet(str(target / f"{called}-{shard:05d}-of-00002.parquet"))
+
+
+def write_tars(folders, target):
+    """Class folders ``train`` and ``val`` as two tar files each."""
+    for split in ("train", "val"):
+        (target / split).mkdir(parents=True)
+        paths = sorted(path for path in (folders / split).rglob("*") if path.is_file())
+        for shard in range(2):
+            with tarfile.open(target / split / f"{shard:03d}.tar", "w") as tar:
+                for path in paths[shard::2]:
+                    tar.add(path, path.relative_to(folders / split))
+
+
+def write_inaturalist(root, per_class=2):
+    for number, split in enumerate(("train", "val")):
+        content = {"categories": [{"id": i, "name": n} for i, n in CATEGORIES.items()],
+                   "images": [], "annotations": []}  # fmt: skip
+        for category in CATEGORIES:
+            for copy in range(per_class):
+                image = 1000 * number + 10 * category + copy
+                name = f"train_val2019/Some/{category}/{image}.jpg"
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(jpeg(image % 50))
+                content["images"].append({"id": image, "file_name": name})
+                content["annotations"].append(
+                    {"id": image, "image_id": image, "category_id": category}
+                )
+        (root / f"{split}2019.json").write_text(json.dumps(content))
+
+
+def write_cifar10(root, rows=4):
+    """The seven pickles of CIFAR-10, of which each of images has a few rows."""
+    generator = np.random.default_rng(0)
+    for file in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        content = {
+            b"data": generator.integers(0, 256, (rows, 3072), dtype=np.uint8),
+            b"labels": [row % 10 for row in range(rows)],
+        }
+        (root / file).write_bytes(pickle.dumps(content, protocol=2))
+    names = {b"label_names": [f"class{number}".encode() for number in range(10)]}
+    (root / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from timm.models.convnext import ConvNeXt as TimmConvNeXt
 from timm.models.convnext import ConvNeXtBlock
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
@@ -102,6 +102,8 @@ RENAMES = (
 @register_host("convnext_t", source="ConvNeXt, Sec. 3")
 def convnext_t(config: HostConfig) -> ConvNeXt:
     """Widths 96 to 768, depths 3, 3, 9, 3."""
-    return ConvNeXt(
-        cast("TimmConvNeXt", create_timm_model("convnext_tiny.fb_in1k", config)), config
-    )
+    network = cast("TimmConvNeXt", create_timm_model("convnext_tiny.fb_in1k", config))
+    if config.patch_size != PATCH_SIZE:  # timm would begin the first stage with a stride then
+        init = partial(nn.init.trunc_normal_, std=0.02)
+        network.stem[0] = patches_of(config.patch_size, cast("nn.Conv2d", network.stem[0]), init)
+    return ConvNeXt(network, config)

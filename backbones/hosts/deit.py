@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
+from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
 from backbones.options import variant_of
@@ -27,7 +27,7 @@ GRID = "pos_grid"  # rows and columns of an oblong position table
 
 
 class DeiT(IsotropicBackbone):
-    """A plain ViT; its last map (stride 16), or a pyramid made from it.
+    """A plain ViT; its last map, of stride 16, or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,
     antialiased). A table of n * n positions is one of n x n unless its file says otherwise, so
@@ -114,7 +114,7 @@ class DeiT(IsotropicBackbone):
         return self.norm(tokens[:, 0])
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the stride-16 map, normed token by token, or the pyramid's if dense."""
+        """(B, 3, H, W) -> the map, normed token by token, or the pyramid's if dense."""
         if self.dense or not hasattr(self, "fc_norm"):
             return super().forward(images)
         return (to_nchw(self.fc_norm(self.last_map(images))).contiguous(),)
@@ -221,26 +221,31 @@ def build(
         fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
             networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
     """
-    size = tuple(PATCH * math.ceil(side / PATCH) for side in config.img_size)
+    patch = config.patch_size
     model = create_timm_model(
-        variant, config, img_size=size, dynamic_img_size=True, dynamic_img_pad=True
+        variant,
+        config,
+        img_size=tuple(patch * tokens for tokens in config.grid(patch)),
+        patch_size=patch,
+        dynamic_img_size=True,
+        dynamic_img_pad=True,
     )
     return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm)
 
 
-@register_host("deit_t", source="DeiT, Table 1")
+@register_host("deit_t", source="DeiT, Table 1", patch_size=PATCH_SIZE)
 @variant_of(build, fixed={"variant": "deit_tiny_patch16_224"})
 def deit_t() -> None:
     """Width 192, 12 blocks, 3 heads."""
 
 
-@register_host("deit_s", source="DeiT, Table 1")
+@register_host("deit_s", source="DeiT, Table 1", patch_size=PATCH_SIZE)
 @variant_of(build, fixed={"variant": "deit_small_patch16_224"})
 def deit_s() -> None:
     """Width 384, 12 blocks, 6 heads."""
 
 
-@register_host("deit_b", source="DeiT, Table 1")
+@register_host("deit_b", source="DeiT, Table 1", patch_size=PATCH_SIZE)
 @variant_of(build, fixed={"variant": "deit_base_patch16_224"})
 def deit_b() -> None:
     """Width 768, 12 blocks, 12 heads."""

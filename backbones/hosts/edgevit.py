@@ -35,7 +35,6 @@ from backbones.registry import register_host
 
 HEAD_DIM = 36
 RATIO = 4
-STRIDES = (4, 2, 2, 2)
 # The authors' names, as patterns, and ours; their stages count from 1.
 RENAMES = (
     *(
@@ -98,7 +97,8 @@ class EdgeViT(HierarchicalBackbone):
         self.stages = nn.ModuleList()
         for stage, (width, spec) in enumerate(zip((3, *widths), specs, strict=False)):
             drop_paths, rates = rates[: spec.depth], rates[spec.depth :]
-            embed = PatchEmbed(width, spec.dim, STRIDES[stage], STRIDES[stage])
+            side = 2 if stage else config.patch_size
+            embed = PatchEmbed(width, spec.dim, side, side)
             blocks = nn.Sequential(*(EdgeViTBlock(spec, rate) for rate in drop_paths))
             self.stages.append(nn.ModuleDict({"embed": embed, "blocks": blocks}))
         self.set_maps(config, widths, LayerNorm2d if config.dense else nn.BatchNorm2d)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
@@ -40,6 +40,7 @@ class GCViT(HierarchicalBackbone):
     def __init__(self, model: GlobalContextVit, config: HostConfig) -> None:
         super().__init__()
         self.stem = model.stem
+        restride(self.stem, config)
         self.stages = model.stages
         self.set_maps(config, [info["num_chs"] for info in model.feature_info])
         last = cast("GlobalContextVitStage", self.stages[-1])

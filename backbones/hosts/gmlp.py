@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors
-from backbones.hosts.scaffolds.isotropic import PATCH
+from backbones.hosts.scaffolds.isotropic import PATCH_SIZE
 from backbones.hosts.scaffolds.timm_source import become
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.mixers.posmlp.relations import hide
@@ -40,7 +40,7 @@ class GMLP(PatchMLP):
 
     def __init__(self, model: MlpMixer, config: HostConfig, gate_eps: float = GATE_EPS) -> None:
         super().__init__(model, config)
-        grid = config.grid(PATCH)
+        grid = config.grid(config.patch_size)
         for index, block in enumerate(self.blocks):
             gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
             become(gate, WindowedSpatialGatingUnit)
@@ -129,19 +129,25 @@ def build(
     return GMLP(create_patch_mlp(variant, config, stem_norm=stem_norm), config, gate_eps)
 
 
-@register_host("gmlp_ti", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
+@register_host(
+    "gmlp_ti", slots=["token"], source="gMLP (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE
+)
 @variant_of(build, fixed={"variant": "gmlp_ti16_224"})
 def gmlp_ti() -> None:
     """Width 128, 30 blocks."""
 
 
-@register_host("gmlp_s", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
+@register_host(
+    "gmlp_s", slots=["token"], source="gMLP (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE
+)
 @variant_of(build, fixed={"variant": "gmlp_s16_224"})
 def gmlp_s() -> None:
     """Width 256, 30 blocks."""
 
 
-@register_host("gmlp_b", slots=["token"], source="gMLP (NeurIPS 2021), Table 1")
+@register_host(
+    "gmlp_b", slots=["token"], source="gMLP (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE
+)
 @variant_of(build, fixed={"variant": "gmlp_b16_224"})
 def gmlp_b() -> None:
     """Width 512, 30 blocks."""

@@ -17,15 +17,15 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath, Mlp, lecun_normal_
 from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
-from backbones.hosts.scaffolds.isotropic import PATCH, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
+from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -48,9 +48,9 @@ class PatchMLP(IsotropicBackbone):
 
     def last_map(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, h, w, C) after the last block."""
-        height, width = images.shape[-2:]
-        tokens = self.stem(F.pad(images, (0, missing(width, PATCH), 0, missing(height, PATCH))))
-        return self.blocks(tokens.unflatten(1, (ceil_div(height, PATCH), -1)))
+        (height, width), patch = images.shape[-2:], self.patch_size
+        tokens = self.stem(F.pad(images, (0, missing(width, patch), 0, missing(height, patch))))
+        return self.blocks(tokens.unflatten(1, (ceil_div(height, patch), -1)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Accept timm's names."""
@@ -62,7 +62,7 @@ class MixerMLP(PatchMLP):
 
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:
         super().__init__(model, config)
-        grid = config.grid(PATCH)
+        grid = config.grid(config.patch_size)
         for index, block in enumerate(self.blocks):
             become(block, MapMixerBlock)
             tokens = cast("WindowedTokenMLP", block.mlp_tokens)
@@ -120,19 +120,22 @@ class WindowedTokenMLP(Mlp):
 
 
 def create_patch_mlp(variant: str, config: HostConfig, **options: Any) -> MlpMixer:
-    """Build timm's network for 224 pixels whatever img_size is, so that all sizes share weights."""
+    """Build timm's network for 14x14 patches whatever img_size is: all sizes share weights."""
     model = cast("MlpMixer", create_timm_model(variant, config, **options))
     model.stem.strict_img_size = False
+    if config.patch_size != PATCH_SIZE:  # timm's functions fix it
+        model.stem.proj = patches_of(config.patch_size, model.stem.proj, lecun_normal_)
+        model.stem.patch_size = (config.patch_size, config.patch_size)
     return model
 
 
-@register_host("mixer_s16", source="MLP-Mixer (NeurIPS 2021), Table 1")
+@register_host("mixer_s16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_s16(config: HostConfig) -> MixerMLP:
     """Width 512, 8 blocks."""
     return MixerMLP(create_patch_mlp("mixer_s16_224", config), config)
 
 
-@register_host("mixer_b16", source="MLP-Mixer (NeurIPS 2021), Table 1")
+@register_host("mixer_b16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_b16(config: HostConfig) -> MixerMLP:
     """Width 768, 12 blocks."""
     return MixerMLP(create_patch_mlp("mixer_b16_224", config), config)

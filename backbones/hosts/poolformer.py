@@ -20,13 +20,11 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
-
-STEM_STRIDE = 4
 
 
 class PoolFormer(HierarchicalBackbone):
@@ -37,6 +35,7 @@ class PoolFormer(HierarchicalBackbone):
     def __init__(self, model: MetaFormer, config: HostConfig) -> None:
         super().__init__()
         self.stem = model.stem
+        restride(self.stem, config)
         self.stages = model.stages
         # The 1e-6 of timm's head norm is not the authors'; PoolFormer's norms all have 1e-5.
         self.set_maps(
@@ -61,8 +60,8 @@ class PoolFormer(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
-        height, width = images.shape[-2:]
-        images = F.pad(images, (0, missing(width, STEM_STRIDE), 0, missing(height, STEM_STRIDE)))
+        (height, width), stride = images.shape[-2:], self.patch_size
+        images = F.pad(images, (0, missing(width, stride), 0, missing(height, stride)))
         x = self.stem(images).contiguous(memory_format=self.memory_format)
         maps = []
         for stage in self.stages:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens
 from backbones.layers.graph_sizes import same_size
@@ -37,6 +37,7 @@ class PVTv2(HierarchicalBackbone):
     def __init__(self, model: PyramidVisionTransformerV2, config: HostConfig) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
+        restride(self.patch_embed, config)
         self.stages = model.stages
         self.set_maps(config, [info["num_chs"] for info in model.feature_info], nn.Identity)
         self._fill_slots(config)

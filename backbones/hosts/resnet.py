@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.registry import register_host
 
@@ -26,7 +26,11 @@ STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 class ResNet(HierarchicalBackbone):
-    """Four maps at strides 4, 8, 16, 32; NCHW inside."""
+    """Four maps at strides 4, 8, 16, 32; NCHW inside.
+
+    For small images without the pooling of the stem, and with ``patch_size`` 1 with a 3x3
+    convolution for its 7x7 one, as the paper begins its networks for CIFAR (Sec. 4.2).
+    """
 
     channels_first = True
     classification_keys = ()
@@ -38,6 +42,11 @@ class ResNet(HierarchicalBackbone):
             self.add_module(name, model.get_submodule(name))
         features = cast("list[dict[str, int]]", model.feature_info)[1:]  # the first is the stem
         self.set_maps(config, [info["num_chs"] for info in features], nn.Identity)
+        if config.patch_size < PATCH_SIZE:
+            self.maxpool = nn.Identity()
+        if config.patch_size == 1:
+            self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, C, h, w)."""

@@ -203,8 +203,16 @@ class AnyWindowAttention(WindowAttention):
 
 
 def _build(variant: str, config: HostConfig) -> Swin:
-    # Built at 224 whatever img_size is, so that every size shares one table of 7x7 windows.
-    network = create_timm_model(variant, config, strict_img_size=False, always_partition=True)
+    # For a first map of 56x56 whatever img_size is, so that every size shares one table of 7x7
+    # windows.
+    network = create_timm_model(
+        variant,
+        config,
+        img_size=56 * config.patch_size,
+        patch_size=config.patch_size,
+        strict_img_size=False,
+        always_partition=True,
+    )
     model = cast("SwinTransformer", network)
     patch_embed: Any = model.patch_embed
     patch_embed.dynamic_img_pad = True

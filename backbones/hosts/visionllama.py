@@ -101,7 +101,7 @@ class VisionLLaMA(HierarchicalBackbone):
         self.patch_embeds, self.blocks = nn.ModuleList(), nn.ModuleList()
         rates = drop_path_rates(config.drop_path_rate, sum(self.depths))
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
-            inputs, side = (self.widths[stage - 1], 2) if stage else (3, 4)
+            inputs, side = (self.widths[stage - 1], 2) if stage else (3, config.patch_size)
             self.patch_embeds.append(PatchEmbed(inputs, dim, side, side))
             init_all(self.patch_embeds[-1])
             grid = config.grid(self.feature_info[stage].stride)

@@ -3,29 +3,9 @@
 import json
 
 import pytest
-from PIL import Image
 
 from datamodules import INaturalist2019DataModule
-
-# Ids of folders sort differently as text: 10 before 2.
-CATEGORIES = {2: "Aves bubo", 10: "Insecta apis", 7: "Plantae abies"}
-
-
-def write(root, per_class=2):
-    for number, split in enumerate(("train", "val")):
-        content = {"categories": [{"id": i, "name": n} for i, n in CATEGORIES.items()],
-                   "images": [], "annotations": []}  # fmt: skip
-        for category in CATEGORIES:
-            for copy in range(per_class):
-                image = 1000 * number + 10 * category + copy
-                name = f"train_val2019/Some/{category}/{image}.jpg"
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (8, 8)).save(root / name)
-                content["images"].append({"id": image, "file_name": name})
-                content["annotations"].append(
-                    {"id": image, "image_id": image, "category_id": category}
-                )
-        (root / f"{split}2019.json").write_text(json.dumps(content))
+from tests.stand_ins import write_inaturalist
 
 
 def module(root, **options):
@@ -37,7 +17,7 @@ def module(root, **options):
 
 @pytest.fixture
 def root(tmp_path):
-    write(tmp_path)
+    write_inaturalist(tmp_path)
     return tmp_path
 
 

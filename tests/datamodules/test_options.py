@@ -27,7 +27,9 @@ def test_sample_and_real_set_have_the_same_options(sample, real):
     assert {"eval_batch_size", "num_workers", *size} <= options(real)
 
 
-@pytest.mark.parametrize("other", ["folder", "inaturalist2019", "imagenet_tar", "cifar10"])
+@pytest.mark.parametrize(
+    "other", ["folder", "inaturalist2019", "imagenet_tar", "imagenet_parquet", "cifar10"]
+)
 def test_sets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
     own = options(other) - SPLIT - {"_like_"} | {"num_classes", "train_share"} & options(kind)

@@ -19,7 +19,7 @@ from tests.runs import CONFIGS, composed, options, run_here
 from tools.command_line import experiments as group
 from tools.command_line import overrides as command_line
 from tools.comparing.experiments import describe, experiments, find_experiment
-from tools.comparing.paper_figures import PUBLISHED_ON, compared
+from tools.comparing.paper_figures import compared, published_on
 from tools.comparing.published import LOADER, list_papers, load_rows
 from tools.comparing.published import yaml as published_yaml
 from tools.running import help as run_help
@@ -156,7 +156,7 @@ def test_the_weights_that_a_row_starts_from_are_asked_for(capsys):
 def check_config(name):
     row, config = ROWS[name], composed(f"experiment={name}", "data.root=/data")
     assert (config["task_name"], config["backbone"]["name"]) == (row.task, row.backbone)
-    assert config["data"]["_target_"] == PUBLISHED_ON[row.task]
+    assert config["data"]["_target_"] == published_on(row)
     assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
     assert config["head"].get("name") == row.head
     assert config["trainer"]["strategy"] == "ddp"

@@ -38,8 +38,9 @@ def stated(family):
 
 @cache
 def config_of(family, host):
-    recipe = family.partition(" ")[0]
-    typed = ["task=classification", "data=imagenet", f"recipe={recipe}", f"backbone={host}"]
+    recipe, said = family.partition(" ")[0], stated(family)
+    chosen = [f"{group}={said[group]}" for group in ("task", "data")]
+    typed = [*chosen, f"recipe={recipe}", f"backbone={host}"]
     return composed(*typed, "trainer=ddp")
 
 
@@ -139,11 +140,14 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
     assert task["random_erasing"] == (said["erasing"] if after else 0.0)
     augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
     train = create_transform(
-        said["size"], is_training=True, scale=(0.08, 1.0), ratio=tuple(said["ratio"]), hflip=0.5,
-        auto_augment=said["policy"], interpolation=said["interpolation"], re_prob=before,
-        re_mode="pixel",
+        said["size"], is_training=True, scale=tuple(said["scale"]), ratio=tuple(said["ratio"]),
+        hflip=0.5, auto_augment=said["policy"], interpolation=said["interpolation"], re_prob=before,
+        re_mode="pixel", mean=tuple(said["mean"]), std=tuple(said["std"]),
     )  # fmt: skip
-    test = create_transform(said["size"], interpolation="bicubic", crop_pct=crop_pct)
+    test = create_transform(
+        said["size"], interpolation="bicubic", crop_pct=crop_pct, mean=tuple(said["mean"]),
+        std=tuple(said["std"]),
+    )  # fmt: skip
     assert described(augmentation.train(said["size"])) == described(train)
     assert described(augmentation.eval(said["size"])) == described(test)
     if said["mixup"] or said["cutmix"]:
@@ -187,7 +191,7 @@ def _plain(value):
     return getattr(value, "__name__", None) or repr(value)
 
 
-def test_every_recipe_of_imagenet_is_stated():
+def test_every_recipe_of_classification_is_stated():
     recipes = {
         path.stem
         for path in (CONFIGS / "recipe").glob("*.yaml")

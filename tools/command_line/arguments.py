@@ -54,8 +54,10 @@ def image_size(text: str, usual: int = 224) -> tuple[int, int]:
     """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
     text = text or str(usual)
     size = _sides(text)
-    if min(size) < 64:
-        raise ValueError(f"image_size must be 224 or 800x1280, from 64 up; got {text!r}")
+    if min(size) < 32:
+        raise ValueError(
+            f"image_size must be 224 or 800x1280, from 64 up (32 with patch_size); got {text!r}"
+        )
     return size
 
 

@@ -22,8 +22,6 @@ PUBLISHED_ON = {
     "detection": "datamodules.coco.CocoDataModule",
     "segmentation": "datamodules.ade20k.ADE20KDataModule",
 }
-# Images that the rows of a task were tested on.
-TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
 # ImageNet's robustness sets and the figures that they give besides mce, of imagenet_c.
 ROBUSTNESS_DATA = "datamodules.robustness.RobustnessDataModule"
 ROBUSTNESS = {
@@ -35,6 +33,13 @@ ROBUSTNESS = {
 SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
 # Of the data of an evaluation on them what is compared with the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
+# The same of rows on another set, by its name.
+PUBLISHED_ON_OTHER = {"inaturalist2019": "datamodules.inaturalist.INaturalist2019DataModule"}
+# Images that the rows of a task, or on another set, were tested on.
+TEST_IMAGES = {
+    "classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000,
+    "inaturalist2019": 3030,
+}  # fmt: skip
 # Our names of metrics and the papers', and what theirs, in percent, are divided by.
 METRICS: dict[str, tuple[str, float]] = {
     "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
@@ -74,13 +79,15 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
         notes: Gets the reason where a run names a row and is another one.
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
-    real = PUBLISHED_ON.get(run.task) == run.config.get("data._target_")
-    if name is None or not real:
+    target = run.config.get("data._target_")
+    if name is None or target not in (PUBLISHED_ON.get(run.task), *PUBLISHED_ON_OTHER.values()):
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
     row = _claimed(run)
     if row is None:
         notes.append(f"{what}: it has no row of this backbone and task")
+        return None
+    if target != published_on(row):
         return None
     other = _differences(run, row)
     if other:
@@ -142,6 +149,11 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     return found | ({"why_not": _few(why_not)} if why_not else {})
 
 
+def published_on(row: Row) -> str:
+    """The datamodule of the data that a row was measured on."""
+    return PUBLISHED_ON_OTHER.get(row.train.data, PUBLISHED_ON[row.task])
+
+
 def _few(reasons: Sequence[str]) -> str:
     return f"{'; '.join(reasons[:4])}{'; ...' * (len(reasons) > 4)}"
 
@@ -156,12 +168,11 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
     """
     found: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
-        if PUBLISHED_ON.get(run.task) != run.config.get("data._target_"):
-            continue
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                if value is not None and cost in row.reported:
+                same = published_on(row) == run.config.get("data._target_")
+                if same and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
                     found.setdefault(point, set()).add(paper.upper())
     return [(f"{name} ({', '.join(sorted(who))})", x, y) for (name, x, y), who in found.items()]
@@ -239,11 +250,12 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
         return ["made on sample data, whose figures are none of the paper's data"]
     if target == ROBUSTNESS_DATA:
         return _other_sets(run)
-    if target != PUBLISHED_ON[row.task]:
+    if target != published_on(row):
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
-    if images not in (None, TEST_IMAGES[row.task]):
-        return [f"{images} test images instead of {TEST_IMAGES[row.task]}, so other data"]
+    expected = TEST_IMAGES.get(row.train.data, TEST_IMAGES[row.task])
+    if images not in (None, expected):
+        return [f"{images} test images instead of {expected}, so other data"]
     return []
 
 

@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram
 from backbones.layers.reparam import fuse, is_fused
 from tools.exporters import ExportRequest
 
-MIN_SIDE = 64  # what every backbone takes
+MIN_SIDE = 64  # what every backbone takes; one for small images takes those it is exported for
 INPUT = "images"
 AXES = {0: "batch", 2: "height", 3: "width"}
 
@@ -37,11 +37,13 @@ class Graph:
         program: What torch.export made.
         free: Axes of the images that may have any size, among "batch", "height", "width".
         why_fixed: What kept the other axes from being free; empty if nothing did.
+        least: The smallest height and width, where these are free.
     """
 
     program: ExportedProgram
     free: tuple[str, ...]
     why_fixed: str
+    least: int = MIN_SIDE
 
     def axes(self) -> dict[int, str]:
         """The free axes of the images by their position."""
@@ -52,7 +54,7 @@ class Graph:
         if "height" not in self.free:
             return [(2, *size), (1, *size)]
         # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
-        return [(2, *size), (1, MIN_SIDE, MIN_SIDE), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
+        return [(2, *size), (1, self.least, self.least), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
 
 
 def inference_form(network: nn.Module) -> nn.Module:
@@ -76,17 +78,23 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
     for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
         recorded = any_size if axes is AXES else network
         try:
-            program = _export(recorded, request.images(), axes, named)
+            program = _export(recorded, request.images(), axes, named, least_side(request))
         except Exception as error:  # torch.export raises whatever the traced code does
             why, cause = culprit(recorded, error), error
             request.say(f"not with free {' and '.join(axes.values())} in this way, trying the next")
             continue
-        graph = Graph(program, tuple(axes.values()), "" if axes is AXES else why)
+        free, why_fixed = tuple(axes.values()), "" if axes is AXES else why
+        graph = Graph(program, free, why_fixed, least_side(request))
         cause = _first_failure(graph, request)
         if cause is None:
             return graph
         why = culprit(recorded, cause)
     raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
+
+
+def least_side(request: ExportRequest) -> int:
+    """The smallest side that a graph shall take."""
+    return min(MIN_SIDE, *request.image_size)
 
 
 class _EveryNth(nn.Module):
@@ -123,9 +131,9 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
 
 
 def _export(
-    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool, side: int
 ) -> ExportedProgram:
-    least = {axis: 1 if axis == 0 else MIN_SIDE for axis in axes}
+    least = {axis: 1 if axis == 0 else side for axis in axes}
     dims: Any = {
         axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
         for axis, name in axes.items()
@@ -189,7 +197,7 @@ def describe(
     height, width = request.image_size
     for file, graph in graphs:
         if "height" in graph.free:
-            lines.append(f"* `{file}`: any batch, any height and width from {MIN_SIDE}.")
+            lines.append(f"* `{file}`: any batch, any height and width from {graph.least}.")
         else:
             lines.append(
                 f"* `{file}`: any batch of {height}x{width} images (another size: export with "

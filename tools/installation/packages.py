@@ -45,6 +45,7 @@ FEATURES = {
     "hydra-joblib-launcher": "hydra/launcher=joblib",
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
+    "datasets": "data=imagenet_parquet",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, FFNetStage, SegHead, Variant, stem
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.init import init_all
 from backbones.layers.reparam import fuse, is_fused
@@ -63,6 +63,7 @@ class FFNet(HierarchicalBackbone):
         self.variant, self.branches = variant, branches
         chosen = VARIANTS[variant]
         self.stem = stem(chosen)
+        restride(self.stem, config)
         rates = drop_path_rates(config.drop_path_rate, sum(chosen.depths))
         self.stages = nn.ModuleList()
         for stage, depth in enumerate(chosen.depths):
@@ -137,7 +138,8 @@ class FFNet(HierarchicalBackbone):
 
     def _folded(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights of the training form in the fused one."""
-        twin = FFNet(self.variant, HostConfig((64, 64), dense=self.dense), self.branches)
+        config = HostConfig((64, 64), dense=self.dense, patch_size=self.patch_size)
+        twin = FFNet(self.variant, config, self.branches)
         twin = twin.to(state_dict["stem.0.conv.weight"].dtype)
         own = twin.state_dict()
         absent = {key for key in own if key not in state_dict}

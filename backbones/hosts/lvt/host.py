@@ -26,7 +26,7 @@ from backbones.checkpoints.keys import rename
 from backbones.hosts.lvt.blocks import SPECS, ClassBlock, LVTStage
 from backbones.hosts.lvt.mix_token import Box, Tokens, draw_box, own_share, swap
 from backbones.hosts.lvt.token_classifier import TokenClassifier
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
@@ -37,8 +37,7 @@ from backbones.registry import register_host
 
 DEPTH = 2  # blocks of every stage
 NUM_CLASS_BLOCKS = 2
-STRIDES = (4, 8, 16, 32)
-MIX_UNIT = STRIDES[-1] // STRIDES[0]  # positions of the first map in one of the last
+MIX_UNIT = 8  # positions of the first map in one of the last
 
 # The authors' names, as patterns, and ours.
 RENAMES = (
@@ -87,7 +86,8 @@ class LVT(HierarchicalBackbone):
         for stage, (width, spec) in enumerate(zip((3, *widths), SPECS, strict=False)):
             drop_paths = rates[DEPTH * stage : DEPTH * (stage + 1)]
             self.stages.append(LVTStage(width, spec, steps, drop_paths))
-        self.set_maps(config, widths, strides=STRIDES)
+        restride(self.stages[0].get_submodule("embed"), config)
+        self.set_maps(config, widths)
         self.cls_token: nn.Parameter | None = None
         if class_blocks and not config.dense:
             self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
@@ -100,7 +100,7 @@ class LVT(HierarchicalBackbone):
 
     def _fill_slots(self, config: HostConfig, swap_class_ffn: bool) -> None:
         for stage, (layer, spec) in enumerate(zip(self.stages, SPECS, strict=True)):
-            grid = config.grid(STRIDES[stage])
+            grid = config.grid(self.feature_info[stage].stride)
             for index, block in enumerate(layer.get_submodule("blocks").children()):
                 slot = Slot(spec.dim, spec.ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
@@ -152,7 +152,8 @@ class LVT(HierarchicalBackbone):
             return super().features(images)
         if not (self.training and self.mix_token):
             return Tokens(self._tokens(images))
-        size = ceil_div(images.shape[2], STRIDES[-1]), ceil_div(images.shape[3], STRIDES[-1])
+        stride = self.feature_info[-1].stride
+        size = ceil_div(images.shape[2], stride), ceil_div(images.shape[3], stride)
         box = draw_box(size)
         return Tokens(self._tokens(images, box), own_share(box, size))
 

@@ -30,7 +30,7 @@ from backbones.hosts.posmlp.patch_embeddings import (
     Norm,
     downsample,
 )
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.mixers.posmlp.posgu import ggqpe
@@ -69,9 +69,12 @@ class PosMLP(HierarchicalBackbone):
         widths = [width * 2**stage for stage in range(4)]
         self.set_maps(config, widths, partial(nn.LayerNorm, eps=EPS))
         self.norm_eval = config.dense if norm_eval is None else norm_eval
-        self.patch_embed: nn.Module = (
-            ConvEmbed(width, embed_norm) if embed == "conv" else LinearEmbed(width)
-        )
+        self.patch_embed: nn.Module
+        if embed == "conv":
+            self.patch_embed = ConvEmbed(width, embed_norm)
+            restride(self.patch_embed, config)
+        else:
+            self.patch_embed = LinearEmbed(width, config.patch_size)
         grids = [config.grid(info.stride) for info in self.feature_info]
         self.pos_embed = nn.Parameter(torch.empty(1, width, *grids[0])) if position else None
         if self.pos_embed is not None:

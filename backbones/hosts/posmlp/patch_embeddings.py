@@ -51,17 +51,22 @@ class ConvEmbed(nn.Module):
 class LinearEmbed(nn.Module):
     """PE-linear of Table 10: a projection of 4x4 pixels and a LayerNorm.
 
-    Shape: (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4)).
+    Args:
+        width: Channels C.
+        side: Of the patches, 4 in the paper.
+
+    Shape: (B, 3, H, W) -> (B, C, ceil(H / side), ceil(W / side)).
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, side: int) -> None:
         super().__init__()
-        self.proj = _conv(3, width, 4, stride=4)
+        self.side = side
+        self.proj = _conv(3, width, side, stride=side)
         self.norm = LayerNorm2d(width, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A projection of 4x4 pixels, normed: (B, 3, H, W) -> (B, C, h, w)."""
-        x = F.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))
+        """A projection of patches, normed: (B, 3, H, W) -> (B, C, h, w)."""
+        x = F.pad(x, (0, -x.shape[3] % self.side, 0, -x.shape[2] % self.side))
         return self.norm(self.proj(x))
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import same_size
 from backbones.mixers.ffn import FFN
@@ -111,6 +111,7 @@ class SBM(HierarchicalBackbone):
         self.set_maps(config, widths)
         grids = [config.grid(info.stride) for info in self.feature_info]
         self.stem = Stem(self.width)
+        restride(self.stem, config)
         self.pos_embed = None
         if pos == "ape":
             self.pos_embed = nn.Parameter(torch.empty(1, self.width, *grids[0]))

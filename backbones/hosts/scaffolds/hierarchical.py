@@ -1,7 +1,12 @@
-"""What hierarchical hosts share: a norm per map for dense prediction, one norm for classes."""
+"""What hierarchical hosts share: a norm per map for dense prediction, one norm for classes.
+
+Images of 32 pixels would leave a last map of one position, so ``patch_size`` says how many pixels a
+side one of the first map has: with 1 the maps of 32 pixels have 32, 16, 8 and 4 positions a side.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,15 +15,22 @@ from torch import Tensor, nn
 from backbones.base import Backbone, FeatureInfo, HostConfig
 from backbones.layers.axes import to_nchw
 
+PATCH_SIZE = 4  # of all published ones
+
 
 class HierarchicalBackbone(Backbone):
     """Maps at strides 4, 8, 16, 32. A subclass writes ``stage_maps`` and calls ``set_maps``.
 
+    With another ``patch_size`` p of the configuration they are p, 2 p, 4 p, 8 p; the subclass
+    builds its stem for p, or calls ``restride``.
+
     Attributes:
         channels_first: Whether stages and norms work on (B, C, h, w) instead of (B, h, w, C).
+        patch_size: Stride of the first map.
     """
 
     channels_first = False
+    patch_size: int
     classification_keys: tuple[str, ...] = ("norm.",)
     map_keys: tuple[str, ...] = ("norm0.", "norm1.", "norm2.", "norm3.")
 
@@ -27,10 +39,12 @@ class HierarchicalBackbone(Backbone):
         config: HostConfig,
         widths: Sequence[int],
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
-        strides: Sequence[int] = (4, 8, 16, 32),
     ) -> None:
         """Say what the stages give, and make the norms ``norm0`` to ``norm3``, or only ``norm``."""
+        self.patch_size = config.patch_size
+        strides = [config.patch_size * 2**stage for stage in range(len(widths))]
         self.feature_info = tuple(map(FeatureInfo, widths, strides))
+        self.size_divisor = strides[-1]
         self.num_features = widths[-1]
         self.dense = config.dense
         if config.dense:
@@ -75,6 +89,25 @@ class HierarchicalBackbone(Backbone):
         self.check_embeds()
         x = self.norm(self.stage_maps(images)[-1])
         return x.mean(dim=(2, 3) if self.channels_first else (1, 2))
+
+
+def restride(stem: nn.Module, config: HostConfig) -> None:
+    """Set a stem of overlapping kernels to ``config.patch_size``; its weights stay as they are.
+
+    Of several strided convolutions the last ones give way first, so that the first, on the largest
+    map, stays as cheap as it can. A map then has ceil(H / p) rows.
+    """
+    if config.patch_size == PATCH_SIZE:
+        return
+    layers = [m for m in stem.modules() if isinstance(m, nn.Conv2d) and m.stride[0] > 1]
+    surplus = math.prod(layer.stride[0] for layer in layers) // config.patch_size
+    for layer in reversed(layers):
+        assert layer.kernel_size[0] > layer.stride[0], "patches side by side have another size"
+        cut = min(surplus, layer.stride[0])
+        surplus //= cut
+        if cut > 1:
+            layer.stride = (layer.stride[0] // cut,) * 2
+            layer.padding = (layer.kernel_size[0] // 2,) * 2
 
 
 def drop_path_rates(rate: float, num_blocks: int) -> list[float]:

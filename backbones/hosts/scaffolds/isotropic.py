@@ -1,4 +1,7 @@
-"""What isotropic hosts share: one map at stride 16, or a pyramid made from it."""
+"""What isotropic hosts share: one map at stride 16, or a pyramid made from it.
+
+``patch_size`` makes the patches smaller, for small images: 32 pixels have 8x8 patches of 4.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,17 @@ from backbones.layers.feature_pyramid import (
     SimpleFeaturePyramid,
 )
 
-PATCH = 16
+PATCH_SIZE = 16  # of all published ones
 
 
 class IsotropicBackbone(Backbone):
-    """One width all through. A subclass writes ``last_map`` and calls ``set_map``."""
+    """One width all through. A subclass writes ``last_map`` and calls ``set_map``.
+
+    Attributes:
+        patch_size: Side of the patches, and stride of the map.
+    """
+
+    patch_size: int
 
     size_divisor = PYRAMID_STRIDES[-1]
     classification_keys: tuple[str, ...] = ("norm.",)
@@ -25,20 +34,21 @@ class IsotropicBackbone(Backbone):
     def set_map(self, config: HostConfig, width: int, norm: nn.Module) -> None:
         """Say how wide the map is; keep the final norm, or make the pyramid in its place."""
         self.num_features = width
+        self.patch_size = config.patch_size
         self.dense = config.dense
         if config.dense:
             self.pyramid = SimpleFeaturePyramid(width)
             self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
         else:
             self.norm = norm
-            self.feature_info = (FeatureInfo(width, PATCH),)
+            self.feature_info = (FeatureInfo(width, config.patch_size),)
 
     def last_map(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, h, w, C) after the last block, before any norm."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the normed stride-16 map, or four maps of 256 channels if dense."""
+        """(B, 3, H, W) -> the normed map, or four maps of 256 channels if dense."""
         x = self.last_map(images)
         if not self.dense:
             return (to_nchw(self.norm(x)).contiguous(),)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot
-from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import missing
@@ -17,7 +17,6 @@ from backbones.layers.init import init_all
 
 WIDTHS = (64, 128, 320, 512)
 HIDDEN_RATIO = 4.0
-STEM_STRIDE = 4
 # The authors' detectors number the norms of the maps by the stages' places in the list.
 DENSE_NORMS = {f"norm{2 * stage}.": f"norm{stage}." for stage in range(4)}
 
@@ -39,6 +38,7 @@ class NetworkList(HierarchicalBackbone):
         super().__init__()
         self.set_maps(config, WIDTHS, self.norm_layer)
         self.patch_embed = Embedding(3, WIDTHS[0], 7, 4, 2, self.embedding_norm)
+        restride(self.patch_embed, config)
         init_all(self.patch_embed)
         self.network = nn.ModuleList()
         rates = drop_path_rates(config.drop_path_rate, sum(depths))
@@ -81,8 +81,8 @@ class NetworkList(HierarchicalBackbone):
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs in the host's layout, before any norm."""
-        height, width = images.shape[-2:]
-        images = F.pad(images, (0, missing(width, STEM_STRIDE), 0, missing(height, STEM_STRIDE)))
+        (height, width), stride = images.shape[-2:], self.patch_size
+        images = F.pad(images, (0, missing(width, stride), 0, missing(height, stride)))
         x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         maps: list[Tensor] = []
         for place, part in enumerate(self.network):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import timm
-from torch import nn
+from torch import Tensor, nn
 
 from backbones.base import HostConfig
 
@@ -48,6 +49,20 @@ def become(module: nn.Module, kind: type[M]) -> M:
     module.__class__ = kind
     assert isinstance(module, kind)
     return module
+
+
+def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
+    """A new convolution over patches of another size in the place of one of timm's.
+
+    Args:
+        side: Of a patch.
+        conv: The one to replace.
+        init: Fills the weights as timm does; biases are 0.
+    """
+    new = nn.Conv2d(conv.in_channels, conv.out_channels, side, side)
+    init(new.weight)
+    nn.init.zeros_(cast("Tensor", new.bias))
+    return new
 
 
 def refuse_pretrained(name: str, config: HostConfig) -> None:

@@ -1,0 +1,161 @@
+"""Parquet shards give what class folders give, in any order and in any process."""
+
+import pickle
+
+import pytest
+import torch
+from timm.data import ImageNetInfo
+
+from datamodules import ImageFolderDataModule, ImageParquetDataModule
+from datamodules.image_parquet import as_synsets, find_shards
+from datamodules.robustness_sets import SYNSETS
+from tests.stand_ins import write_classes, write_parquet
+
+pytest.importorskip("datasets")
+CLASSES = ("cat", "dog", "fox")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for split, copies in (("train", 4), ("val", 2)):
+        write_classes(tmp_path / "folders" / split, CLASSES, copies)
+    return tmp_path / "folders"
+
+
+@pytest.fixture
+def shards(folders, tmp_path):
+    write_parquet(folders, tmp_path / "shards" / "data", CLASSES)
+    return tmp_path / "shards"
+
+
+def module(kind, root, **options):
+    if kind is ImageParquetDataModule:
+        options = {"cache_dir": root.parent / "cache", **options}
+    data = kind(root, **{"image_size": 32, "batch_size": 3, "num_workers": 0, **options})
+    data.setup()
+    return data
+
+
+def test_equal_to_class_folders(folders, shards):
+    ours, theirs = module(ImageParquetDataModule, shards), module(ImageFolderDataModule, folders)
+    assert ours.class_names == theirs.class_names == CLASSES
+    assert ours.sizes() == theirs.sizes() == {"train": 12, "val": 6}
+    for split in ("train", "val"):
+        for index in range(len(ours.dataset(split))):
+            mine, other = (data.dataset(split)[1, index] for data in (ours, theirs))
+            assert mine["label"] == other["label"]
+            assert torch.equal(mine["image"], other["image"])
+    assert ours.dataset("train").describe(7) == f"{shards}/data/train-00001-of-00002.parquet, row 1"
+
+
+def test_processes_read_the_one_copy(shards):
+    alone = module(ImageParquetDataModule, shards)
+    expected = [batch["image"] for batch in alone.train_dataloader()]
+    data = module(ImageParquetDataModule, shards, num_workers=2)
+    data.dataset("train")[0, 0]  # the file is open before the loader's processes begin
+    found = [batch["image"] for batch in data.train_dataloader()]
+    assert len(found) == len(expected) == 4
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    # Where processes are spawned they are handed the place of the copy and not the images.
+    images = data.dataset("train").dataset
+    table = images.table
+    assert len(pickle.dumps(table)) < 5000 < table.data.nbytes
+    assert table.cache_files
+
+
+def test_a_stopped_epoch_goes_on_where_it_was(shards):
+    whole = [
+        b["sample_id"].tolist() for b in module(ImageParquetDataModule, shards).train_dataloader()
+    ]
+    resumed = module(ImageParquetDataModule, shards)
+    resumed.resume_at(0, 2)
+    assert [b["sample_id"].tolist() for b in resumed.train_dataloader()] == whole[2:]
+
+
+def test_names_of_imagenet_are_its_synsets():
+    info = ImageNetInfo()
+    names = [info.label_name_to_description(synset) for synset in SYNSETS]
+    assert as_synsets([name.upper() for name in names]) == SYNSETS
+    assert as_synsets(names[::-1]) == tuple(names[::-1])
+    assert as_synsets(["cat", "dog"]) == ("cat", "dog")
+
+
+def test_shards_lie_where_others_put_them(shards, tmp_path):
+    plain = tmp_path / "plain"
+    (plain / "train").mkdir(parents=True)
+    for path in sorted((shards / "data").glob("train-*")):
+        path.rename(plain / "train" / path.name.replace("train-", ""))
+    for path in sorted((shards / "data").glob("validation-*")):
+        path.rename(plain / path.name.replace("validation", "test"))
+    assert [path.name for path in find_shards(plain, ("train",))] == [
+        "00000-of-00002.parquet", "00001-of-00002.parquet",
+    ]  # fmt: skip
+    assert module(ImageParquetDataModule, plain).sizes() == {"train": 12, "val": 6}
+
+
+def test_columns_may_have_other_names(folders, tmp_path):
+    root = tmp_path / "cifar"
+    write_parquet(folders, root, None, columns=("img", "fine_label"))
+    with pytest.raises(ValueError, match=r"columns img, fine_label and no 'image'.*image_column="):
+        module(ImageParquetDataModule, root)
+    options = {"image_column": "img", "label_column": "fine_label"}
+    data = module(ImageParquetDataModule, root, **options)
+    assert data.class_names == ("0", "1", "2")  # numbers, where the shards name none
+    with pytest.raises(ValueError, match="holds int64, and not bytes and path"):
+        module(ImageParquetDataModule, root, image_column="fine_label", label_column="img")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def spoil(path):
+    content = bytearray(path.read_bytes())
+    content[4:600] = bytes(596)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: (data / "train-00000-of-00002.parquet").unlink(),
+         "1 of 2 shards are missing in .*data, the first of them train-00000-of-00002.parquet"),
+        (lambda data: cut(data / "train-00001-of-00002.parquet"),
+         "train-00001-of-00002.parquet is no whole parquet file"),
+        (lambda data: spoil(data / "validation-00000-of-00002.parquet"),
+         "the shards of .*data cannot be copied"),
+        (lambda data: (data / "train-00000-of-00002.parquet").write_bytes(b""),
+         "train-00000-of-00002.parquet is no whole parquet file"),
+        (lambda data: [path.unlink() for path in data.glob("val*")],
+         "has no validation-\\*.parquet; pass the folder that holds"),
+    ],
+)  # fmt: skip
+def test_shards_that_are_not_whole(shards, change, message):
+    change(shards / "data")
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        module(ImageParquetDataModule, shards)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "message"),
+    [
+        ([0, -1], None, "must hold numbers of classes from 0 on; found a label -1"),
+        ([-1, -1], CLASSES, "found a label -1"),
+        (["cat", "dog"], None, "must hold numbers of classes from 0 on; found object"),
+    ],
+)
+def test_labels_that_are_none(folders, tmp_path, labels, names, message):
+    write_parquet(folders, tmp_path / "bad", names, labels=labels)
+    with pytest.raises(ValueError, match=message):
+        module(ImageParquetDataModule, tmp_path / "bad")
+
+
+def test_an_image_that_is_none(folders, tmp_path):
+    (folders / "val" / "cat" / "0.JPEG").write_bytes(b"x")
+    write_parquet(folders, tmp_path / "shards", CLASSES)
+    data = module(ImageParquetDataModule, tmp_path / "shards")
+    with pytest.raises(ValueError, match=r"validation-00000-of-00002.parquet, row 0 is no image"):
+        data.dataset("val")[0, 0]
+    with pytest.raises(ValueError, match=r"3 classes but data.num_classes is 1000"):
+        module(ImageParquetDataModule, tmp_path / "shards", num_classes=1000)
