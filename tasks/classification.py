@@ -21,6 +21,7 @@ from tasks.base import BaseTask, Batch, Row
 from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
+from tasks.teacher import OPTION, Normalisation, Teacher, TeacherOptions, load_teacher
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
@@ -40,6 +41,7 @@ class ClassificationTask(BaseTask):
             ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
         random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
             where timm's script loads data; an augmentation's ``random_erasing`` does it before.
+        distillation: Options of ``TeacherOptions``, of which the ``type`` None is no teacher.
         ema: See ``BaseTask``.
 
     Raises:
@@ -60,6 +62,7 @@ class ClassificationTask(BaseTask):
         schedule: Mapping[str, Any],
         mixup: Mapping[str, Any] | None = None,
         random_erasing: float = 0.0,
+        distillation: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
@@ -79,6 +82,9 @@ class ClassificationTask(BaseTask):
                 f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
                 "set one of them to 0"
             )
+        check_arguments(TeacherOptions, distillation or {}, OPTION)
+        self.distillation = TeacherOptions(**distillation or {})
+        self._teacher: tuple[Teacher, Normalisation] | None = None
         self._others: Tensor | None = None
         self.accuracy = MetricCollection(
             {
@@ -93,11 +99,34 @@ class ClassificationTask(BaseTask):
         """top1, and top5 of more than five classes."""
         return tuple(str(name) for name in self.accuracy)
 
-    def prepare_batch(self, batch: Batch) -> Batch:
-        """Mix the images and labels of a training batch and erase parts of them, if asked.
+    def prepare_training(self, datamodule: Any) -> None:
+        """Load the teacher, if there is to be one.
 
-        What is drawn comes from the global generators, which checkpoints keep.
+        Raises:
+            ValueError: It cannot be had, or knows other classes.
         """
+        if self.distillation.how is not None and self._teacher is None:
+            images = datamodule.normalisation
+            self._teacher = load_teacher(self.distillation, self.class_names, images), images
+
+    def setup(self, stage: str) -> None:
+        """Load what only training needs where a trainer is used without ``tools/run.py``."""
+        if stage == "fit":
+            self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Mix the images and labels of a training batch, erase parts of them, ask the teacher.
+
+        What is drawn comes from the global generators, which checkpoints keep. The teacher sees the
+        very images that the student will.
+        """
+        batch = self._mixed(batch)
+        if self._teacher is None:
+            return batch
+        teacher, normalisation = self._teacher
+        return batch | {"taught": teacher.say_of(batch["image"], normalisation)}
+
+    def _mixed(self, batch: Batch) -> Batch:
         if self.mixup is None and self.erasing is None:
             return batch
         image, label = batch["image"], batch["label"]

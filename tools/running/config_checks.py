@@ -78,6 +78,10 @@ def _name_files(config: dict[str, Any]) -> None:
         data["root"] = str(Path(data["root"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+    taught = config["task"].get("distillation") or {}
+    if config["mode"] == "fit" and isinstance(taught.get("checkpoint"), str):
+        teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
+        config["task"] = config["task"] | {"distillation": taught | {"checkpoint": teacher}}
     if config["mode"] != "fit":
         # "latest" will lead elsewhere some day.
         config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
