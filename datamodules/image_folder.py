@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -14,6 +14,14 @@ from datamodules.classification import ClassificationDataModule
 from datamodules.files import first_few, list_folders, list_images, require_folder
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
+from datamodules.token_labels import (
+    REQUIRED,
+    Boxes,
+    LabelledTransform,
+    TokenLabelledFiles,
+    needs_maps,
+)
+from datamodules.transforms import Transform
 
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
@@ -32,6 +40,9 @@ class ImageFolderDataModule(ClassificationDataModule):
         root: Folder that holds ``train`` and ``val``.
         num_classes: Expected number of classes; None accepts any.
         train_share: Part of each class's training images that is used, the first by their names.
+        token_labels: Folder of label maps of the training images, see ``token_labels``; or
+            "required", which a recipe says and a training refuses.
+        token_boxes: Where crops lie in the label maps, see ``LabelledTransform``.
         **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
 
@@ -44,9 +55,17 @@ class ImageFolderDataModule(ClassificationDataModule):
         *,
         num_classes: int | None = None,
         train_share: float = 1.0,
+        token_labels: str | None = None,
+        token_boxes: Boxes = "image",
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
+        self.token_labels = token_labels
+        if token_boxes not in get_args(Boxes):
+            raise ValueError(
+                f"data.token_boxes={token_boxes} must be one of {', '.join(get_args(Boxes))}"
+            )
+        self.token_boxes: Boxes = token_boxes
         self.expected_classes = num_classes
         if not 0 < train_share <= 1:
             raise ValueError(f"data.train_share must be above 0 and at most 1; got {train_share}")
@@ -64,9 +83,39 @@ class ImageFolderDataModule(ClassificationDataModule):
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
         make = self.augmentation
         return {
-            "train": self._split(train, make.train(self.image_size), self.train_share),
+            "train": self._split(train, self.train_transform(), self.train_share),
             "val": self._split(val, make.eval(self.image_size)),
         }
+
+    def train_transform(self) -> Any:
+        """What training images go through, with their label maps if there are any."""
+        if self.token_labels in (None, REQUIRED):
+            return self.augmentation.train(self.image_size)
+        return LabelledTransform(
+            self.augmentation, self.image_size, self.token_labels, self.token_boxes
+        )
+
+    def files(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
+    ) -> SeededDataset:
+        """Labelled image files as a seeded dataset, with their label maps if there are any."""
+        if not isinstance(transform, LabelledTransform):
+            return super().files(root, names, labels, transform)
+        images = TokenLabelledFiles(root, names, labels, transform, self.num_classes)
+        return self.seeded(images, images.path)
+
+    def check_files(self, seconds: float = 60.0) -> None:
+        """Look at all files before training does; see ``BaseDataModule``.
+
+        Raises:
+            FileNotFoundError: One does not exist.
+            ValueError: One is broken, or a recipe asks for label maps and there are none.
+        """
+        needs_maps(self.token_labels)
+        images = self.dataset("train").dataset
+        if isinstance(images, TokenLabelledFiles):
+            images.check()
+        super().check_files(seconds)
 
     def check_count(self, folder: Path) -> None:
         """Refuse another number of classes than is expected."""

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
+from heads.losses import NO_TOKENS
+from heads.token_labels import token_labels
 from tasks.base import BaseTask, Batch, Row
 from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
@@ -100,11 +103,14 @@ class ClassificationTask(BaseTask):
         return tuple(str(name) for name in self.accuracy)
 
     def prepare_training(self, datamodule: Any) -> None:
-        """Load the teacher, if there is to be one.
+        """Load the teacher, if there is to be one, and see to it that token labels can be used.
 
         Raises:
-            ValueError: It cannot be had, or knows other classes.
+            ValueError: The teacher cannot be had, or knows other classes; or there are token labels
+                and the network classifies no tokens, or mixup would mix its images.
         """
+        if getattr(datamodule, "token_labels", None) is not None:
+            check_token_labels(self.model, self.mixup)
         if self.distillation.how is not None and self._teacher is None:
             images = datamodule.normalisation
             self._teacher = load_teacher(self.distillation, self.class_names, images), images
@@ -120,11 +126,20 @@ class ClassificationTask(BaseTask):
         What is drawn comes from the global generators, which checkpoints keep. The teacher sees the
         very images that the student will.
         """
-        batch = self._mixed(batch)
+        batch = self._with_token_labels(self._mixed(batch))
         if self._teacher is None:
             return batch
         teacher, normalisation = self._teacher
         return batch | {"taught": teacher.say_of(batch["image"], normalisation)}
+
+    def _with_token_labels(self, batch: Batch) -> Batch:
+        if "token_scores" not in batch:
+            return batch
+        images, stride = batch["image"], self.model.backbone.feature_info[-1].stride
+        size = -(-images.shape[2] // stride), -(-images.shape[3] // stride)
+        scores, classes, boxes = (batch[f"token_{part}"] for part in ("scores", "classes", "box"))
+        labels = token_labels(scores, classes, boxes, len(self.class_names), size)
+        return batch | {"token_labels": labels.to(images.dtype)}
 
     def _mixed(self, batch: Batch) -> Batch:
         if self.mixup is None and self.erasing is None:
@@ -246,6 +261,21 @@ class ClassificationTask(BaseTask):
             picture = to_image(image, *datamodule.normalisation)
             tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
+
+
+def check_token_labels(model: Any, mixup: Any) -> None:
+    """Refuse to train with token labels what cannot use them.
+
+    Raises:
+        ValueError: Says what to pass.
+    """
+    if not isinstance(getattr(model, "classifier", None), TokenClassifier):
+        raise ValueError(NO_TOKENS)
+    if mixup is not None:
+        raise ValueError(
+            "token labels are those of unmixed images, which MixToken mixes within the network: "
+            "pass task.mixup=null"
+        )
 
 
 def check_mixup(options: Mapping[str, Any]) -> None:

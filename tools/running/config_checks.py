@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from backbones.options import check_value, unknown
+from datamodules.token_labels import REQUIRED
 from tasks.saved import checkpoint_file
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
@@ -76,6 +77,8 @@ def _name_files(config: dict[str, Any]) -> None:
     if isinstance(data.get("root"), str):
         # Evaluations of this run may begin in another folder.
         data["root"] = str(Path(data["root"]).expanduser().absolute())
+    if data.get("token_labels") not in (None, REQUIRED):
+        data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     taught = config["task"].get("distillation") or {}
