@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.classification import ClassificationDataModule
+from datamodules.classification import REQUIRED, ClassificationDataModule
 from datamodules.files import first_few, list_folders, list_images, require_folder
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
-from datamodules.token_labels import (
-    REQUIRED,
-    Boxes,
-    LabelledTransform,
-    TokenLabelledFiles,
-    needs_maps,
-)
+from datamodules.token_labels import LabelledTransform, TokenLabelledFiles
 from datamodules.transforms import Transform
 
 FLAT_FOLDER = (
@@ -40,14 +34,12 @@ class ImageFolderDataModule(ClassificationDataModule):
         root: Folder that holds ``train`` and ``val``.
         num_classes: Expected number of classes; None accepts any.
         train_share: Part of each class's training images that is used, the first by their names.
-        token_labels: Folder of label maps of the training images, see ``token_labels``; or
-            "required", which a recipe says and a training refuses.
-        token_boxes: Where crops lie in the label maps, see ``LabelledTransform``.
         **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
 
     layout = "train/<class>/*.jpg and val/<class>/*.jpg"
     example = "data=imagenet data.root=/data/imagenet"
+    takes_maps = True
 
     def __init__(
         self,
@@ -55,17 +47,9 @@ class ImageFolderDataModule(ClassificationDataModule):
         *,
         num_classes: int | None = None,
         train_share: float = 1.0,
-        token_labels: str | None = None,
-        token_boxes: Boxes = "image",
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        self.token_labels = token_labels
-        if token_boxes not in get_args(Boxes):
-            raise ValueError(
-                f"data.token_boxes={token_boxes} must be one of {', '.join(get_args(Boxes))}"
-            )
-        self.token_boxes: Boxes = token_boxes
         self.expected_classes = num_classes
         if not 0 < train_share <= 1:
             raise ValueError(f"data.train_share must be above 0 and at most 1; got {train_share}")
@@ -105,13 +89,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         return self.seeded(images, images.path)
 
     def check_files(self, seconds: float = 60.0) -> None:
-        """Look at all files before training does; see ``BaseDataModule``.
-
-        Raises:
-            FileNotFoundError: One does not exist.
-            ValueError: One is broken, or a recipe asks for label maps and there are none.
-        """
-        needs_maps(self.token_labels)
+        """Look at all files before training does, at first whether the label maps are there."""
         images = self.dataset("train").dataset
         if isinstance(images, TokenLabelledFiles):
             images.check()

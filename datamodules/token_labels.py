@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -24,27 +24,11 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import RandomHorizontalFlip
 
-from datamodules.classification import ImageFiles, Sample, sample
+from datamodules.classification import Boxes, ImageFiles, Sample, sample
 from datamodules.files import load_rgb, require_folder, require_names
 from datamodules.transforms import PaperAugmentation, augment_ops
 
-REQUIRED = "required"  # a recipe's word for maps that a command has to name
-Boxes = Literal["image", "released"]
 Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
-
-
-def needs_maps(folder: str | None) -> None:
-    """Refuse to train where a recipe asks for label maps and no command has named any.
-
-    Raises:
-        ValueError: Says what to type.
-    """
-    if folder == REQUIRED:
-        raise ValueError(
-            "this recipe trains with token labels: pass data.token_labels=<folder of label maps> "
-            "(the authors' label_top5_train_nfnet, or what python tools/annotate.py makes), or "
-            "data.token_labels=null to give every token the label of its image"
-        )
 
 
 class LabelledTransform:

@@ -30,7 +30,7 @@ METRICS: dict[str, tuple[str, float]] = {
     "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
     **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
 }  # fmt: skip
-# A recipe's word for what a command has to name (datamodules.token_labels, which needs torch).
+# A recipe's word for what a command has to name (datamodules.classification, which needs torch).
 REQUIRED = "required"
 # Besides what never matters, a run may be made on other devices than its experiment names.
 DEVICES = ("devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from backbones.options import check_value, unknown
-from datamodules.token_labels import REQUIRED
+from datamodules.classification import REQUIRED
 from tasks.saved import checkpoint_file
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
@@ -26,6 +26,7 @@ TOP = {
     "output_dir": str,
     "checkpoint_every": float | None,
     "require_pretrained": bool,
+    "keep_classifier": bool,
 }
 # Other keys at the top.
 PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
