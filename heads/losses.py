@@ -14,6 +14,7 @@ from torch import Tensor
 from backbones.hosts.lvt.mix_token import Tokens
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT, TokenClassifier
 from backbones.layers.classifier import Classifier
+from backbones.layers.two_tokens import TwoTokenClassifier
 from heads.distillation import Taught, with_teacher
 
 
@@ -59,6 +60,36 @@ NO_TOKENS = (
     "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 with its "
     "class blocks; pass data.token_labels=null for this one"
 )
+
+
+@classification_losses.register
+def two_token_losses(
+    classifier: TwoTokenClassifier, features: Tensor, targets: Targets
+) -> dict[str, Tensor]:
+    """The class token learns from the labels, the distillation token from the teacher.
+
+    Without a teacher, and in evaluation, it is the cross entropy of the mean of both, as of any
+    classifier.
+
+    Args:
+        classifier: A distilled DeiT's.
+        features: (B, 2, C), the class token first.
+        targets: See there.
+
+    Raises:
+        ValueError: There are token labels, which the classifier knows no tokens for.
+
+    Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
+    https://arxiv.org/abs/2012.12877, Sec. 4.
+    """
+    if targets.token_labels is not None:
+        raise ValueError(NO_TOKENS)
+    cross_entropy = functools.partial(F.cross_entropy, label_smoothing=targets.label_smoothing)
+    if not classifier.training or targets.taught is None:
+        logits = classifier(features)
+        return with_teacher(cross_entropy(logits, targets.labels), logits, targets.taught)
+    logits, distilled = classifier.outputs(features)
+    return with_teacher(cross_entropy(logits, targets.labels), distilled, targets.taught)
 
 
 @classification_losses.register
