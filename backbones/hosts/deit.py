@@ -66,7 +66,7 @@ class DeiT(IsotropicBackbone):
         if distilled:
             if not class_token:
                 raise ValueError(
-                    "distilled=True has its token beside the class token; leave one out"
+                    "distilled=True needs the class token; leave class_token=False out"
                 )
             self.dist_token = cast("nn.Parameter", model.dist_token)
             self.no_weight_decay |= {"dist_token"}
