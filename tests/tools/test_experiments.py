@@ -265,6 +265,18 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
     assert shown["does not compare"] == found["why_not"]
 
 
+def test_label_maps_may_lie_anywhere_but_not_be_left_out():
+    name = "afbo_t2_lvt_r2"
+    found = compared(
+        composed(f"experiment={name}", "data.root=/d", "data.token_labels=/maps"),
+        summary(name, top1=74.0),
+    )
+    assert "why_not" not in found
+    without = composed(f"experiment={name}", "data.root=/d", "data.token_labels=null")
+    found = compared(without, summary(name, top1=74.0))
+    assert "data.token_labels=None instead of required" in found["why_not"]
+
+
 def test_random_weights_do_not_compare_where_the_row_starts_from_others():
     name = "iffn_t8_swin_t"
     found = compared(composed(f"experiment={name}", "data.root=/d"), summary(name, 2000, mIoU=9.0))
