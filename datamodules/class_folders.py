@@ -79,7 +79,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         )
         make, training = self.augmentation, first_of_each(chosen["train"], self.train_share)
         return {
-            "train": self.labelled(folder, training, make.train(self.image_size)),
+            "train": self.labelled(folder, training, self.train_transform()),
             "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
         }
 

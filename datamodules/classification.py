@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from datamodules.sampling import EvalSampler, SeededDataset, process_group
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
 
 UNLABELLED = -1
+REQUIRED = "required"  # a recipe's word for label maps that a command has to name
+Boxes = Literal["image", "released"]  # see ``token_labels.LabelledTransform``
 Sample = dict[str, Tensor | int]
 
 
@@ -70,8 +72,13 @@ class ClassificationDataModule(BaseDataModule):
         repeated_augmentation: How often a training image comes in a row, augmented anew each time;
             an epoch then sees this part of the images. DeiT has 3.
         batch_size: Samples per training batch and process.
+        token_labels: Folder of label maps of the training images, see ``token_labels``, of data
+            that ``takes_maps``; or "required", which a recipe says and a training refuses.
+        token_boxes: Where crops lie in the label maps.
         **options: Of ``BaseDataModule``.
     """
+
+    takes_maps: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -81,9 +88,17 @@ class ClassificationDataModule(BaseDataModule):
         augmentation: Augmentation | None = None,
         repeated_augmentation: int = 1,
         batch_size: int = 128,
+        token_labels: str | None = None,
+        token_boxes: Boxes = "image",
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
+        self.token_labels = token_labels
+        if token_boxes not in get_args(Boxes):
+            raise ValueError(
+                f"data.token_boxes={token_boxes} must be one of {', '.join(get_args(Boxes))}"
+            )
+        self.token_boxes: Boxes = token_boxes
         self.image_size = at_least("image_size", image_size, 1)
         self.repeated_augmentation = at_least("repeated_augmentation", repeated_augmentation, 1)
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
@@ -92,6 +107,26 @@ class ClassificationDataModule(BaseDataModule):
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
         """Mean and deviation that the channels of ``image`` are normalised by."""
         return self.augmentation.mean, self.augmentation.std
+
+    def check_files(self, seconds: float = 60.0) -> None:
+        """Look at all files before training does; see ``BaseDataModule``.
+
+        Raises:
+            FileNotFoundError: One does not exist.
+            ValueError: One is broken, or there should be label maps and are none, or none can be.
+        """
+        if self.token_labels == REQUIRED:
+            raise ValueError(
+                "this recipe trains with token labels: pass data.token_labels=<folder of label "
+                "maps> (the authors' label_top5_train_nfnet, or what python tools/annotate.py "
+                "makes), or data.token_labels=null to give every token the label of its image"
+            )
+        if self.token_labels is not None and not self.takes_maps:
+            raise ValueError(
+                "label maps are of image files in class folders, as data=imagenet and data=folder "
+                "read them; pass one of these, or data.token_labels=null"
+            )
+        super().check_files(seconds)
 
     def files(
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform

@@ -10,10 +10,12 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.classification import ClassificationDataModule
+from datamodules.classification import REQUIRED, ClassificationDataModule
 from datamodules.files import first_few, list_folders, list_images, require_folder
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
+from datamodules.token_labels import LabelledTransform, TokenLabelledFiles
+from datamodules.transforms import Transform
 
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
@@ -37,6 +39,7 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     layout = "train/<class>/*.jpg and val/<class>/*.jpg"
     example = "data=imagenet data.root=/data/imagenet"
+    takes_maps = True
 
     def __init__(
         self,
@@ -64,9 +67,33 @@ class ImageFolderDataModule(ClassificationDataModule):
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
         make = self.augmentation
         return {
-            "train": self._split(train, make.train(self.image_size), self.train_share),
+            "train": self._split(train, self.train_transform(), self.train_share),
             "val": self._split(val, make.eval(self.image_size)),
         }
+
+    def train_transform(self) -> Any:
+        """What training images go through, with their label maps if there are any."""
+        if self.token_labels in (None, REQUIRED):
+            return self.augmentation.train(self.image_size)
+        return LabelledTransform(
+            self.augmentation, self.image_size, self.token_labels, self.token_boxes
+        )
+
+    def files(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
+    ) -> SeededDataset:
+        """Labelled image files as a seeded dataset, with their label maps if there are any."""
+        if not isinstance(transform, LabelledTransform):
+            return super().files(root, names, labels, transform)
+        images = TokenLabelledFiles(root, names, labels, transform, self.num_classes)
+        return self.seeded(images, images.path)
+
+    def check_files(self, seconds: float = 60.0) -> None:
+        """Look at all files before training does, at first whether the label maps are there."""
+        images = self.dataset("train").dataset
+        if isinstance(images, TokenLabelledFiles):
+            images.check()
+        super().check_files(seconds)
 
     def check_count(self, folder: Path) -> None:
         """Refuse another number of classes than is expected."""

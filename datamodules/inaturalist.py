@@ -31,6 +31,7 @@ class INaturalist2019DataModule(ImageFolderDataModule):
     layout = (
         "train2019.json, val2019.json and the images that they name, train_val2019/<kingdom>/<id>/*"
     )
+    takes_maps = False
     example = "data=inaturalist2019 data.root=/data/inaturalist2019"
 
     def build(self) -> dict[Any, SeededDataset]:

@@ -13,7 +13,7 @@ from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import LoadReport, adopt, convert
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.layers.classifier import Classifier
-from heads.losses import classification_losses
+from heads.losses import Targets, classification_losses
 
 
 class LinearClassifier(nn.Module):
@@ -88,11 +88,14 @@ class LinearClassifier(nn.Module):
         """The classifier on what the backbone gives: (B, 3, H, W) -> logits (B, K)."""
         return self.classifier(self._features(images))
 
-    def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K)."""
+    def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K).
+
+        ``taught`` and ``token_labels`` of the batch, if there are any, are those of ``Targets``.
+        """
         smoothing = self.label_smoothing if self.training else 0.0
-        features = self._features(batch["image"])
-        return classification_losses(self.classifier, features, batch["label"], smoothing)
+        targets = Targets(batch["label"], smoothing, batch.get("taught"), batch.get("token_labels"))
+        return classification_losses(self.classifier, self._features(batch["image"]), targets)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, K) of ``batch["image"]``."""

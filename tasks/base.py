@@ -210,6 +210,13 @@ class BaseTask(LightningModule):
         means = self.trainer.strategy.reduce(stacked, reduce_op="mean")
         return dict(zip(values, means.unbind(), strict=True))
 
+    def prepare_training(self, datamodule: Any) -> None:
+        """Load what only training needs, before anything is trained; nothing by default.
+
+        Args:
+            datamodule: Of the training, set up.
+        """
+
     def prepare_batch(self, batch: Batch) -> Batch:
         """Change a training batch on its device, before the loss; nothing by default."""
         return batch

@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
+from heads.losses import NO_TOKENS
+from heads.token_labels import token_labels
 from tasks.base import BaseTask, Batch, Row
 from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
+from tasks.teacher import OPTION, Normalisation, Teacher, TeacherOptions, load_teacher
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
@@ -40,6 +44,7 @@ class ClassificationTask(BaseTask):
             ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
         random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
             where timm's script loads data; an augmentation's ``random_erasing`` does it before.
+        distillation: Options of ``TeacherOptions``, of which the ``type`` None is no teacher.
         ema: See ``BaseTask``.
 
     Raises:
@@ -60,6 +65,7 @@ class ClassificationTask(BaseTask):
         schedule: Mapping[str, Any],
         mixup: Mapping[str, Any] | None = None,
         random_erasing: float = 0.0,
+        distillation: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
@@ -79,6 +85,9 @@ class ClassificationTask(BaseTask):
                 f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
                 "set one of them to 0"
             )
+        check_arguments(TeacherOptions, distillation or {}, OPTION)
+        self.distillation = TeacherOptions(**distillation or {})
+        self._teacher: tuple[Teacher, Normalisation] | None = None
         self._others: Tensor | None = None
         self.accuracy = MetricCollection(
             {
@@ -93,11 +102,46 @@ class ClassificationTask(BaseTask):
         """top1, and top5 of more than five classes."""
         return tuple(str(name) for name in self.accuracy)
 
-    def prepare_batch(self, batch: Batch) -> Batch:
-        """Mix the images and labels of a training batch and erase parts of them, if asked.
+    def prepare_training(self, datamodule: Any) -> None:
+        """Load the teacher, if there is to be one, and see to it that token labels can be used.
 
-        What is drawn comes from the global generators, which checkpoints keep.
+        Raises:
+            ValueError: The teacher cannot be had, or knows other classes; or there are token labels
+                and the network classifies no tokens, or mixup would mix its images.
         """
+        if getattr(datamodule, "token_labels", None) is not None:
+            check_token_labels(self.model, self.mixup)
+        if self.distillation.how is not None and self._teacher is None:
+            images = datamodule.normalisation
+            self._teacher = load_teacher(self.distillation, self.class_names, images), images
+
+    def setup(self, stage: str) -> None:
+        """Load what only training needs where a trainer is used without ``tools/run.py``."""
+        if stage == "fit":
+            self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Mix the images and labels of a training batch, erase parts of them, ask the teacher.
+
+        What is drawn comes from the global generators, which checkpoints keep. The teacher sees the
+        very images that the student will.
+        """
+        batch = self._with_token_labels(self._mixed(batch))
+        if self._teacher is None:
+            return batch
+        teacher, normalisation = self._teacher
+        return batch | {"taught": teacher.say_of(batch["image"], normalisation)}
+
+    def _with_token_labels(self, batch: Batch) -> Batch:
+        if "token_scores" not in batch:
+            return batch
+        images, stride = batch["image"], self.model.backbone.feature_info[-1].stride
+        size = -(-images.shape[2] // stride), -(-images.shape[3] // stride)
+        scores, classes, boxes = (batch[f"token_{part}"] for part in ("scores", "classes", "box"))
+        labels = token_labels(scores, classes, boxes, len(self.class_names), size)
+        return batch | {"token_labels": labels.to(images.dtype)}
+
+    def _mixed(self, batch: Batch) -> Batch:
         if self.mixup is None and self.erasing is None:
             return batch
         image, label = batch["image"], batch["label"]
@@ -217,6 +261,21 @@ class ClassificationTask(BaseTask):
             picture = to_image(image, *datamodule.normalisation)
             tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
+
+
+def check_token_labels(model: Any, mixup: Any) -> None:
+    """Refuse to train with token labels what cannot use them.
+
+    Raises:
+        ValueError: Says what to pass.
+    """
+    if not isinstance(getattr(model, "classifier", None), TokenClassifier):
+        raise ValueError(NO_TOKENS)
+    if mixup is not None:
+        raise ValueError(
+            "token labels are those of unmixed images, which MixToken mixes within the network: "
+            "pass task.mixup=null"
+        )
 
 
 def check_mixup(options: Mapping[str, Any]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from backbones.checkpoints.opening import open_checkpoint
+from backbones.checkpoints.adoption import adopt, convert
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_complete, check_value
 from tasks.base import BaseTask
-from tasks.classes import Classes, classes_of
+from tasks.classes import Classes, check_classes, classes_of
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tasks.saved import saved_run
@@ -32,8 +33,13 @@ def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
     for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
         check_value(group, config.get(group), Mapping[str, Any])
         check_complete(call, config[group], group)
-    backbone = create_backbone(**config["backbone"])
+    start = _with_classifier(config) if config.get("keep_classifier") else None
+    own = {} if start is None else {"pretrained": None}
+    backbone = create_backbone(**{**config["backbone"], **own})
     model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
+    if start is not None:
+        check_classes(start.values, data.class_names, start.path)
+        adopt(model, convert(start, backbone))
     task: BaseTask = build(
         config,
         "task",
@@ -44,6 +50,23 @@ def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
     )
     task.category_ids = data.category_ids
     return task
+
+
+def _with_classifier(config: Mapping[str, Any]) -> Checkpoint | None:
+    """The weights that a run starts from with their classifier; None where it starts from none.
+
+    Raises:
+        ValueError: They have none that could be kept.
+    """
+    file = config["backbone"].get("pretrained")
+    if config["head"].get("_target_") != "heads.linear.LinearClassifier":
+        raise ValueError("keep_classifier=true is for head=linear of classification and transfer")
+    if file is True:
+        raise ValueError(
+            "keep_classifier=true, but backbone.pretrained=true fetches timm's weights without "
+            "their classifier; pass backbone.pretrained=<run folder or file that has it>"
+        )
+    return open_checkpoint(file) if file else None
 
 
 def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:

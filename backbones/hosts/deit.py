@@ -20,6 +20,8 @@ from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import become, create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
+from backbones.layers.classifier import Classifier
+from backbones.layers.two_tokens import TwoTokenClassifier
 from backbones.options import variant_of
 from backbones.registry import register_host
 
@@ -35,6 +37,7 @@ class DeiT(IsotropicBackbone):
     has no entry for one, and the embedding is the mean over the normed map, or with ``fc_norm``
     (timm's name for it) the norm of the map's mean. Weights with a class token load into such a
     network without it and its position, with a warning, since another embedding takes its place.
+    A distilled network has a second token behind the class token, with a classifier of its own.
     """
 
     fc_norm: nn.Module  # where the final norm comes after the mean
@@ -45,6 +48,7 @@ class DeiT(IsotropicBackbone):
         config: HostConfig,
         class_token: bool = True,
         fc_norm: bool | None = None,
+        distilled: bool = False,
     ) -> None:
         super().__init__()
         self.patch_embed = model.patch_embed
@@ -58,13 +62,21 @@ class DeiT(IsotropicBackbone):
             self.cls_token, self.pos_embed = None, nn.Parameter(table.detach()[:, 1:].clone())
             self.no_weight_decay = frozenset({"pos_embed"})
             self.classification_keys = ("norm.", "fc_norm.", "cls_token")
+        self.dist_token: nn.Parameter | None = None
+        if distilled:
+            if not class_token:
+                raise ValueError(
+                    "distilled=True needs the class token; leave class_token=False out"
+                )
+            self.dist_token = cast("nn.Parameter", model.dist_token)
+            self.no_weight_decay |= {"dist_token"}
         if fc_norm and class_token:
             raise ValueError(
                 "fc_norm=True norms the mean of the map, which a DeiT with class token does not "
                 "read; add class_token=False"
             )
         self.norm_order_is_set = fc_norm is not None
-        self.num_prefix_tokens = int(class_token)
+        self.num_prefix_tokens = int(class_token) + int(distilled)
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
         self.set_map(config, model.num_features, model.norm)
@@ -90,8 +102,9 @@ class DeiT(IsotropicBackbone):
         x = self.patch_embed(images)  # (B, h, w, C)
         grid = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
+        if tokens:
+            x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
         x = x.contiguous()  # without a token to join, it lies as the convolution left it
         x = x + resample_abs_pos_embed(self.pos_embed, grid, self.grid, self.num_prefix_tokens)
         for block in self.blocks:
@@ -104,14 +117,33 @@ class DeiT(IsotropicBackbone):
         return tokens[:, self.num_prefix_tokens :].unflatten(1, grid)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, with the final norm."""
+        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, with the final norm.
+
+        Of a distilled network it is the mean of its two tokens.
+        """
         if self.cls_token is None and not hasattr(self, "fc_norm"):
             return super().embed(images)
         self.check_embeds()
         if self.cls_token is None:
             return self.fc_norm(self.last_map(images).mean(dim=(1, 2)))
+        if self.dist_token is not None:
+            return self.features(images).mean(dim=1)
         tokens, _ = self._tokens(images)
         return self.norm(tokens[:, 0])
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> the embedding, or of a distilled network its two tokens (B, 2, C)."""
+        if self.dist_token is None:
+            return self.embed(images)
+        self.check_embeds()
+        tokens, _ = self._tokens(images)
+        return self.norm(tokens[:, :2])
+
+    def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
+        """One linear layer, or of a distilled network one for each of its two tokens."""
+        if self.dist_token is None:
+            return super().classifier(num_classes, drop)
+        return TwoTokenClassifier(self.num_features, num_classes, drop)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, H, W) -> the map, normed token by token, or the pyramid's if dense."""
@@ -135,8 +167,15 @@ class DeiT(IsotropicBackbone):
 
         Raises:
             ValueError: A table of an oblong grid that its file does not state, or of a network
-                without class token for one with.
+                without class token, or with a distillation token, for one with, or without.
         """
+        has_dist_token = "dist_token" in state_dict
+        if "pos_embed" in state_dict and has_dist_token != (self.dist_token is not None):
+            have, lack = ("have a", "has none") if has_dist_token else ("have no", "has one")
+            raise ValueError(
+                f"these weights {have} distillation token and this DeiT {lack}; build it with "
+                f"distilled={str(has_dist_token).lower()}"
+            )
         after = "fc_norm.weight" in state_dict
         if self.cls_token is None and not self.norm_order_is_set:
             if after or "norm.weight" in state_dict:
@@ -144,7 +183,8 @@ class DeiT(IsotropicBackbone):
         table, grid = state_dict.get("pos_embed"), state_dict.pop(GRID, None)
         if table is not None:
             state_dict["pos_embed"] = self._convert_table(table, grid, "cls_token" in state_dict)
-        return rename(state_dict, [(r"^head\.", "classifier.")]) | self._stated_grid()
+        heads = [(r"^head\.", "classifier."), (r"^head_dist\.", "classifier.dist.")]
+        return rename(state_dict, heads) | self._stated_grid()
 
     def _stated_grid(self) -> dict[str, Tensor]:
         height, width = self.grid
@@ -164,7 +204,7 @@ class DeiT(IsotropicBackbone):
 
     def _convert_table(self, table: Tensor, grid: Tensor | None, has_class_token: bool) -> Tensor:
         """The positions of a file, on ``grid`` if it says so, for this network's tokens."""
-        num_prefix_tokens = int(has_class_token)
+        num_prefix_tokens = int(has_class_token) + (self.dist_token is not None)
         if has_class_token and self.cls_token is None:
             warnings.warn(
                 "these weights have a class token and this DeiT has none: the token and its "
@@ -186,8 +226,9 @@ class DeiT(IsotropicBackbone):
             old = (side, side) if side**2 == positions else self.grid
         if math.prod(old) != positions:
             token = "class token and " if has_class_token else ""
+            count = positions + num_prefix_tokens
             raise ValueError(
-                f"a pos_embed of {positions + has_class_token} positions is no {token}square grid; "
+                f"a pos_embed of {count} positions is no {token}square grid; "
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
         if old == self.grid:
@@ -210,7 +251,12 @@ class DeiTBlock(Block):
 
 
 def build(
-    config: HostConfig, *, variant: str, class_token: bool = True, fc_norm: bool | None = None
+    config: HostConfig,
+    *,
+    variant: str,
+    class_token: bool = True,
+    fc_norm: bool | None = None,
+    distilled: bool = False,
 ) -> DeiT:
     """A DeiT around timm's network of the name ``variant``.
 
@@ -220,8 +266,12 @@ def build(
         class_token: Whether there is one.
         fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
             networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
+        distilled: Whether a second token and its classifier learn from a teacher (Sec. 4); tests
+            read the mean of both.
     """
     patch = config.patch_size
+    if distilled:
+        variant = variant.replace("_patch16", "_distilled_patch16")
     model = create_timm_model(
         variant,
         config,
@@ -230,7 +280,7 @@ def build(
         dynamic_img_size=True,
         dynamic_img_pad=True,
     )
-    return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm)
+    return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm, distilled)
 
 
 @register_host("deit_t", source="DeiT, Table 1", patch_size=PATCH_SIZE)

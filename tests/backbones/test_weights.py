@@ -390,7 +390,7 @@ def test_another_model(theirs, host):
     with torch.device("meta"):
         tensors = timm.create_model(theirs).state_dict()
         backbone = create_backbone(host)
-    with pytest.raises(ValueError, match=f"does not fit {host}: \\d+ keys differ|pos_embed of 198"):
+    with pytest.raises(ValueError, match=f"does not fit {host}: \\d+ keys differ|distilled=true"):
         adopt(backbone, in_memory(dict(tensors), "file"))
 
 

@@ -141,3 +141,11 @@ def test_what_is_refused(folders, tmp_path):
     (target / "val.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(ValueError, match="a tar file is damaged"):
         module(ImageTarsDataModule, target)
+
+
+def test_label_maps_are_of_class_folders(folders, tmp_path):
+    for split in ("train", "val"):
+        in_one(folders, tmp_path, split)
+    data = module(ImageTarsDataModule, tmp_path, token_labels=str(tmp_path))
+    with pytest.raises(ValueError, match=r"data=imagenet and data=folder .*token_labels=null"):
+        data.check_files()

@@ -36,8 +36,8 @@ NEVER = {
 }
 # What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
 COMMANDS = {
-    "run", "complexity", "corrupt", "export", "benchmark", "results", "search", "lipschitz",
-    "doctor",
+    "run", "complexity", "corrupt", "annotate", "export", "benchmark", "results", "search",
+    "lipschitz", "doctor",
 }  # fmt: skip
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}

@@ -119,9 +119,10 @@ def test_a_row_that_cannot_run_says_why(name, capsys):
 
 
 def test_a_pattern_leaves_out_what_cannot_run():
-    prepared = command_line.prepare(["-m", "experiment=ffnet_t1_*", "data.root=/data"])
+    prepared = command_line.prepare(["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"])
     names = prepared[1].partition("=")[2].split(",")
-    assert names == [f"ffnet_t1_ffnet_{end}" for end in ("1", "2", "3", "3_384", "4_384")]
+    assert names == ["posmlp_t2_posmlp_t"]
+    assert find_experiment("posmlp_t2_posmlp_t_384").train.cannot_run
 
 
 def test_what_a_row_names_exists():
@@ -197,6 +198,13 @@ def test_the_settings_that_papers_state():
     half = composed("experiment=posmlp_t1_posmlp_t_sgu", "data.root=/data")
     assert (half["data"]["train_share"], half["optimizer"]["lr"]) == (0.5, 1.6e-3)
     assert (half["trainer"]["max_epochs"], half["schedule"]["cooldown"]) == (130, 10)
+    taught = composed("experiment=ffnet_t1_ffnet_2_distilled", "data.root=/data")
+    assert taught["backbone"]["drop_path_rate"] == 0.08
+    assert taught["task"]["mixup"]["mixup_alpha"] == 0.8
+    distillation = taught["task"]["distillation"]
+    assert (distillation["type"], distillation["alpha"]) == ("hard", 0.5)
+    assert distillation["teacher"] == "regnety_160.deit_in1k"
+    assert distillation["image_size"] is None  # the authors' teacher sees the 256 pixels
     larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
     assert (larger["optimizer"]["lr"], larger["schedule"]["name"]) == (5e-6, "constant")
     assert larger["backbone"]["img_size"] == 384
@@ -255,6 +263,18 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
     assert reason in found["why_not"]
     shown = report.beside_paper({"paper": found})
     assert shown["does not compare"] == found["why_not"]
+
+
+def test_label_maps_may_lie_anywhere_but_not_be_left_out():
+    name = "afbo_t2_lvt_r2"
+    found = compared(
+        composed(f"experiment={name}", "data.root=/d", "data.token_labels=/maps"),
+        summary(name, top1=74.0),
+    )
+    assert "why_not" not in found
+    without = composed(f"experiment={name}", "data.root=/d", "data.token_labels=null")
+    found = compared(without, summary(name, top1=74.0))
+    assert "data.token_labels=None instead of required" in found["why_not"]
 
 
 def test_random_weights_do_not_compare_where_the_row_starts_from_others():

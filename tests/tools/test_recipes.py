@@ -13,6 +13,8 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from backbones import create_backbone, list_hosts
+from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
+from datamodules.token_labels import LabelledTransform
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
@@ -158,6 +160,24 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
     else:
         assert task["mixup"] is None
         assert config["head"]["label_smoothing"] == said["smoothing"]
+
+
+def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
+    """Flip and policy, then the crop, whose rows and columns are exchanged in the map."""
+    config = config_of("lvt", "lvt_r2")
+    data = config["data"]
+    assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
+    augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
+    made = LabelledTransform(augmentation, 224, "maps", data["token_boxes"])
+    assert made.flip == 0.5
+    assert [type(part).__name__ for part in made.policy] == ["RandAugment"]
+    crop = made.crop
+    assert (crop.scale, crop.ratio, crop.size) == ((0.08, 1.0), (0.75, 1.3333), (224, 224))
+    assert [mode.name for mode in crop.interpolation] == ["BILINEAR", "BICUBIC"]
+    rest = [type(part).__name__ for part in made.rest]
+    assert rest == ["MaybeToTensor", "Normalize", "RandomErasing"]
+    assert create_backbone("lvt_r2").mix_token
+    assert AUX_WEIGHT == 0.5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

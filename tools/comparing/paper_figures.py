@@ -47,6 +47,8 @@ METRICS: dict[str, tuple[str, float]] = {
     "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
     **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
 }  # fmt: skip
+# A recipe's word for what a command has to name (datamodules.classification, which needs torch).
+REQUIRED = "required"
 # Besides what never matters, a run may be made on other devices than its experiment names.
 DEVICES = ("devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic")
 MIXERS = ("mixer", "token_mixer")
@@ -300,6 +302,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         f"{key}={run.config[key]} instead of {value}"
         for key, value in flatten(meant).items()
         if key in run.config and key not in free and not may_differ(key)
+        and not (value == REQUIRED and run.config[key])
         and (groups is None or key.partition(".")[0] in groups)
         and (run.config[key] or None) != (value or None)
     ]  # fmt: skip

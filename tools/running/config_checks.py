@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from backbones.options import check_value, unknown
+from datamodules.classification import REQUIRED
 from tasks.saved import SOLVED, checkpoint_file
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
@@ -25,6 +26,7 @@ TOP = {
     "output_dir": str,
     "checkpoint_every": float | None,
     "require_pretrained": bool,
+    "keep_classifier": bool,
 }
 # Other keys at the top.
 PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
@@ -77,8 +79,14 @@ def _name_files(config: dict[str, Any]) -> None:
     if isinstance(data.get("root"), str):
         # Evaluations of this run may begin in another folder.
         data["root"] = str(Path(data["root"]).expanduser().absolute())
+    if data.get("token_labels") not in (None, REQUIRED):
+        data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+    taught = config["task"].get("distillation") or {}
+    if config["mode"] == "fit" and isinstance(taught.get("checkpoint"), str):
+        teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
+        config["task"] = config["task"] | {"distillation": taught | {"checkpoint": teacher}}
     if config["mode"] != "fit":
         # "latest" will lead elsewhere some day.
         config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())

@@ -71,6 +71,8 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     datamodule = _data(config, checkpoint)
     task = build_task(config, datamodule)
     loaded: dict[str, Any] = {}
+    if training:
+        task.prepare_training(datamodule)
     if checkpoint is not None:
         task.load_weights(checkpoint)
         loaded = {"checkpoint_step": checkpoint.step}

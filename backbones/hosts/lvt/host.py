@@ -10,7 +10,7 @@ https://arxiv.org/abs/2112.10809. Where text and released checkpoints leave a ch
 * The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
   is 0 unless given. Class blocks have none.
 * How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
-* Token labels, by which it was trained, need a teacher's; ``heads.losses`` does without them.
+* Token labels, by which it was trained, come with the data; ``heads.losses`` has what they do.
 * The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
 """
 

@@ -1,0 +1,89 @@
+"""What a student learns from a teacher's logits beside the labels: knowledge distillation.
+
+Axes: B images, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbones.options import check_value
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A loss (1 - alpha) * L(labels) + alpha * L(teacher).
+
+    Hard, L(teacher) is the cross entropy of the class that the teacher holds for the likeliest.
+    Soft, it is temperature^2 times the divergence of the student's from the teacher's
+    probabilities, both at that temperature, summed over classes and averaged over images.
+
+    Args:
+        type: "hard" or "soft".
+        alpha: Share of the teacher, from 0 to 1.
+        temperature: What logits are divided by, if soft.
+
+    Raises:
+        ValueError: A value that is none of these.
+
+    Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
+    https://arxiv.org/abs/2012.12877, Eq. 2 and 3; the authors' script divides the soft loss by K
+    as well, which the equation does not. Hinton et al., 2015, https://arxiv.org/abs/1503.02531.
+    """
+
+    type: Literal["hard", "soft"]
+    alpha: float = 0.5
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse other values."""
+        check_value("task.distillation.type", self.type, Literal["hard", "soft"])
+        check_value("task.distillation.alpha", self.alpha, float)
+        check_value("task.distillation.temperature", self.temperature, float)
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"task.distillation.alpha must be from 0 to 1, got {self.alpha}")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"task.distillation.temperature must be above 0, got {self.temperature}"
+            )
+
+    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """L(teacher) of both logits (B, K), a scalar."""
+        if self.type == "hard":
+            return F.cross_entropy(student, teacher.argmax(dim=1))
+        ours, theirs = (F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher))
+        divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        return self.temperature**2 * divergence
+
+
+class Taught(NamedTuple):
+    """What a teacher says of the images of a batch.
+
+    Attributes:
+        logits: (B, K), without gradient.
+        how: What the student makes of them.
+    """
+
+    logits: Tensor
+    how: Distillation
+
+
+def with_teacher(labels: Tensor, student: Tensor, taught: Taught | None) -> dict[str, Tensor]:
+    """The shares of the labels and of the teacher in a loss, by the names they are logged under.
+
+    Args:
+        labels: The loss by the labels alone, a scalar.
+        student: Logits (B, K) that learn from the teacher.
+        taught: None where there is no teacher.
+    """
+    if taught is None:
+        return {"loss_cls": labels}
+    alpha = taught.how.alpha
+    return {
+        "loss_cls": (1 - alpha) * labels,
+        "loss_teacher": alpha * taught.how.loss(student, taught.logits),
+    }

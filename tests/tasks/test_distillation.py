@@ -1,0 +1,411 @@
+"""What a student learns from a teacher, and that nothing of the teacher is the student's."""
+
+import copy
+from types import SimpleNamespace
+
+import lightning.pytorch as lightning
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import yaml
+from lightning.pytorch import Callback
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import nn
+
+from backbones import create_backbone
+from backbones.base import Backbone, FeatureInfo
+from datamodules import SampleClassification
+from heads.distillation import Distillation, Taught
+from heads.linear import LinearClassifier, LinearProbe
+from tasks import teacher as teachers
+from tasks.classification import ClassificationTask
+from tasks.optim import build_optimizer
+from tests.runs import RECIPE, arguments, composed, refused, same
+from tools.command_line.overrides import prepare
+from tools.running import trainer as trainers
+from tools.running.config import compose_config
+from tools.running.resume import find_start
+
+NAMES = [str(number) for number in range(10)]
+IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+SMALL = "test_resnet"  # timm's network of half a million parameters, at 160 pixels
+
+
+class Toy(Backbone):
+    """One convolution."""
+
+    feature_info = (FeatureInfo(6, 16),)
+    num_features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 16, 16)
+
+    def embed(self, images):
+        return self.stem(images).mean((2, 3))
+
+
+class Recorder(nn.Module):
+    """A teacher that keeps what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.seen = nn.Linear(3, 10), nn.BatchNorm1d(3), []
+
+    def forward(self, images):
+        self.seen.append(images)
+        return self.linear(self.norm(images.mean((2, 3))))
+
+
+def student(head=LinearClassifier, **options):
+    torch.manual_seed(0)
+    return ClassificationTask(head(Toy(), 10), NAMES, **{**RECIPE, **options})
+
+
+def taught_task(how, normalisation=IMAGENET, size=None, **options):
+    task = student(**options)
+    task.model.double()
+    torch.manual_seed(1)
+    teacher = teachers.Teacher(Recorder().double(), "a", normalisation, size, how)
+    task._teacher = teacher, IMAGENET
+    return task, teacher
+
+
+def batch(count=6, side=32):
+    torch.manual_seed(2)
+    image = torch.randn(count, 3, side, side, dtype=torch.float64)
+    return {"image": image, "label": torch.arange(count)}
+
+
+@pytest.mark.parametrize("type", ["hard", "soft"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_loss_is_the_papers_formula(type, mixed):
+    alpha, temperature = 0.3, 2.5
+    options = {"mixup": {"mixup_alpha": 0.8, "label_smoothing": 0.1}} if mixed else {}
+    task, teacher = taught_task(Distillation(type, alpha, temperature), **options)
+    np.random.seed(0)
+    prepared = task.prepare_batch(batch())
+    losses = task.model.loss(prepared)
+    logits, theirs = task.model(prepared["image"]), teacher.network(prepared["image"])
+    labels = prepared["label"] if mixed else F.one_hot(prepared["label"], 10).double()
+    own = -(labels * logits.log_softmax(1)).sum(1).mean()
+    if type == "hard":
+        answers = theirs.argmax(1)
+        other = -sum(logits[i].log_softmax(0)[k] for i, k in enumerate(answers)) / len(answers)
+    else:
+        p, q = (theirs / temperature).softmax(1), (logits / temperature).softmax(1)
+        other = temperature**2 * (p * (p.log() - q.log())).sum(1).mean()
+    torch.testing.assert_close(losses["loss_cls"], (1 - alpha) * own, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses["loss_teacher"], alpha * other, rtol=1e-6, atol=0)
+    assert losses.keys() == {"loss_cls", "loss_teacher"}
+
+
+def test_teacher_and_student_see_the_same_mixed_images():
+    mixup = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0}
+    task, teacher = taught_task(Distillation("hard"), mixup=mixup, random_erasing=0.5)
+    given = batch()
+    prepared = task.prepare_batch({**given, "image": given["image"].clone()})
+    (seen,) = teacher.network.seen
+    assert torch.equal(seen, prepared["image"])
+    assert not torch.equal(seen, given["image"])
+
+
+def test_no_gradient_reaches_the_teacher_and_its_statistics_stay():
+    task, teacher = taught_task(Distillation("soft"))
+    before = copy.deepcopy(teacher.network.state_dict())
+    task.train()
+    loss = sum(task.model.loss(task.prepare_batch(batch())).values())
+    loss.backward()
+    assert all(p.grad is None and not p.requires_grad for p in teacher.network.parameters())
+    assert all(p.grad is not None for p in task.parameters())
+    assert same(teacher.network.state_dict(), before)
+
+
+def test_the_teacher_is_no_part_of_the_task():
+    task, teacher = taught_task(Distillation("hard"))
+    plain = student()
+    assert task.state_dict().keys() == plain.state_dict().keys()
+    assert len(list(task.modules())) == len(list(plain.modules()))
+    optimised = build_optimizer(task.model, None, 8, **RECIPE["optimizer"]).param_groups
+    count = sum(len(group["params"]) for group in optimised)
+    assert count == len(list(plain.model.parameters()))
+    assert not set(map(id, task.parameters())) & set(map(id, teacher.network.parameters()))
+
+
+def test_images_are_normalised_and_resized_as_the_teachers_were():
+    own = (0.5, 0.4, 0.3), (0.2, 0.5, 0.1)
+    task, teacher = taught_task(Distillation("hard"), own, 48)
+    pixels = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+
+    def normalised(images, normalisation):
+        mean, std = (images.new_tensor(part)[:, None, None] for part in normalisation)
+        return (images - mean) / std
+
+    task.prepare_batch({"image": normalised(pixels, IMAGENET), "label": torch.arange(2)})
+    larger = F.interpolate(pixels, (48, 48), mode="bicubic", antialias=True)
+    torch.testing.assert_close(teacher.network.seen[0], normalised(larger, own))
+
+
+def test_the_teacher_follows_the_precision_of_the_images():
+    teacher = teachers.Teacher(Recorder(), "a", IMAGENET, None, Distillation("hard"))
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        assert teacher.say_of(batch()["image"].to(dtype), IMAGENET).logits.dtype == dtype
+    with torch.autocast("cpu", torch.bfloat16):
+        said = teacher.say_of(batch()["image"].float(), IMAGENET)
+    assert said.logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("head", [LinearClassifier, LinearProbe])
+def test_all_heads_of_classes_can_be_taught(head):
+    model = head(Toy(), 10).train()
+    taught = Taught(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
+    plain = {"image": batch()["image"].float(), "label": batch()["label"]}
+    losses = model.loss({**plain, "taught": taught})
+    torch.testing.assert_close(2 * losses["loss_cls"], model.loss(plain)["loss_cls"])
+    assert losses["loss_teacher"].requires_grad
+
+
+# Found and loaded
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Weights of timm's smallest network for the ten classes."""
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("teacher") / "small.pth"
+    torch.save(timm.create_model(SMALL, num_classes=10).state_dict(), path)
+    return path
+
+
+def loaded(names=NAMES, **options):
+    options = teachers.TeacherOptions(**{"type": "hard", **options})
+    return teachers.load_teacher(options, names, IMAGENET)
+
+
+def test_a_network_of_timm_from_a_file(file):
+    state = torch.get_rng_state()
+    teacher = loaded(teacher=SMALL, checkpoint=str(file))
+    assert torch.equal(torch.get_rng_state(), state)
+    reference = timm.create_model(SMALL, num_classes=10).eval()
+    reference.load_state_dict(torch.load(file))
+    images = torch.randn(2, 3, 64, 64)
+    # timm's default for it is a normalisation of its own.
+    theirs = reference.pretrained_cfg
+    own = tuple(theirs["mean"]), tuple(theirs["std"])
+    assert teacher.normalisation == own
+    with torch.no_grad():
+        expected = reference(teacher.as_trained_on(images, IMAGENET))
+    torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, expected)
+    assert not teacher.network.training
+
+
+def test_a_network_of_one_size_gets_that_size(file, tmp_path):
+    model = timm.create_model("test_vit", num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    teacher = loaded(teacher="test_vit", checkpoint=str(tmp_path / "vit.pth"))
+    assert teacher.image_size == model.pretrained_cfg["input_size"][-1]
+    assert teacher.say_of(torch.randn(1, 3, 64, 64), IMAGENET).logits.shape == (1, 10)
+
+
+def test_a_backbone_of_ours_from_a_file(tmp_path):
+    model = LinearClassifier(create_backbone("lvt_r1"), 10)
+    torch.save(model.state_dict(), tmp_path / "lvt.pth")
+    teacher = loaded(teacher="lvt_r1", checkpoint=str(tmp_path / "lvt.pth"))
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, model.eval()(images))
+
+
+@pytest.fixture
+def run(tmp_path, sample_cache):
+    """A run folder as a training leaves it, of the host that is quickest to build."""
+    prepare(["--help"])
+    config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
+    config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    model = LinearClassifier(create_backbone("lvt_r1", img_size=64), 10)
+    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+    content = {"state_dict": tensors, "class_names": NAMES}
+    torch.save(content, folder / "checkpoints" / "best.ckpt")
+    return folder, model.eval()
+
+
+def test_a_run_of_ours_says_what_it_is_of(run):
+    folder, model = run
+    teacher = loaded(checkpoint=str(folder))
+    assert teacher.normalisation == ([0.5] * 3, [0.25] * 3)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(teacher.as_trained_on(images, IMAGENET))
+    torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, expected)
+    with pytest.raises(ValueError, match="of a run of lvt_r1, not of lvt_r2; leave"):
+        loaded(teacher="lvt_r2", checkpoint=str(folder))
+    with pytest.raises(ValueError, match="tells 10 classes apart, the data have 3"):
+        loaded(NAMES[:3], checkpoint=str(folder))
+    with pytest.raises(ValueError, match=r"other classes .* begins with 0, 1, 2, the data with 9"):
+        loaded(NAMES[::-1], checkpoint=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"type": "firm", "teacher": SMALL}, r"task\.distillation\.type=firm is not .*hard"),
+        ({}, r"type=hard needs a teacher: pass .*checkpoint=<run folder>"),
+        ({"type": None, "teacher": SMALL}, r"has a teacher and no type; pass .*hard or soft"),
+        ({"teacher": "regnety_16"}, r"no teacher called 'regnety_16', here or in timm; did you "
+                                    r"mean regnety_160"),
+        ({"teacher": "regnety_160.deit"}, r"no weights regnety_160\.deit; of regnety_160 there "
+                                          r"are: .*deit_in1k"),
+        ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo has no weights; pass .*checkpoint=<its"),
+        ({"teacher": SMALL, "alpha": 1.5}, r"alpha must be from 0 to 1, got 1\.5"),
+        ({"teacher": SMALL, "temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
+    ],
+)  # fmt: skip
+def test_what_no_teacher_can_be_is_refused_at_once(options, said):
+    with pytest.raises(ValueError, match=said):
+        student(distillation={"type": "hard", **options})
+
+
+def test_weights_that_do_not_fit_are_refused(file, tmp_path):
+    with pytest.raises(ValueError, match=r"small\.pth tells 10 classes apart, the data have 3"):
+        loaded(NAMES[:3], teacher=SMALL, checkpoint=str(file))
+    with pytest.raises(ValueError, match="regnety_160 tells 1000 classes apart, the data have 10"):
+        loaded(teacher="regnety_160")
+    with pytest.raises(ValueError, match=r"small\.pth holds another network than test_vit"):
+        loaded(teacher="test_vit", checkpoint=str(file))
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        loaded(teacher=SMALL, checkpoint=str(tmp_path / "none.pth"))
+    with pytest.raises(ValueError, match=r"small\.pth does not fit lvt_r1: \d+ keys differ"):
+        loaded(teacher="lvt_r1", checkpoint=str(file))
+    with pytest.raises(ValueError, match=r"small\.pth lies in no run folder.*pass .*teacher="):
+        loaded(checkpoint=str(file))
+    with pytest.raises(ValueError, match=r"publishes no weights of test_resnet.*checkpoint="):
+        _without_weights(loaded)
+
+
+def _without_weights(load):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teachers.timm, "get_pretrained_cfg", lambda name: None)
+        load(teacher=SMALL)
+
+
+def test_a_download_that_fails_names_the_file(monkeypatch):
+    def offline(*args, **options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(teachers.timm, "create_model", offline)
+    with pytest.raises(
+        ValueError, match=r"OSError\); download model\.safetensors from .*checkpoint"
+    ):
+        loaded([str(n) for n in range(1000)], teacher="regnety_160.deit_in1k")
+
+
+def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_path, capsys):
+    typed = ["task.distillation.type=hard", "task.distillation.teacher=test_vit",
+             f"task.distillation.checkpoint={file}"]  # fmt: skip
+    said = refused(arguments("classification", tmp_path, *typed), tmp_path, capsys)
+    assert "holds another network than test_vit" in said
+
+
+def test_an_evaluation_needs_no_teacher(tmp_path):
+    """Its options are those of the run's config, and its file may be gone."""
+    prepare(["--help"])
+    weights = tmp_path / "student.pth"
+    weights.write_bytes(b"")
+    gone = str(tmp_path / "gone.pth")
+    config = composed("mode=test", f"ckpt={weights}", "task.distillation.type=hard",
+                      "task.distillation.teacher=test_vit",
+                      f"task.distillation.checkpoint={gone}")  # fmt: skip
+    assert config["task"]["distillation"]["checkpoint"] == gone
+    task = student(distillation=config["task"]["distillation"])
+    assert task._teacher is None
+
+
+# Trained
+
+
+class Stop(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            raise Killed
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, file, tmp_path):
+    prepare(["--help"])
+    options = dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
+    options |= {"max_epochs": 2, "limit_val_batches": 1}
+
+    def train(folder, stop=None, resume=False):
+        folder = tmp_path / folder
+        folder.mkdir(exist_ok=True)
+        lightning.seed_everything(0, verbose=False)
+        data = SampleClassification(
+            sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
+            num_workers=0,
+        )  # fmt: skip
+        data.setup()
+        task = student(
+            optimizer={"name": "adamw", "lr": 1e-2}, mixup={"mixup_alpha": 0.8},
+            ema={"decay": 0.9},
+            distillation={"type": "hard", "teacher": SMALL, "checkpoint": str(file)},
+        )  # fmt: skip
+        trainer = trainers.make_trainer(
+            options, folder, task.monitor, training=True, checkpoint_every=None
+        )
+        if stop is not None:
+            trainer.callbacks.insert(0, Stop(stop))
+        start = find_start(folder, None, task, options) if resume else None
+        try:
+            trainers.fit(trainer, task, data, start=start)
+        except Killed:
+            assert stop is not None
+        return folder / "checkpoints" / "last.ckpt"
+
+    whole = torch.load(train("whole"), weights_only=True)
+    train("broken", stop=8)
+    again = torch.load(train("broken", resume=True), weights_only=True)
+    assert same(again["state_dict"], whole["state_dict"])
+    keys = {"model.backbone.stem", "model.classifier"}
+    for name in ("state_dict", "state_dict_ema"):
+        assert {key.rpartition(".")[0] for key in whole[name]} == keys
+
+
+def test_the_teacher_counts_in_training(sample_cache, file, tmp_path):
+    """A student of labels that say nothing comes to agree with its teacher."""
+    task = student(optimizer={"name": "sgd", "lr": 1.0})
+    teacher = loaded(teacher=SMALL, checkpoint=str(file))
+    task._teacher = teacher, IMAGENET
+    images = torch.randn(16, 3, 32, 32)
+    teacher.how = Distillation("hard", alpha=1.0)
+    given = {"image": images, "label": torch.zeros(16, dtype=torch.int64)}
+    optimizer = build_optimizer(task.model, None, 8, name="adamw", lr=0.05)
+    for _ in range(60):
+        loss = sum(task.model.loss(task.prepare_batch(given)).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    answers = teacher.say_of(images, IMAGENET).logits.argmax(1)
+    assert (task.model(images).argmax(1) == answers).float().mean() > 0.9
+
+
+def test_a_trainer_alone_loads_the_teacher(file):
+    task = student(
+        distillation={"type": "soft", "teacher": SMALL, "checkpoint": str(file), "alpha": 0.1}
+    )
+    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(normalisation=IMAGENET))
+    task.setup("test")
+    assert task._teacher is None
+    task.setup("fit")
+    assert task._teacher[0].how == Distillation("soft", 0.1)

@@ -1,0 +1,81 @@
+"""Training that goes on from a trained classifier, at a larger size."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from timm.layers import resample_abs_pos_embed
+
+from backbones import create_backbone
+from heads.linear import LinearClassifier
+from tasks.loading import build_task
+from tests.runs import composed
+from tools.command_line.overrides import prepare
+
+NAMES = tuple("abcde")
+DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backbones_are_options():
+    prepare(["--help"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    torch.manual_seed(0)
+    model = LinearClassifier(create_backbone("deit_t", img_size=64), 5)
+    path = tmp_path_factory.mktemp("trained") / "best.ckpt"
+    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"state_dict": tensors, "class_names": list(NAMES)}, path)
+    return model, path
+
+
+def task(path, *typed, data=DATA):
+    config = composed("backbone=deit_t", "data.image_size=96", *typed)
+    config["backbone"]["pretrained"] = path
+    return build_task(config, data)
+
+
+def test_the_classifier_stays_and_positions_are_resized(trained):
+    model, path = trained
+    tuned = task(str(path), "keep_classifier=true").model
+    for own, before in zip(
+        tuned.classifier.parameters(), model.classifier.parameters(), strict=True
+    ):
+        assert torch.equal(own, before)
+    expected = resample_abs_pos_embed(model.backbone.pos_embed, [6, 6], [4, 4])
+    torch.testing.assert_close(tuned.backbone.pos_embed, expected)
+    images = torch.randn(2, 3, 96, 96)
+    with torch.no_grad():  # as the smaller network sees larger images
+        torch.testing.assert_close(tuned.eval()(images), model.eval()(images), rtol=1e-3, atol=1e-3)
+    other = task(str(path)).model
+    assert not torch.equal(other.classifier.weight, model.classifier.weight)
+
+
+def test_a_classifier_that_cannot_stay_is_refused(trained):
+    _, path = trained
+    others = SimpleNamespace(num_classes=5, class_names=tuple("abcdx"), category_ids=())
+    with pytest.raises(ValueError, match="pass data with the classes of the checkpoint"):
+        task(str(path), "keep_classifier=true", data=others)
+    few = SimpleNamespace(num_classes=3, class_names=tuple("abc"), category_ids=())
+    with pytest.raises(ValueError, match="5 classes, and the data have 3"):
+        task(str(path), "keep_classifier=true", data=few)
+    with pytest.raises(ValueError, match=r"keep_classifier=true is for head=linear"):
+        task(str(path), "keep_classifier=true", "task=transfer", "protocol=linear_probe")
+    assert task(False, "keep_classifier=true").model.classifier.out_features == 5
+
+
+def test_weights_of_timm_have_no_classifier_to_keep(monkeypatch):
+    monkeypatch.setattr("backbones.create_backbone", lambda **options: None)
+    with pytest.raises(ValueError, match="fetches timm's weights without their classifier; pass"):
+        task(True, "keep_classifier=true")
+
+
+def test_fine_tuning_asks_for_a_trained_network():
+    typed = ["data=imagenet", "recipe=deit_384", "backbone=deit_b", "data.root=/data"]
+    config = composed(*typed)
+    assert config["require_pretrained"] is config["keep_classifier"] is True
+    assert config["backbone"]["img_size"] == 384
+    larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
+    assert larger["keep_classifier"] is True

@@ -1,0 +1,171 @@
+"""Makes label maps of a folder of classes, by which networks that classify their tokens train.
+
+usage: python tools/annotate.py root=FOLDER out=FOLDER teacher=NAME [key=value ...]
+
+  root=FOLDER      holds <class>/*, or train/<class>/*
+  out=FOLDER       gets <class>/<image>.pt; files that are there stay
+  teacher=NAME     a network of timm's, such as dm_nfnet_f6.dm_in1k, or a backbone here
+  checkpoint=FILE  its weights with the classifier, or a run folder, which says the name, too
+  size=N           side that the whole image is resized to (default: the teacher's own, or 224)
+  top=5            classes kept of each place
+  batch=32         images at a time
+  device=cpu       or cuda
+
+A file holds a tensor (2, top, h, w): of each place of the teacher's last map the scores of its best
+classes, and their numbers among the sorted names of the class folders. The published maps of
+ImageNet have this format. Train with them by  python tools/run.py recipe=lvt backbone=lvt_r2
+data=imagenet data.root=FOLDER data.token_labels=FOLDER
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.command_line.arguments import number, parse
+
+DEFAULTS = {
+    "root": "",
+    "out": "",
+    "teacher": "",
+    "checkpoint": "",
+    "size": "",
+    "top": "5",
+    "batch": "32",
+    "device": "cpu",
+}
+USUAL_SIZE = 224
+HALF_EXACT = 2048  # whole numbers that float16 holds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help", "help"} & set(arguments):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        annotate(parse(arguments, DEFAULTS, {"device": ("cpu", "cuda")}))
+    except (ValueError, OSError) as error:
+        print(f"annotate.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def annotate(options: dict[str, str]) -> None:
+    """Write the label maps that the options ask for.
+
+    Raises:
+        ValueError: An option that is missing or cannot be used.
+    """
+    for key in ("root", "out"):
+        if not options[key]:
+            raise ValueError(f"{key}=FOLDER is missing; see --help")
+    if not options["teacher"] and not options["checkpoint"]:
+        raise ValueError("teacher=NAME is missing, or checkpoint=<run folder>; see --help")
+    size = number("size", options["size"], 32) if options["size"] else None
+    top, batch = (number(key, options[key]) for key in ("top", "batch"))
+
+    import torch
+
+    from datamodules.image_folder import class_folders
+    from tasks.teacher import TeacherOptions, load_teacher
+
+    if options["device"] == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda, but torch sees no GPU here; leave device= out")
+    root, out = (Path(options[key]).expanduser() for key in ("root", "out"))
+    folder = root / "train" if (root / "train").is_dir() else root
+    names = class_folders(folder)
+    images = list(images_of(folder, names))
+    own: Any = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where weights do not say their own
+    asked = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
+    teacher = load_teacher(asked, names, own)
+    if top > len(names):
+        raise ValueError(f"top={top} is more than the {len(names)} classes there are")
+    side = size or usual_size(teacher.network)
+    wanted = [name for name in images if not target(out, name).exists()]
+    for start in range(0, len(wanted), batch):
+        some = wanted[start : start + batch]
+        write_maps(teacher, folder, out, some, side, top, options["device"])
+        if sys.stderr.isatty():
+            print(f"\r{start + len(some)} of {len(wanted)} images", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(f"{out}: {len(wanted)} label maps of {teacher.name} at {side} pixels made, "
+          f"{len(images) - len(wanted)} were there")  # fmt: skip
+
+
+def images_of(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """All images as <class>/<file>.
+
+    Raises:
+        ValueError: Two of a class would have one label map.
+    """
+    from datamodules.files import list_images
+
+    for name in names:
+        taken: dict[str, str] = {}
+        for file in list_images(folder / name):
+            stem = Path(file).stem
+            if stem in taken:
+                raise ValueError(
+                    f"{folder / name} has {taken[stem]} and {file}, whose label maps would have "
+                    "one name; rename one of them"
+                )
+            taken[stem] = file
+            yield f"{name}/{file}"
+
+
+def target(out: Path, name: str) -> Path:
+    """The label map of an image."""
+    return (out / name).with_suffix(".pt")
+
+
+def usual_size(network: Any) -> int:
+    """The size that a network of timm's is tested at; another's is not known."""
+    source = getattr(network, "pretrained_cfg", None)
+    if not source:
+        return USUAL_SIZE
+    tested = source.get("test_input_size") or source["input_size"]
+    return int(tested[-1])
+
+
+def write_maps(
+    teacher: Any, folder: Path, out: Path, names: Sequence[str], side: int, top: int, device: str
+) -> None:
+    """Write the label maps of some images, each file whole or not at all."""
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    from datamodules.files import load_rgb
+    from heads.place_scores import place_scores
+
+    pixels = [
+        functional.pil_to_tensor(
+            load_rgb(folder / name, upright=False).resize((side, side), resample=3)  # bicubic
+        )
+        for name in names
+    ]
+    mean, std = (torch.tensor(part)[:, None, None] for part in teacher.normalisation)
+    images = ((torch.stack(pixels) / 255 - mean) / std).to(device)
+    scores = place_scores(teacher.network.to(device), images)
+    best = scores.topk(top, dim=1)
+    dtype = torch.float16 if scores.shape[1] <= HALF_EXACT else torch.float32
+    maps = torch.stack([best.values, best.indices.to(best.values.dtype)], dim=1).to(dtype).cpu()
+    for name, label_map in zip(names, maps, strict=True):
+        file = target(out, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        torch.save(label_map.clone(), partial)
+        partial.replace(file)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
+    sys.exit(main())
