@@ -1,4 +1,7 @@
-"""Fixtures of several test files."""
+"""Fixtures of several test files.
+
+What takes long to import is imported in them: the process that hands out the tests needs none.
+"""
 
 import dataclasses
 import gc
@@ -8,11 +11,7 @@ import resource
 
 import psutil
 import pytest
-import torch
 from filelock import FileLock
-
-from backbones.registry import temporary_registrations
-from tests.runs import Ended, arguments, command, run_shared
 
 MUCH = 3 * 2**30  # bytes of a process
 
@@ -59,6 +58,8 @@ def sample_cache(shared):
 @pytest.fixture
 def registering():
     """What a test registers is gone after it."""
+    from backbones.registry import temporary_registrations
+
     with temporary_registrations():
         yield
 
@@ -66,6 +67,8 @@ def registering():
 @pytest.fixture
 def one_thread():
     """As many threads as the subprocesses of the tests have, for results equal to the bit."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -82,6 +85,7 @@ def outputs(shared):
 @pytest.fixture(scope="session")
 def trained(outputs, sample_cache):
     """task -> how its run ended; each is trained once, the first by the real command."""
+    from tests.runs import Ended, arguments, command, run_shared
 
     def train(task):
         more = []
