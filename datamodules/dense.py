@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.base import BaseDataModule
@@ -47,7 +48,7 @@ class StrictImage:
         return results
 
 
-def bgr_array(image: Image.Image) -> np.ndarray:
+def bgr_array(image: Image.Image) -> NDArray[np.uint8]:
     """The uint8 (H, W, 3) pixels of an RGB image in OpenCV's order, which a step may write to.
 
     Pillow packs them in that order: half the time of an array that is turned and copied again.
