@@ -121,7 +121,7 @@ class SeededDataset(Dataset[Any]):
         with seeded(self.seed, epoch, index):
             try:
                 return self.dataset[index]
-            except Exception as error:
+            except Exception as error:  # readers raise all kinds; each is told with its file
                 name = self.describe(index)
                 if isinstance(error, ValueError | FileNotFoundError) and name in str(error):
                     raise

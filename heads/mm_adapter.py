@@ -128,7 +128,7 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
         models = importlib.import_module(f"{toolkit}.registry").MODELS
         try:
             model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
-        except Exception as error:
+        except Exception as error:  # builders raise whatever a typed value makes of them
             if not typed:
                 raise
             reason = " ".join(str(error).split())[:200] or type(error).__name__

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from backbones import create_backbone
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from backbones.options import check_complete, check_value
+from backbones.options import check_arguments, check_complete, check_value
 from tasks.base import BaseTask
 from tasks.classes import Classes, check_classes, classes_of
 from tasks.instantiate import build
@@ -21,18 +22,29 @@ from tasks.saved import saved_run
 logger = logging.getLogger(__name__)
 
 
+def check_options(config: Mapping[str, Any]) -> None:
+    """Refuse options that no part of a task takes, before anything is built.
+
+    Raises:
+        ValueError: Names the option and the nearest one that there is.
+    """
+    for group, call in (
+        ("backbone", create_backbone),
+        ("optimizer", build_optimizer),
+        ("schedule", learning_rate_factor),
+    ):
+        check_value(group, config.get(group), Mapping[str, Any])
+        check_complete(call, config[group], group)
+        check_arguments(call, config[group], group)
+
+
 def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
     """The task of a config around a new network.
 
     Args:
-        config: Whole, as plain values.
+        config: Whole, as plain values, after ``check_options``.
         data: The datamodule, which knows its classes.
     """
-    from backbones import create_backbone
-
-    for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
-        check_value(group, config.get(group), Mapping[str, Any])
-        check_complete(call, config[group], group)
     start = _with_classifier(config) if config.get("keep_classifier") else None
     own = {} if start is None else {"pretrained": None}
     backbone = create_backbone(**{**config["backbone"], **own})
@@ -84,6 +96,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
     config = {**run.config, "backbone": {**run.config["backbone"], "pretrained": None}}
     # In this process: what a few images gain from others is less than these take to start.
     config["data"] = {**run.config["data"], "num_workers": 0}
+    check_options(config)
     data = build(config, "data", seed=0)
     serve_prediction(data, classes)
     task = build_task(config, data)

@@ -54,12 +54,13 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
+    from tasks.loading import check_options
     from tools.comparing.paper_figures import compared
     from tools.running import lock, report
     from tools.running.facts import of_run
     from tools.running.loggers import closing
     from tools.running.outcome import failure_noted
-    from tools.running.parts import build_parts, check_options, work
+    from tools.running.parts import build_parts, work
     from tools.running.process_group import processes
 
     started = time.perf_counter()

@@ -44,7 +44,8 @@ from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
 from backbones.layers.patch_embed import PatchEmbed
-from backbones.layers.rotary import Lattice, rotate
+from backbones.layers.rotary import Lattice
+from backbones.layers.rotary_complex import rotate
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.mixers.glu import gate
 from backbones.registry import register_host

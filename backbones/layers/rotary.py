@@ -15,17 +15,12 @@ Axes: N tokens, d channels of a head.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from backbones.layers.eval_cache import in_graph
-
 BASE = 10000.0
-# A network asks for two lattices a stage and the window's; a few sizes of images stay in memory.
-MAX_TABLES = 24
 
 
 class Lattice(NamedTuple):
@@ -48,29 +43,21 @@ class Lattice(NamedTuple):
 
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    pairs = x.to(dtype).unflatten(-1, (-1, 2))
-    if in_graph():  # compilers make no code for complex numbers, which are fastest otherwise
-        angles = _angles(lattice, x.shape[-1], x.device, dtype)
-        (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
-        turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
-        return torch.stack(turned, -1).flatten(-2).to(x.dtype)
-    turns = _cached_turns(lattice, x.shape[-1], x.device, dtype)
-    return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2).to(x.dtype)
+    pairs = as_pairs(x)
+    angles = turning_angles(lattice, x.shape[-1], x.device, pairs.dtype)
+    (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
+    turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+    return torch.stack(turned, -1).flatten(-2).to(x.dtype)
 
 
-@functools.lru_cache(maxsize=MAX_TABLES)
-def _cached_turns(
+def as_pairs(x: Tensor) -> Tensor:
+    """(B, N, heads, d) as (B, N, heads, d / 2, 2), in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+
+
+def turning_angles(
     lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Complex numbers of size 1, (N, 1, d / 2)."""
-    # A tensor made under inference_mode could not serve a later training step from the cache.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        angles = _angles(lattice, channels, device, dtype)
-        return torch.polar(torch.ones_like(angles), angles)
-
-
-def _angles(lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """By how much each pair of channels turns, (N, 1, d / 2)."""
     index = torch.arange(lattice.tokens, device=device)
     rows = index // lattice.width

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone
-from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.layers.axes import to_nchw
 from backbones.layers.reweight import Reweight
 from heads.linear import LinearClassifier
+from tests.counts import assert_tensors_and_counts
 from tests.families import rest_slow
 from tests.references import cyclemlp as reference
 from tests.references.released import assert_equal, checkpoint, double
@@ -28,17 +28,8 @@ def released():
     [("cyclemlp_b1", 15_155_400, 2.1215), ("cyclemlp_b2", 26_802_504, 3.8758)],
 )
 def test_has_the_tensors_and_counts_of_the_released_network(name, parameters, macs):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(name), 1000)
-    assert count_parameters(model) == parameters
-    assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
-    own = {key.removeprefix("backbone."): tuple(p.shape) for key, p in model.state_dict().items()}
-    theirs = {
-        key.replace("head.", "classifier."): shape
-        for key, shape in reference.shapes(name)
-        if not key.endswith(".offset")
-    }
-    assert own == theirs
+    shapes = [(key, shape) for key, shape in reference.shapes(name) if not key.endswith(".offset")]
+    assert_tensors_and_counts(name, shapes, parameters, macs)
 
 
 @torch.no_grad()

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone
-from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from heads.linear import LinearClassifier
+from tests.counts import assert_tensors_and_counts
 from tests.references import hiremlp as reference
 from tests.references.released import assert_equal, checkpoint, double
 from tests.tensors import images
@@ -26,13 +26,7 @@ def released():
     [("hiremlp_t", 18_041_672, 2.1440), ("hiremlp_s", 33_113_848, 4.2311)],
 )
 def test_has_the_tensors_and_counts_of_the_released_network(name, parameters, macs):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(name), 1000)
-    assert count_parameters(model) == parameters
-    assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
-    own = {key.removeprefix("backbone."): tuple(p.shape) for key, p in model.state_dict().items()}
-    theirs = {k.replace("head.", "classifier."): shape for k, shape in reference.shapes(name)}
-    assert own == theirs
+    assert_tensors_and_counts(name, reference.shapes(name), parameters, macs)
 
 
 @torch.no_grad()

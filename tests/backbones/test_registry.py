@@ -1,6 +1,7 @@
 """Names, options and errors of the registry; every backbone's size against the published rows."""
 
 import copy
+import functools
 import inspect
 import pickle
 import re
@@ -226,6 +227,14 @@ def test_error_inside_a_builder_reaches_the_user(registering):
 # Options
 
 
+@pytest.fixture
+def on_meta():
+    """What is refused after a network was built was then built without values."""
+    with torch.device("meta"):
+        yield
+
+
+@pytest.mark.usefixtures("on_meta")
 def test_unknown_options_are_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"no option of mixer afbo called 'g3'; did you mean g\d"):
         create_backbone("swin_t_afbo", mixer={"g3": 6})
@@ -244,6 +253,7 @@ def test_unknown_options_are_refused_with_the_nearest():
         create_backbone("deit_t", token_mixer={"kernel_size": 3})
 
 
+@pytest.mark.usefixtures("on_meta")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -367,12 +377,14 @@ def test_mixer_follows_its_slot(registering):
     register_mixer(
         "watch", kind="channel", source="this test", hidden_scale=0.5, options_on=options
     )(watch)
-    create_backbone("swin_t_watch", img_size=(96, 128))
+    with torch.device("meta"):
+        create_backbone("swin_t_watch", img_size=(96, 128))
     assert seen[0] == (96, 2.0, (24, 32), 2)
     assert seen[-1] == (768, 2.0, (3, 4), 2)
     assert mixer_options("watch", "swin_b") == {"hidden_ratio": None, "extra": 2}
     seen.clear()
-    create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
+    with torch.device("meta"):
+        create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
     assert set(seen) == {(192, 3, (14, 14), 7)}
 
 
@@ -386,6 +398,11 @@ def test_published_names_are_those_with_a_row():
     assert sorted(everything) == sorted(list_backbones())
 
 
+@functools.cache
+def plain_classifier(name):
+    return classifier(name)
+
+
 def classifier(name, **options):
     with torch.device("meta"):
         return LinearClassifier(create_backbone(name, **options), 1000)
@@ -393,12 +410,12 @@ def classifier(name, **options):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parameters_are_exact(name):
-    assert count_parameters(classifier(name)) == ROWS[name][0]
+    assert count_parameters(plain_classifier(name)) == ROWS[name][0]
 
 
 @pytest.mark.parametrize("name", rest_slow(list(ROWS), [*SMALLEST, *SWAPPED]))
 def test_macs_are_within_a_thousandth(name):
-    assert count_macs(classifier(name)) / 1e9 == pytest.approx(ROWS[name][1], rel=1e-3)
+    assert count_macs(plain_classifier(name)) / 1e9 == pytest.approx(ROWS[name][1], rel=1e-3)
 
 
 @pytest.mark.slow  # also what `python tools/complexity.py paper=...` prints
@@ -538,7 +555,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "swin_t_afbo")))
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, ["deit_t_afbo"]))
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
     backbone = short(name).eval()

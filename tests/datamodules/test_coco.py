@@ -11,6 +11,7 @@ pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
 from datamodules import CocoDataModule, coco_checks
+from datamodules.dense import bgr_array
 from tasks.coco_metric import CocoMetric
 
 SQUARE = [[10, 10, 30, 10, 30, 30, 10, 30]]
@@ -117,6 +118,14 @@ def test_each_file_is_parsed_once(root, monkeypatch):
     assert parsed == sizes
     metric.update([])
     assert metric.compute()
+
+
+def test_an_image_is_packed_in_the_order_of_opencv():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    packed = bgr_array(Image.fromarray(pixels))
+    assert np.array_equal(packed, pixels[..., ::-1])
+    assert packed.flags.c_contiguous
+    assert packed.flags.writeable
 
 
 def test_images_are_bgr(root):

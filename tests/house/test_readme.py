@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from backbones import list_backbones
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
+from tools.command_line.lazy_groups import register
 from tools.running import config as run_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,17 +21,17 @@ DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", README)
 
 @pytest.fixture(autouse=True, scope="module")
 def _backbones():
-    command_line.prepare([])
+    register()
 
 
 @pytest.mark.parametrize("command", [*RUNS, *DATA])
 def test_commands_compose(command):
     parts = shlex.split(command, comments=True)
     if "-m" in parts:
-        assert command_line.swept_keys(command_line.prepare(parts))
+        assert overrides.swept_keys(overrides.prepare(parts))
         return
-    overrides = [part for part in parts if not part.startswith("-")]
-    assert run_config.compose_config(overrides)["task_name"]
+    typed = [part for part in parts if not part.startswith("-")]
+    assert run_config.compose_config(typed)["task_name"]
 
 
 def test_readme_shows_commands():

@@ -15,13 +15,13 @@ from backbones.checkpoints.opening import open_checkpoint
 from datamodules.cifar100 import CIFAR100DataModule
 from datamodules.coco import CocoDataModule
 from datamodules.files import load_rgb
+from tasks.loading import check_options
 from tasks.saved import read_config
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
 from tools.command_line.errors import one_line_errors
 from tools.comparing.records import read_run
 from tools.running import config as run_config
 from tools.running.config_checks import resolved
-from tools.running.parts import check_options
 
 SEED = 7
 COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
@@ -69,7 +69,7 @@ def test_words(count, capsys):
         words = [word() for _ in range(chance.choice([1, 1, 2]))]
 
         def read(words=words):
-            given = command_line.read(words)
+            given = overrides.read(words)
             config = resolved(run_config.job_config(given.overrides, given.config))
             check_options(config)
 

@@ -13,7 +13,7 @@ from tasks import keeping
 from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
 from tests.running.tiny import tiny_task
-from tools.command_line.overrides import prepare
+from tools.command_line.lazy_groups import register
 from tools.running import trainer as trainers
 from tools.running.config import compose_config
 from tools.running.resume import find_start
@@ -40,7 +40,7 @@ class KillAt(Callback):
 
 @pytest.fixture(scope="module")
 def options():
-    prepare(["--help"])
+    register()
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 

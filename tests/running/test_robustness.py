@@ -18,7 +18,7 @@ from tasks.classification import ClassificationTask
 from tasks.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
-from tools.command_line.backbone_group import register
+from tools.command_line.lazy_groups import register
 from tools.comparing.experiments import find_experiment
 from tools.comparing.paper_figures import compared
 from tools.running import robustness

@@ -73,22 +73,26 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
     assert (ended.folder() / "summary.json").read_text() == before
 
 
+def two_runs(tmp_path, *more):
+    """A run of two processes at its end, and an equal one: its command, process and folder."""
+    long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
+    whole, typed = (
+        arguments("classification", tmp_path / name, *long, *more, trainer="ddp_cpu", epochs=2)
+        for name in ("whole", "broken")
+    )
+    ended = command(whole)
+    return ended, typed, start(typed), tmp_path / "broken" / "classification" / "deit_t"
+
+
 @pytest.mark.slow
 def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
     """SIGTERM reaches the first process only; both save and stop, and both resume."""
-    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
-    typed = {
-        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
-        for name in ("whole", "broken")
-    }
-    whole = command(typed["whole"])
-    process = start(typed["broken"])
-    parent = tmp_path / "broken" / "classification" / "deit_t"
+    whole, typed, process, parent = two_runs(tmp_path)
     wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (143, "")
-    ended = command([*typed["broken"], "resume=true"])
+    ended = command([*typed, "resume=true"])
     assert (ended.status, ended.err) == (0, "")
     assert same(weights(ended.folder()), weights(whole.folder()))
 
@@ -102,27 +106,20 @@ def children_of(process):
 @pytest.mark.slow
 def test_one_run_at_a_time_and_what_kill_9_left_is_taken_over(tmp_path):
     """Two processes each, checkpoints by the clock, an end by steps."""
-    more = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1",
-            "checkpoint_every=0.01", "trainer.max_steps=34"]  # fmt: skip
-    typed = {
-        name: arguments("classification", tmp_path / name, *more, trainer="ddp_cpu", epochs=2)
-        for name in ("whole", "broken")
-    }
-    whole = command(typed["whole"])
-    process = start(typed["broken"])
-    parent = tmp_path / "broken" / "classification" / "deit_t"
+    more = ["checkpoint_every=0.01", "trainer.max_steps=34"]
+    whole, typed, process, parent = two_runs(tmp_path, *more)
     wait_for(process, lambda: list(parent.glob("2*/checkpoints/last.previous.ckpt")))
     others = children_of(process)
     for pid in (process.pid, *others):
         os.kill(pid, signal.SIGSTOP)  # so that it is still training when the second has started
-    second = command([*typed["broken"], "resume=true"])
+    second = command([*typed, "resume=true"])
     for pid in (process.pid, *others):
         os.kill(pid, signal.SIGKILL)
     assert second.status == 2
     assert f"is in use by process {process.pid} on" in second.err
     process.communicate(timeout=300)
     assert len(others) == 1
-    ended = command([*typed["broken"], "resume=true"])
+    ended = command([*typed, "resume=true"])
     assert (ended.status, ended.err) == (0, "")
     assert f"from process {process.pid} on" in ended.out
     assert same(weights(ended.folder()), weights(whole.folder()))

@@ -20,7 +20,7 @@ from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
-from tools.command_line.overrides import prepare
+from tools.command_line.lazy_groups import register
 from tools.running import trainer as trainers
 from tools.running.config import compose_config
 from tools.running.resume import find_start
@@ -57,7 +57,7 @@ class SignalAt(Callback):
 
 @pytest.fixture(scope="module")
 def default_trainer():
-    prepare(["--help"])
+    register()
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 

@@ -7,7 +7,7 @@ import pytest
 from backbones import list_backbones, list_mixers
 from tasks.saved import checkpoint_file
 from tests.runs import arguments, command, summary
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
 from tools.command_line.errors import one_line_errors
 from tools.running import help as run_help
 
@@ -96,11 +96,11 @@ def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_pa
 def test_names_in_a_sweep_are_checked_before_its_first_run(tmp_path):
     typed = arguments("classification", tmp_path, backbone="deit_t,poolformer_s21")
     with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
-        command_line.prepare(["-m", *typed])
+        overrides.prepare(["-m", *typed])
 
 
 def test_sweep_of_several_values_names_each_run():
-    jobs = command_line._jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
+    jobs = overrides._jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
     assert [sorted(job) for job in jobs] == [
         ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],
         ["backbone=b", "seed=0", "x=1"], ["backbone=b", "seed=1", "x=1"],
@@ -110,4 +110,4 @@ def test_sweep_of_several_values_names_each_run():
 @pytest.mark.parametrize("key", ["data.root", "ckpt", "output_dir"])
 def test_a_path_that_is_no_utf_8_is_refused(key):
     with pytest.raises(ValueError, match=r"xff' is no UTF-8 text.* another name"):
-        command_line.prepare([f"{key}=/data/\udcff"])
+        overrides.prepare([f"{key}=/data/\udcff"])

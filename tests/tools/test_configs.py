@@ -15,8 +15,8 @@ from tasks.ema import WeightEMA
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tests.runs import CONFIGS, composed, options
-from tools.command_line import overrides as command_line
 from tools.command_line.errors import one_line_errors
+from tools.command_line.lazy_groups import register
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -33,7 +33,7 @@ def fitting(group, task):
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    command_line.prepare(["--help"])
+    register()
 
 
 def check(config):

@@ -17,7 +17,8 @@ from datamodules.sample import (
 from tasks.instantiate import build
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.command_line import experiments as group
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
+from tools.command_line.lazy_groups import register
 from tools.comparing.experiments import describe, experiments, find_experiment
 from tools.comparing.paper_figures import compared, published_on
 from tools.comparing.published import LOADER, list_papers, load_rows
@@ -49,7 +50,7 @@ MODELS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _experiments_are_options():
-    command_line.prepare(["--help"])
+    register()
 
 
 def others_slow(names, *fast):
@@ -119,7 +120,7 @@ def test_a_row_that_cannot_run_says_why(name, capsys):
 
 
 def test_a_pattern_leaves_out_what_cannot_run():
-    prepared = command_line.prepare(["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"])
+    prepared = overrides.prepare(["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"])
     names = prepared[1].partition("=")[2].split(",")
     assert names == ["posmlp_t2_posmlp_t"]
     assert find_experiment("posmlp_t2_posmlp_t_384").train.cannot_run

@@ -8,7 +8,7 @@ import torch
 
 from tasks.loggers import read_rows
 from tests.runs import arguments, composed, run_here, summary
-from tools.command_line import overrides as command_line
+from tools.command_line.lazy_groups import register
 from tools.running import loggers
 from tools.running.callbacks import make_callbacks, make_profiler
 from tools.running.folder import check_same_config
@@ -150,7 +150,7 @@ def log_twice(folder, name, **options):
 @pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    command_line.prepare(["--help"])
+    register()
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # asked to go online, with nobody there
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -164,7 +164,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_mlflow_offline(tmp_path):
     pytest.importorskip("mlflow")
-    command_line.prepare(["--help"])
+    register()
     log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
     from mlflow import MlflowClient
 
@@ -178,7 +178,7 @@ def test_mlflow_offline(tmp_path):
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
     import yaml
 
-    command_line.prepare(["--help"])
+    register()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
     other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
                      "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip

@@ -19,7 +19,7 @@ from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed
-from tools.command_line import overrides as command_line
+from tools.command_line.lazy_groups import register
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
@@ -31,7 +31,7 @@ UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    command_line.prepare(["--help"])
+    register()
 
 
 def stated(family):

@@ -13,7 +13,7 @@ from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
 from tests.runs import composed
 from tools import results
-from tools.command_line import overrides as command_line
+from tools.command_line.lazy_groups import register
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
 from tools.running.outcome import failure_noted
@@ -24,7 +24,7 @@ TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    command_line.prepare(["--help"])
+    register()
 
 
 @pytest.fixture

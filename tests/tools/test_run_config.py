@@ -9,8 +9,9 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from tests.runs import composed, run_here
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
 from tools.command_line.errors import one_line_errors
+from tools.command_line.lazy_groups import register
 from tools.running import config as run_config
 from tools.running.config_checks import resolved
 
@@ -23,7 +24,7 @@ def config_text(*overrides):
 @pytest.fixture
 def run_folder(tmp_path):
     """A run folder of a command, with a checkpoint that nothing here opens."""
-    command_line.prepare(["--help"])
+    register()
 
     def make(*overrides, name="run"):
         folder = tmp_path / name
@@ -161,7 +162,7 @@ def test_differences_are_named_in_one_line(run_folder, caplog):
 
 
 def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, caplog):
-    command_line.prepare(["--help"])
+    register()
     (tmp_path / "config.yaml").write_text("of: something else")
     (tmp_path / "weights").mkdir()
     lone = tmp_path / "weights" / "best.ckpt"
@@ -183,7 +184,7 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
 def refused(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
-        resolved(run_config.job_config(command_line.prepare(given)))
+        resolved(run_config.job_config(overrides.prepare(given)))
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
@@ -266,22 +267,22 @@ def test_hydra_gets_a_command_that_it_can_compose_from_the_files(run_folder):
     """Its own composition begins with the default task, whose head has no anchors."""
     folder = run_folder(*RUNS["detection"])
     typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
-    given = command_line.prepare(typed)
+    given = overrides.prepare(typed)
     assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
                      "trainer=cpu", "task=detection"]  # fmt: skip
-    assert command_line.prepare(given) == given  # processes of a run start by it again
+    assert overrides.prepare(given) == given  # processes of a run start by it again
     assert run_config.compose_config(given).head.name == "retinanet"
     assert run_config.job_config(given)["overrides"][:3] == typed[:3]
     for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
-        assert command_line.prepare(plain) == plain
+        assert overrides.prepare(plain) == plain
 
 
 def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
     first, second = run_folder("backbone=swin_t"), run_folder(*RUNS["detection"], name="other")
     typed = ["-m", "mode=test", f"ckpt={first},{second}", "data.num_workers=0,1"]
-    given = command_line.prepare(typed)
+    given = overrides.prepare(typed)
     assert given == ["-m", "++mode=test", f"++ckpt={first},{second}", "++data.num_workers=0,1"]
-    jobs = [run_config.job_config(job) for job in command_line._jobs(given[1:])]
+    jobs = [run_config.job_config(job) for job in overrides._jobs(given[1:])]
     names = [(job["backbone"]["name"], job["data"]["num_workers"]) for job in jobs]
     assert names == [("swin_t", 0), ("swin_t", 1), ("swin_t_afbo", 0), ("swin_t_afbo", 1)]
 

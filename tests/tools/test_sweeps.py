@@ -4,25 +4,25 @@ import pytest
 
 from backbones import list_backbones
 from tests.runs import SHORTEST, command, summary
-from tools.command_line import overrides as command_line
+from tools.command_line import overrides
 from tools.running import sweeps
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
 def test_a_pattern_stands_for_the_names_that_it_matches():
-    prepared = command_line.prepare(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
+    prepared = overrides.prepare(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
     assert prepared[0] == "-m"
     names = prepared[1].removeprefix("backbone=").split(",")
     assert names == [*list_backbones("swin_t*"), "deit_t"]
-    assert command_line.swept_keys(prepared) == ["backbone", "seed"]
-    assert len(command_line._jobs(prepared[1:])) == 5 * len(names)
+    assert overrides.swept_keys(prepared) == ["backbone", "seed"]
+    assert len(overrides._jobs(prepared[1:])) == 5 * len(names)
 
 
 def test_a_pattern_of_a_group_takes_what_fits_the_task():
-    heads = command_line.prepare(["-m", "task=detection", "head=*"])[2]
+    heads = overrides.prepare(["-m", "task=detection", "head=*"])[2]
     assert heads == "head=cascade_mask_rcnn,mask_rcnn,retinanet"
-    data = command_line.prepare(["-m", "task=detection", "data=sample_*"])[2]
+    data = overrides.prepare(["-m", "task=detection", "data=sample_*"])[2]
     assert data == "data=sample_detection"
 
 
@@ -40,7 +40,7 @@ def test_a_pattern_of_a_group_takes_what_fits_the_task():
 )
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
-        command_line.prepare(typed)
+        overrides.prepare(typed)
 
 
 def test_a_launcher_that_is_not_installed_is_named(monkeypatch):

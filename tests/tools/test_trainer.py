@@ -6,13 +6,13 @@ from unittest import mock
 import pytest
 
 from tests.runs import composed, options
-from tools.command_line import overrides as command_line
+from tools.command_line.lazy_groups import register
 from tools.running.trainer import make_trainer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    command_line.prepare(["--help"])
+    register()
 
 
 CUDA = {

@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydra.core.config_store import ConfigNode
-from omegaconf import OmegaConf
-
-from tools.comparing.experiments import experiments
 from tools.comparing.published import Row
 from tools.comparing.row_names import UNTRAINED
-
-GROUP = "experiment"
-
-
-def experiment_nodes() -> dict[str, ConfigNode]:
-    """The configs by their files' names, as Hydra keeps a group."""
-    nodes = {}
-    for name, row in experiments().items():
-        file = f"{name}.yaml"
-        content = OmegaConf.create(experiment_config(row))
-        nodes[file] = ConfigNode(file, content, group=GROUP, package="_global_", provider=None)
-    return nodes
 
 
 def experiment_config(row: Row) -> dict[str, Any]:

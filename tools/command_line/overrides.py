@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
-from tools.command_line.backbone_group import register
+from tools.command_line.lazy_groups import register
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, for_hydra, line_of

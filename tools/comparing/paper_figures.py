@@ -289,7 +289,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         return []
     from omegaconf import OmegaConf
 
-    from tools.command_line.backbone_group import register
+    from tools.command_line.lazy_groups import register
     from tools.running.config import compose_config
 
     register()

@@ -42,7 +42,7 @@ found = {{"gpus": gpus, "operators": None, "error": None, "kernels": ""}}
 try:
     import heads, mmcv.ops
     found["operators"] = mmcv.ops.get_compiler_version()
-except Exception as error:
+except Exception as error:  # of whatever kind, that is what is to be reported
     found["error"] = f"{{type(error).__name__}}: {{error}}"
 try:
     from backbones import kernels

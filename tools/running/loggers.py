@@ -134,7 +134,7 @@ def wandb(
             chosen = "offline"
         try:
             run = package.init(mode=chosen, settings=settings, **own)
-        except Exception as error:
+        except Exception as error:  # no key, no network, its own kinds: all mean no server
             if chosen != "online":
                 raise
             say(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")

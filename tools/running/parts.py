@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer, seed_everything
 
-from backbones import create_backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from backbones.options import check_arguments, check_complete
 from datamodules import BaseDataModule
 from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.instantiate import build
 from tasks.loading import build_task
-from tasks.optim import build_optimizer, learning_rate_factor
 from tools.running import frozen, prediction, report, resume, robustness, trainer
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
@@ -40,21 +36,6 @@ class Parts:
     engine: Trainer
     facts: dict[str, Any]
     start: resume.Start | None = None
-
-
-def check_options(config: Mapping[str, Any]) -> None:
-    """Refuse options that no part takes before anything is built.
-
-    Raises:
-        ValueError: Names the option and the nearest one that there is.
-    """
-    for group, call in (
-        ("backbone", create_backbone),
-        ("optimizer", build_optimizer),
-        ("schedule", learning_rate_factor),
-    ):
-        check_complete(call, config[group], group)
-        check_arguments(call, config[group], group)
 
 
 def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts:
