@@ -10,6 +10,7 @@ from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
+from backbones.parameters.freezing import freeze_stages
 from backbones.registry import (
     OWN_FFN,
     HostEntry,
@@ -35,6 +36,9 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "img_size": None,
         "drop_path_rate": 0.0,
         "dense": False,
+        "grad_checkpointing": False,
+        "frozen_stages": -1,
+        "norm_eval": None,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
@@ -80,6 +84,9 @@ def create_backbone(
     mixer: Mapping[str, Any] | None = None,
     token_mixer: Mapping[str, Any] | str | None = None,
     dense: bool = False,
+    grad_checkpointing: bool = False,
+    frozen_stages: int = -1,
+    norm_eval: bool | None = None,
     **host_kwargs: Any,
 ) -> Backbone:
     """Build a registered backbone.
@@ -97,6 +104,12 @@ def create_backbone(
         dense: False gives the published classification network, to the parameter. True adds what
             only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
             out what only classification needs; a classification checkpoint loads into it.
+        grad_checkpointing: In training, compute every block again in the backward pass instead of
+            keeping what it computes: the same gradients for less memory and more time.
+        frozen_stages: Stages without gradient and in evaluation mode: -1 none, 0 the stem, 1 also
+            the first stage with its norm, and so on; blocks where a host has no stages.
+        norm_eval: Keep the running statistics of BatchNorm in training; by default the host decides
+            (PosMLP does in dense prediction, all others do not).
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
@@ -107,6 +120,8 @@ def create_backbone(
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense,
+        "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
+        "norm_eval": norm_eval,
     }  # fmt: skip
     check_arguments(create_backbone, given, "backbone")
     known = keywords(host.build)
@@ -128,7 +143,11 @@ def create_backbone(
     backbone.name = name
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
-    return backbone
+    freeze_stages(backbone, frozen_stages)
+    if norm_eval is not None:
+        backbone.norm_eval = norm_eval
+    backbone.set_grad_checkpointing(grad_checkpointing)
+    return backbone.train()
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
