@@ -169,7 +169,7 @@ class SegmentationDataModule(DenseDataModule):
             test_mode=test_mode,
             lazy_init=True,
         )
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "img_path": str(image),
                 "seg_map_path": str(mask),

@@ -27,9 +27,9 @@ class Recomputed(nn.Module):
     def forward(self, *args: Any, **options: Any) -> Any:
         """What the block computes, in training without keeping what is between."""
         if not (self.training and torch.is_grad_enabled()):
-            return super().forward(*args, **options)  # type: ignore[misc]
+            return super().forward(*args, **options)
         return checkpoint(
-            super().forward,  # type: ignore[misc]
+            super().forward,
             *args,
             use_reentrant=False,
             context_fn=lambda: (contextlib.nullcontext(), statistics_kept(self)),
@@ -44,7 +44,8 @@ class Recomputed(nn.Module):
 def recompute(block: nn.Module) -> None:
     """Let a block compute itself again in the backward pass; its tensors keep their names."""
     if not isinstance(block, Recomputed):
-        cast("Any", block).__class__ = _recomputed_class(type(block))
+        kind: Any = type(block)
+        cast("Any", block).__class__ = _recomputed_class(kind)
 
 
 def keep_activations(block: nn.Module) -> None:
@@ -65,7 +66,7 @@ def statistics_kept(block: nn.Module) -> Iterator[None]:
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum = momentum
-            if count is not None:
+            if norm.num_batches_tracked is not None and count is not None:
                 norm.num_batches_tracked.copy_(count)
 
 
