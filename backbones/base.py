@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.recomputation import keep_activations, recompute
-from backbones.parameters.freezing import keep_in_evaluation
+from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import LayerIds, block_names, depths_of
 
 
@@ -101,6 +101,10 @@ class Backbone(nn.Module):
         super().train(mode)
         keep_in_evaluation(self)
         return self
+
+    def freeze_stages(self, frozen_stages: int) -> None:
+        """Let the first stages learn nothing from now on; see ``freezing.freeze_stages``."""
+        freeze_stages(self, frozen_stages)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute every block again in the backward pass instead of keeping what it computes."""

@@ -10,7 +10,6 @@ from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
-from backbones.parameters.freezing import freeze_stages
 from backbones.registry import (
     OWN_FFN,
     HostEntry,
@@ -143,7 +142,7 @@ def create_backbone(
     backbone.name = name
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
-    freeze_stages(backbone, frozen_stages)
+    backbone.freeze_stages(frozen_stages)
     if norm_eval is not None:
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
