@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
-from backbones.parameters.layer_ids import LayerIds, depths_of
+from backbones.layers.recomputation import keep_activations, recompute
+from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
+from backbones.parameters.layer_ids import LayerIds, block_names, depths_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Backbone(nn.Module):
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
         merges_end_stages: Whether downsampling belongs to the stage before it.
+        frozen_stages: The last stage that does not learn, see ``freeze_stages``.
+        norm_eval: Whether BatchNorm keeps its running statistics in training.
     """
 
     name: str = ""
@@ -52,6 +56,8 @@ class Backbone(nn.Module):
     map_keys: tuple[str, ...] = ()
     no_weight_decay: frozenset[str] = frozenset()
     merges_end_stages: bool = False
+    frozen_stages: int = -1
+    norm_eval: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +96,21 @@ class Backbone(nn.Module):
                 f"{self.name or type(self).__name__} was built with dense=True and has no "
                 "embedding of an image; build it with dense=False"
             )
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
+        super().train(mode)
+        keep_in_evaluation(self)
+        return self
+
+    def freeze_stages(self, frozen_stages: int) -> None:
+        """Let the first stages learn nothing from now on; see ``freezing.freeze_stages``."""
+        freeze_stages(self, frozen_stages)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute every block again in the backward pass instead of keeping what it computes."""
+        for name in block_names(name for name, _ in self.named_parameters()):
+            (recompute if enable else keep_activations)(self.get_submodule(name))
 
     @property
     def num_layers(self) -> int:

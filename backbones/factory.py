@@ -38,6 +38,9 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "drop_path_rate": 0.0,
         "dense": False,
         "patch_size": host.patch_size,
+        "grad_checkpointing": False,
+        "frozen_stages": -1,
+        "norm_eval": None,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
@@ -84,6 +87,9 @@ def create_backbone(
     token_mixer: Mapping[str, Any] | str | None = None,
     dense: bool = False,
     patch_size: int | None = None,
+    grad_checkpointing: bool = False,
+    frozen_stages: int = -1,
+    norm_eval: bool | None = None,
     **host_kwargs: Any,
 ) -> Backbone:
     """Build a registered backbone.
@@ -104,6 +110,12 @@ def create_backbone(
         patch_size: Stride of the first map, for classifying images from 32 pixels on: 4, 2 or 1 in
             hosts with maps at strides 4 to 32, 16, 8, 4 or 2 in those with one map. Patches side by
             side get this size; kernels that overlap keep theirs and are set closer.
+        grad_checkpointing: In training, compute every block again in the backward pass instead of
+            keeping what it computes: the same gradients for less memory and more time.
+        frozen_stages: Stages without gradient and in evaluation mode: -1 none, 0 the stem, 1 also
+            the first stage with its norm, and so on; blocks where a host has no stages.
+        norm_eval: Keep the running statistics of BatchNorm in training; by default the host decides
+            (PosMLP does in dense prediction, all others do not).
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
@@ -114,6 +126,8 @@ def create_backbone(
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
+        "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
+        "norm_eval": norm_eval,
     }  # fmt: skip
     check_arguments(create_backbone, given, "backbone")
     known = keywords(host.build)
@@ -138,7 +152,11 @@ def create_backbone(
     backbone.name = name
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
-    return backbone
+    backbone.freeze_stages(frozen_stages)
+    if norm_eval is not None:
+        backbone.norm_eval = norm_eval
+    backbone.set_grad_checkpointing(grad_checkpointing)
+    return backbone.train()
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:

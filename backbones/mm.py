@@ -19,16 +19,15 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 from mmengine import fileio
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from backbones import backbone_schema, create_backbone, list_backbones
+from backbones import create_backbone, list_backbones
 from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.opening import in_memory, open_checkpoint
@@ -47,8 +46,6 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
 
     out_indices: tuple[int, ...]
     out_type: OutType
-    frozen_stages: int
-    norm_eval: bool
     init_cfg: Any
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -66,34 +63,18 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
     def _backbone(self) -> Backbone:
         return self
 
-    def train(self, mode: bool = True) -> Self:
-        """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
-        super().train(mode)
-        ids = self._backbone.layer_ids
-        if self.frozen_stages >= 0:
-            for name, module in self.named_modules():
-                if name and ids.stage(f"{name}.") <= self.frozen_stages:
-                    module.eval()
-        if self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self
-
-    def freeze(self) -> None:
-        """Stop the gradients of frozen stages and of what no output reads, as DDP waits for all."""
+    def freeze_unread(self) -> None:
+        """Stop the gradients of what no output reads, as DDP waits for all."""
+        if self.out_type != "featmap":
+            return
         ids, last = self._backbone.layer_ids, max(self.out_indices)
         # What merges after the last map that is read is not read either.
         order = dataclasses.replace(ids, merges_end_stages=False)
         unread = [key for i, key in enumerate(self._backbone.map_keys) if i not in self.out_indices]
+        of_maps = len(ids.depths) == len(self._backbone.feature_info)
         for name, parameter in self.named_parameters():
-            stage = ids.stage(name)
-            frozen = stage <= self.frozen_stages
-            if self.out_type == "featmap":
-                of_maps = len(ids.depths) == len(self._backbone.feature_info)
-                frozen = frozen or name.startswith(tuple(unread))
-                frozen = frozen or (of_maps and last + 1 < order.stage(name) <= len(ids.depths))
-            if frozen:
+            behind = of_maps and last + 1 < order.stage(name) <= len(ids.depths)
+            if behind or name.startswith(tuple(unread)):
                 parameter.requires_grad_(False)
 
     def init_weights(self) -> None:
@@ -159,8 +140,6 @@ def build_toolkit_backbone(
     name: str,
     *,
     out_indices: Sequence[int] | None = None,
-    frozen_stages: int = -1,
-    norm_eval: bool | None = None,
     out_type: OutType = "featmap",
     init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
@@ -170,14 +149,11 @@ def build_toolkit_backbone(
     Args:
         name: Registered name.
         out_indices: Maps to return; all by default.
-        frozen_stages: Stages without gradient and in evaluation mode: -1 none, 0 the stem, 1 also
-            the first stage with its norm, and so on; blocks where a host has no stages.
-        norm_eval: Keep the statistics of BatchNorm in training; by default the host decides.
         out_type: "featmap", or "embedding" for MMPretrain's linear heads without a neck: one
             vector (B, num_features), the host's own norm and pooling.
         init_cfg: mmengine's; of type "Pretrained" it takes every file that ``create_backbone``
             takes.
-        **options: Of ``create_backbone``.
+        **options: Of ``create_backbone``, ``frozen_stages`` and ``norm_eval`` among them.
 
     Raises:
         ValueError: A value out of range, or an option that belongs elsewhere.
@@ -187,23 +163,19 @@ def build_toolkit_backbone(
             raise ValueError(f"backbone.{option} is not for a toolkit's config; use {instead}")
     if out_type not in ("featmap", "embedding"):
         raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
-    if norm_eval is not None and "norm_eval" in backbone_schema(name):
-        options["norm_eval"] = norm_eval
     dense = out_type == "featmap"
     backbone = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
-    num_maps, num_stages = len(backbone.feature_info), len(backbone.layer_ids.depths)
+    num_maps = len(backbone.feature_info)
     chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
     if not chosen or not set(chosen) <= set(range(num_maps)):
         raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")
-    if not -1 <= frozen_stages <= num_stages:
-        raise ValueError(f"backbone.frozen_stages={frozen_stages} must be from -1 to {num_stages}")
     ours: Any = backbone
     ours.__class__ = _toolkit_class(ours.__class__)
-    ours.out_indices, ours.out_type, ours.frozen_stages = chosen, out_type, frozen_stages
-    ours.norm_eval, ours.init_cfg, ours.is_init = bool(norm_eval), _plain(init_cfg), False
-    ours.freeze()
+    ours.out_indices, ours.out_type = chosen, out_type
+    ours.init_cfg, ours.is_init = _plain(init_cfg), False
+    ours.freeze_unread()
     _extend_layer_decay()
-    return backbone.train()
+    return backbone
 
 
 @functools.cache

@@ -188,16 +188,8 @@ class TimmModel(nn.Module):
         return layer
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Refused: blocks of these hosts do not recompute themselves.
-
-        Raises:
-            ValueError: ``enable`` is true.
-        """
-        if enable:
-            raise ValueError(
-                f"{self.backbone.name} has no gradient checkpointing; train without "
-                "--grad-checkpointing, with a smaller batch if memory is short"
-            )
+        """Compute every block again in the backward pass instead of keeping what it computes."""
+        self.backbone.set_grad_checkpointing(enable)
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:

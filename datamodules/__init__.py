@@ -3,6 +3,7 @@
 from datamodules.ade20k import ADE20KDataModule
 from datamodules.base import BaseDataModule
 from datamodules.cifar100 import CIFAR10DataModule, CIFAR100DataModule
+from datamodules.cityscapes import CityscapesDataModule
 from datamodules.class_folders import ClassFoldersDataModule
 from datamodules.coco import CocoDataModule
 from datamodules.image_folder import ImageFolderDataModule
@@ -16,7 +17,9 @@ from datamodules.sample import (
     SampleSegmentation,
     SampleTransfer,
 )
+from datamodules.segmentation_folder import SegmentationFolderDataModule
 from datamodules.transforms import Augmentation, LightAugmentation, PaperAugmentation
+from datamodules.voc import VOCDataModule
 
 __all__ = [
     "ADE20KDataModule",
@@ -24,6 +27,7 @@ __all__ = [
     "BaseDataModule",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CityscapesDataModule",
     "ClassFoldersDataModule",
     "CocoDataModule",
     "INaturalist2019DataModule",
@@ -37,4 +41,6 @@ __all__ = [
     "SampleDetection",
     "SampleSegmentation",
     "SampleTransfer",
+    "SegmentationFolderDataModule",
+    "VOCDataModule",
 ]

@@ -271,7 +271,9 @@ class BaseDataModule(LightningDataModule):
         return None
 
     def _eval_loader(self, split: Split) -> DataLoader[Any]:
-        dataset = self.dataset(split)
+        return self._eval_loader_of(self.dataset(split))
+
+    def _eval_loader_of(self, dataset: SeededDataset) -> DataLoader[Any]:
         rank, world_size = process_group()
         sampler = EvalSampler(len(dataset), rank=rank, world_size=world_size)
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)

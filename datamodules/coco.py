@@ -14,6 +14,7 @@ from datamodules.console import say
 from datamodules.dense import (
     META_KEYS,
     DenseDataModule,
+    Size,
     Step,
     StrictImage,
     refuse_other_size,
@@ -48,7 +49,7 @@ class CocoDataModule(DenseDataModule):
         with_mask: Load instance masks.
         classes: Restrict the set to these category names.
         batch_size: Samples per training batch and process.
-        **options: Of ``BaseDataModule``.
+        **options: Of ``DenseDataModule``.
     """
 
     layout = "annotations/instances_train2017.json, instances_val2017.json, train2017/ and val2017/"
@@ -177,13 +178,24 @@ class CocoDataModule(DenseDataModule):
             steps.append(transforms.PhotoMetricDistortion())
         return [*steps, transforms.PackDetInputs()]
 
-    def test_steps(self, *, annotated: bool = True) -> list[Step]:
-        """The evaluation pipeline; annotations keep the original size, as in mmdet's configs."""
+    def resized(self, scale: Size) -> Step:
+        """The step that resizes an image into a longest and a shortest edge."""
         from mmdet.datasets import transforms
 
-        resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
-        annotations = [self._annotations()] if annotated else []
-        return [StrictImage(), resize, *annotations, transforms.PackDetInputs(meta_keys=META_KEYS)]
+        step: Step = transforms.Resize(scale=scale, keep_ratio=True)
+        return step
+
+    def masks(self, *, annotated: bool) -> list[Step]:
+        """The step of an evaluation that reads boxes and masks, if there are any."""
+        return [self._annotations()] if annotated else []
+
+    def packed(self) -> Step:
+        """The last step."""
+        from mmdet.datasets import transforms
+
+        flips = ("flip", "flip_direction") if self.has_views else ()
+        step: Step = transforms.PackDetInputs(meta_keys=(*META_KEYS, *flips))
+        return step
 
     def _annotations(self) -> Step:
         from mmdet.datasets.transforms import LoadAnnotations

@@ -12,11 +12,13 @@ import importlib
 import io
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
 from datamodules.files import load_rgb
@@ -87,11 +89,41 @@ class DenseDataModule(BaseDataModule):
     Attributes:
         package: What they need from the toolkits.
         background: The class, if any, whose pixels are shown as they are in pictures of labels.
+
+    Args:
+        root: Folder of the dataset.
+        test_scales: In tests and predictions each image is seen at ``scale`` times each of these
+            factors, and the predictions are merged; None for once, at ``scale``.
+        test_flip: In tests and predictions each image is seen flipped as well.
+        **options: Of ``BaseDataModule``.
     """
 
     package: ClassVar[str] = ""
     background: ClassVar[str | None] = None
     upright = True
+    scale: Size
+
+    def __init__(
+        self,
+        root: str | Path | None,
+        *,
+        test_scales: Sequence[float] | None = None,
+        test_flip: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.test_scales = tuple(float(factor) for factor in test_scales or (1.0,))
+        self.test_flip = test_flip
+        if min(self.test_scales) <= 0:
+            raise ValueError(
+                f"data.test_scales={list(self.test_scales)} must be factors above 0, such as "
+                "[0.5,1.0,1.5]"
+            )
+
+    @property
+    def has_views(self) -> bool:
+        """Whether tests see each image several times, resized and flipped."""
+        return len(self.test_scales) > 1 or self.test_scales[0] != 1 or self.test_flip
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -119,8 +151,61 @@ class DenseDataModule(BaseDataModule):
         return self.seeded(dataset, partial(image_path, dataset))
 
     def test_steps(self, *, annotated: bool = True) -> list[Step]:
-        """The evaluation pipeline, whose first step is ``StrictImage``."""
+        """The evaluation pipeline; annotations keep the original size, as in the toolkits."""
+        resize, masks = self.resized(self.scale), self.masks(annotated=annotated)
+        return [StrictImage(), resize, *masks, self.packed()]
+
+    def view_steps(self, *, annotated: bool = True) -> list[Step]:
+        """The pipeline of tests: ``test_steps``, or with views each field as a list of them."""
+        from mmcv.transforms import TestTimeAug
+
+        if not self.has_views:
+            return self.test_steps(annotated=annotated)
+        long, short = self.scale
+        sizes = [(round(long * f), round(short * f)) for f in self.test_scales]
+        choices: list[list[Step]] = [[self.resized(size) for size in sizes]]
+        choices.append([self.flipped(False), self.flipped(True)][: 1 + self.test_flip])
+        choices += [[step] for step in self.masks(annotated=annotated)]
+        return [StrictImage(), TestTimeAug([*choices, [self.packed()]])]
+
+    def resized(self, scale: Size) -> Step:
+        """The step that resizes an image into a longest and a shortest edge."""
         raise NotImplementedError
+
+    def flipped(self, flip: bool) -> Step:
+        """The step that flips an image, or notes that it does not."""
+        from mmcv.transforms import RandomFlip
+
+        step: Step = RandomFlip(prob=float(flip))
+        return step
+
+    def masks(self, *, annotated: bool) -> list[Step]:
+        """The step of an evaluation that reads the annotations, if there are any."""
+        raise NotImplementedError
+
+    def packed(self) -> Step:
+        """The last step."""
+        raise NotImplementedError
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The validation batches, with several views of each image if tests are to have them."""
+        return self._viewed_loader() if self.has_views else super().test_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Batches of ``predict_path``, or those of a test."""
+        if self.has_views and "predict" not in self._datasets:
+            return self._viewed_loader()
+        return super().predict_dataloader()
+
+    def preview_batch(self, count: int) -> Any:
+        """A batch of up to ``count`` samples to draw, of several views the first one."""
+        batch = super().preview_batch(count)
+        several = isinstance(batch["inputs"][0], Sequence)
+        return {key: value[0] for key, value in batch.items()} if several else batch
+
+    def _viewed_loader(self) -> DataLoader[Any]:
+        dataset: Any = self.dataset("val").dataset
+        return self._eval_loader_of(self.wrap(Viewed(dataset, self.view_steps())))
 
     def unlabelled(self, image: Image.Image, name: str, index: int) -> Results:
         """The sample of an image to predict, by the evaluation pipeline."""
@@ -128,7 +213,23 @@ class DenseDataModule(BaseDataModule):
 
     @cached_property
     def _unlabelled(self) -> Pipeline:
-        return Pipeline(self.test_steps(annotated=False))
+        return Pipeline(self.view_steps(annotated=False))
+
+
+class Viewed:
+    """The samples of a toolkit's dataset by another pipeline."""
+
+    def __init__(self, dataset: Any, steps: Sequence[Step]) -> None:
+        self.get_data_info = dataset.get_data_info
+        self.length, self.pipeline = len(dataset), Pipeline(steps)
+
+    def __len__(self) -> int:
+        """Samples in the dataset."""
+        return self.length
+
+    def __getitem__(self, index: int) -> Results:
+        """The sample of an index."""
+        return self.pipeline(self.get_data_info(index))
 
 
 def image_path(dataset: Any, index: int) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,24 @@ class ToolkitModel(nn.Module):
         return {name: totals[name] for name in losses}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The toolkit's data samples with predictions at the original image size."""
+        """The toolkit's data samples with predictions at the original image size.
+
+        Where the batch has several views of each image, ``{"inputs": a list of images for each
+        view, "data_samples": likewise}``, their predictions are merged.
+        """
+        if isinstance(batch["inputs"][0], list | tuple):
+            count = len(batch["inputs"])
+            return self.merged({k: v[view] for k, v in batch.items()} for view in range(count))
+        return self.predict_once(batch)
+
+    def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
+        """The predictions for a batch that has one view of each image."""
         data = self._prepared(batch, training=False)
         return self.model(**data, mode="predict")
+
+    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """One prediction for each image, from those for its views."""
+        raise NotImplementedError
 
     def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         """The batch as the toolkit's model takes it, the images in the precision of its weights."""

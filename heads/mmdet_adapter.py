@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,12 +19,42 @@ from heads.mm_adapter import (
     set_everywhere,
 )
 
+# How MMDetection's own configs merge the detections of several views (configs/retinanet).
+MERGE = {"nms": {"type": "nms", "iou_threshold": 0.5}, "max_per_img": 100}
 # Our head names and the model configs that MMDetection ships for them.
 DETECTORS = {
     "mask_rcnn": "mask-rcnn_r50_fpn",
     "cascade_mask_rcnn": "cascade-mask-rcnn_r50_fpn",
     "retinanet": "retinanet_r50_fpn",
 }
+
+
+class Detector(ToolkitModel):
+    """A detector of MMDetection; the boxes of several views are merged by its DetTTAModel."""
+
+    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """The boxes of all views, turned back, after a suppression of doubles for each class."""
+        from mmdet.models.test_time_augs import DetTTAModel
+        from mmengine import ConfigDict
+
+        self.check_merges()
+        found = [self.predict_once(view) for view in views]
+        merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=self.model)
+        merged: list[Any] = merger.merge_preds([list(views) for views in zip(*found, strict=True)])
+        return merged
+
+    def check_merges(self) -> None:
+        """Refuse several views where masks are predicted, which MMDetection does not merge.
+
+        Raises:
+            ValueError: The detector predicts masks.
+        """
+        if getattr(self.model, "with_mask", False):
+            raise ValueError(
+                "MMDetection merges the boxes of several views, not their masks: leave out "
+                "data.test_scales and data.test_flip, or pass a detector without masks, such as "
+                "head=retinanet"
+            )
 
 
 def build_detector(
@@ -74,7 +104,7 @@ def build_detector(
     override(config, options or {})
     model = build_model("mmdet", config, backbone, typed=bool(options))
     _keep_operators_in_float(model)
-    return ToolkitModel(model, config)
+    return Detector(model, config)
 
 
 def base_detector(backbone: Backbone, name: str) -> Any:

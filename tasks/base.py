@@ -76,6 +76,8 @@ class BaseTask(LightningModule):
         headline: The metrics that progress lines show.
         metric_stores: Attributes in which ``update_metrics`` keeps what it takes in.
         why_no_loss: Why validation logs no loss; empty where it does.
+        class_figures: Of the last evaluation, the metrics of each class; empty where a task has
+            none.
     """
 
     monitor: str
@@ -112,6 +114,7 @@ class BaseTask(LightningModule):
         check_arguments(WeightEMA, ema or {}, "task.ema")
         self.average = None if ema is None else WeightEMA(**ema)
         self._beside: SecondJudgement | None = None
+        self.class_figures: list[Row] = []
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class CocoMetric:
         self.category_ids = tuple(category_ids)
         self.with_masks = with_masks
         self.detections: dict[int, list[dict[str, Any]]] = {}
+        self.of_classes: dict[int, dict[str, float | None]] = {}
 
     def reset(self) -> None:
         """Forget all detections."""
@@ -55,10 +56,15 @@ class CocoMetric:
         detections = {image: rows for part in parts for image, rows in part.items()}
         found = [row for rows in detections.values() for row in rows]
         figures = {}
+        self.of_classes = {category: {} for category in self.category_ids}
         for kind, prefix in KINDS[: 1 + self.with_masks]:
-            stats = average_precisions(self._truth, found, sorted(detections), kind)
+            images = sorted(detections)
+            stats, classes = average_precisions(self._truth, found, images, kind, self.category_ids)
             named = zip(STATS, stats, strict=False)
             figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
+            for category, row in self.of_classes.items():
+                of_class = classes.get(category, (None, None))
+                row |= {f"{prefix}AP": of_class[0], f"{prefix}AP50": of_class[1]}
         return {name: torch.tensor(value) for name, value in figures.items()}
 
     @cached_property
@@ -70,31 +76,56 @@ class CocoMetric:
 
 
 def average_precisions(
-    truth: Any, found: Sequence[Mapping[str, Any]], image_ids: Sequence[int], kind: str
-) -> list[float]:
-    """COCO's figures for detections on some images.
+    truth: Any,
+    found: Sequence[Mapping[str, Any]],
+    image_ids: Sequence[int],
+    kind: str,
+    category_ids: Sequence[int],
+) -> tuple[list[float], dict[int, tuple[float | None, float | None]]]:
+    """COCO's figures for detections on some images, and each category's AP and AP50.
+
+    A category without ground truth on them has none.
 
     Args:
         truth: The annotations, as faster_coco_eval's ``COCO``.
         found: Result rows.
         image_ids: The images that count.
         kind: "bbox" or "segm".
+        category_ids: The categories that count; a set may be restricted to some of its file's.
     """
     from faster_coco_eval import COCOeval_faster
 
     if not found:
-        return [0.0] * 3
+        return [0.0] * 3, {category: (0.0, 0.0) for category in _annotated(truth, image_ids)}
     # With boxes in the rows the tool would take an instance's size from its box, masks or not.
     left_out = "segmentation" if kind == "bbox" else "bbox"
     rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
-    evaluation = COCOeval_faster(
-        truth, truth.loadRes(rows), iouType=kind, print_function=lambda *_: None
-    )
+    results = truth.loadRes(rows)
+    evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)
     evaluation.params.imgIds = list(image_ids)
+    evaluation.params.catIds = sorted(category_ids)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    return [float(value) for value in evaluation.stats]
+    # Thresholds, recalls, categories, sizes (the first is all), most detections (the last is 100).
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]
+    means = {
+        category: (_mean(precision[:, :, place]), _mean(precision[0, :, place]))
+        for place, category in enumerate(evaluation.params.catIds)
+    }
+    return [float(value) for value in evaluation.stats], means
+
+
+def _annotated(truth: Any, image_ids: Sequence[int]) -> set[int]:
+    """The categories that have ground truth on some images."""
+    rows = truth.loadAnns(truth.getAnnIds(imgIds=list(image_ids)))
+    return {row["category_id"] for row in rows if not row.get("iscrowd")}
+
+
+def _mean(precisions: Any) -> float | None:
+    """Of the precisions where there is ground truth; None where there is none."""
+    known = precisions[precisions > -1]
+    return float(known.mean()) if known.size else None
 
 
 def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:

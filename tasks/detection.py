@@ -36,11 +36,17 @@ class DetectionTask(BaseTask):
     metric: CocoMetric
 
     def setup(self, stage: str) -> None:
-        """Ask the datamodule for the ground truth, where there is any."""
-        if stage == "predict":
-            return
+        """Ask the datamodule for the ground truth, where there is any.
+
+        Raises:
+            ValueError: Tests are to have several views, which the detector cannot merge.
+        """
         trainer: Any = self.trainer
         data = trainer.datamodule
+        if getattr(data, "has_views", False):
+            self.model.check_merges()
+        if stage == "predict":
+            return
         with_masks = bool(getattr(self.model.model, "with_mask", False))
         self.metric = CocoMetric(data.annotations, data.category_ids, with_masks=with_masks)
 
@@ -56,7 +62,13 @@ class DetectionTask(BaseTask):
 
     def compute_metrics(self) -> dict[str, torch.Tensor]:
         """COCO's figures, in [0, 1]."""
-        return {name: value.to(self.device) for name, value in self.metric.compute().items()}
+        figures = self.metric.compute()
+        found = self.metric.of_classes
+        self.class_figures = [
+            {"class": name, **found[category]}
+            for name, category in zip(self.class_names, self.metric.category_ids, strict=True)
+        ]
+        return {name: value.to(self.device) for name, value in figures.items()}
 
     def reset_metrics(self) -> None:
         """Forget all detections."""

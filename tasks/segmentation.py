@@ -73,6 +73,12 @@ class SegmentationTask(BaseTask):
         hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
         union = truth + predicted - hits
         self._say_absent(truth)
+        self.class_figures = [
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "pixels": int(own)}
+            for name, hit, joint, own in zip(
+                self.class_names, hits.tolist(), union.tolist(), truth.tolist(), strict=True
+            )
+        ]
         figures = {
             "mIoU": (hits / union)[union > 0].mean(),
             "mAcc": (hits / truth)[truth > 0].mean(),
@@ -150,3 +156,8 @@ class SegmentationTask(BaseTask):
                 drawn = side_by_side(truth, drawn, ("annotated", "predicted"))
             pictures.append(drawn)
         return pictures
+
+
+def _share(part: float, whole: float) -> float | None:
+    """In percent; None of nothing."""
+    return 100 * part / whole if whole else None

@@ -120,6 +120,12 @@ def depths_of(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(stages.count(stage) for stage in range(max(stages, default=-1) + 1))
 
 
+def block_names(names: Iterable[str]) -> list[str]:
+    """The blocks, in their order, out of the names of a network's parameters."""
+    matches = (next(filter(None, (re.match(r.pattern, n) for r in BLOCKS)), None) for n in names)
+    return list(dict.fromkeys(found[0].removesuffix(".") for found in matches if found))
+
+
 def _block(name: str) -> tuple[int, int] | None:
     for rule in BLOCKS:
         found = re.match(rule.pattern, name)

@@ -25,7 +25,7 @@ NAMES = list_backbones("posmlp_t*") + list_backbones("gmlp_ti*")
 SIZES = [(64, 64), (65, 93), (200, 304)]
 
 
-def narrow(unit=ggqpe, dense=False, **options):
+def narrow(unit=ggqpe, dense=False, norm_eval=None, **options):
     """A PosMLP of 16 to 128 channels with windows of 4."""
 
     def mixer(slot):
@@ -33,7 +33,9 @@ def narrow(unit=ggqpe, dense=False, **options):
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
 
     config = HostConfig((64, 64), dense=dense, token_mixer=mixer)
-    return randomise(PosMLP(config, width=16, **options))
+    model = PosMLP(config, width=16, **options)
+    model.norm_eval = model.norm_eval if norm_eval is None else norm_eval
+    return randomise(model.train())
 
 
 # Equations

@@ -13,7 +13,7 @@ from tests.stand_ins import (
     write_parquet,
     write_tars,
 )
-from tools.command_line.backbone_group import register
+from tools.command_line.lazy_groups import register
 
 SYNSETS = ("n01440764", "n01443537", "n01484850")
 

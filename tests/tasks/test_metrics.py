@@ -1,5 +1,6 @@
 """Metrics of the tasks against their references."""
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,7 +81,7 @@ def coco_case(folder, num_images=8, size=(200, 240)):
     return str(path), samples
 
 
-def reference_figures(path, samples, kind):
+def reference_figures(path, samples, kind, categories=CATEGORIES):
     """pycocotools' own evaluation, from rows that are made here."""
     from pycocotools import mask as coco_mask
     from pycocotools.coco import COCO
@@ -109,6 +110,7 @@ def reference_figures(path, samples, kind):
     truth = COCO(path)
     evaluation = COCOeval(truth, truth.loadRes(rows), kind)
     evaluation.params.imgIds = [sample.img_id for sample in samples]
+    evaluation.params.catIds = list(categories)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -140,6 +142,47 @@ def test_coco_metric_equals_pycocotools(coco, seen):
         ours = [figures[f"{prefix}AP{name}"].item() for name in STATS]
         assert ours == pytest.approx(expected, abs=1e-6)
     assert metric.compute() == figures  # the same index serves every evaluation of a run
+
+
+def test_precisions_of_a_class_are_those_of_a_set_of_this_class_alone(coco):
+    path, samples = coco
+    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=True)
+    metric.update(samples)
+    whole = metric.compute()
+    for kind, prefix in (("bbox", ""), ("segm", "mask_")):
+        for category in CATEGORIES:
+            expected = reference_figures(path, samples, kind, [category])
+            assert 0.05 < expected[0] < 1
+            row = metric.of_classes[category]
+            assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(expected[:2])
+        mean = np.mean([metric.of_classes[category][f"{prefix}AP"] for category in CATEGORIES])
+        assert mean == pytest.approx(whole[f"{prefix}AP"].item())
+
+
+def test_a_set_restricted_to_some_classes_is_scored_on_these(coco):
+    path, samples = coco
+    found = [copy.deepcopy(sample) for sample in samples]
+    for sample in found:
+        sample.pred_instances = sample.pred_instances[sample.pred_instances.labels == 1]
+        sample.pred_instances.labels[:] = 0
+    metric = CocoMetric(content_of(path), CATEGORIES[1:], with_masks=False)
+    metric.update(found)
+    expected = reference_figures(path, samples, "bbox", CATEGORIES[1:])
+    assert metric.compute()["AP"].item() == pytest.approx(expected[0])
+
+
+def test_classes_without_detections_or_ground_truth(coco):
+    path, samples = coco
+    content = content_of(path)
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] == 7]
+    metric = CocoMetric(content, CATEGORIES, with_masks=False)
+    metric.update(samples[1:2])  # nothing is found in it
+    metric.compute()
+    assert metric.of_classes == {3: {"AP": None, "AP50": None}, 7: {"AP": 0.0, "AP50": 0.0}}
+    metric.update(samples)
+    metric.compute()
+    assert metric.of_classes[3]["AP"] is None
+    assert metric.of_classes[7]["AP"] > 0
 
 
 def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
@@ -208,6 +251,10 @@ def test_segmentation_metrics_equal_a_plain_count():
     figures = task.compute_metrics()
     assert {name: value.item() for name, value in figures.items()} == pytest.approx(expected)
     assert ious[3] == 0
+    rows = {row.pop("class"): row for row in task.class_figures}
+    assert [rows[name]["IoU"] for name in "abcd"] == pytest.approx([100 * iou for iou in ious])
+    assert rows["d"]["Acc"] is rows["e"]["IoU"] is None
+    assert [rows[name]["pixels"] for name in "abcde"] == [(t == c).sum() for c in range(5)]
 
 
 def test_classes_that_do_not_occur_are_named_once(caplog):

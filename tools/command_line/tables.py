@@ -25,6 +25,7 @@ WORDS = (
     "settings",
     "paper",
     "experiment",
+    "class",
 )
 NAMES = ("backbone", "mixer", "experiment", "head", "reported_metric")
 

@@ -33,6 +33,7 @@ FREE_ON_RESUME = {
     "ckpt",
     "data.eval_batch_size",
     "data.num_workers",
+    "backbone.grad_checkpointing",
     "data.root",
     "input",
     "output_dir",

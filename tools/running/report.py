@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import json
 import logging
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from backbones.analysis.counting import count_macs, count_parameters
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
+from tools.command_line import tables
 from tools.running.curves import plot_curves
 from tools.running.processes import is_first_process
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
-SUMMARY = "summary.json"
+SUMMARY, CLASSES = "summary.json", "classes.csv"
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "torch",
@@ -117,6 +119,8 @@ def write(
         plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     if known["strategy"] != "fsdp":  # with it no process holds all weights
         save_pictures(folder, _pictures(task, datamodule))
+    if task.class_figures:
+        write_classes(folder, task.class_figures)
     # Written last: a run with a summary is finished.
     content = {**known, "versions": _versions(), "git_commit": _git_commit()}
     (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
@@ -129,7 +133,25 @@ def write(
     if known.get("images_per_second"):
         table["training"] = f"{known['images_per_second']:.3g} images/s"
     table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    if task.class_figures and known["mode"] != "fit":
+        print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def write_classes(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write classes.csv: the metrics of each class, empty where there is nothing to measure."""
+    with (folder / CLASSES).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the metrics of each class."""
+    first, *others = rows[0]
+    records = [dict(row) for row in rows]
+    columns = {first: (first, "{}")} | {name: (name, "{:.4g}") for name in others}
+    tables.write(records, "table", columns)
 
 
 def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -56,19 +56,17 @@ class PosMLP(HierarchicalBackbone):
         merge_norm: Norm of ConvPM.
         position: Whether a learned table is added to the first map (APE, Tables 7 and 9).
         drop: Dropout after every block's branch.
-        norm_eval: Whether BatchNorm keeps its statistics in training; None: if dense.
     """
 
     def __init__(
         self, config: HostConfig, *, width: int, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,
-        norm_eval: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         refuse_pretrained("PosMLP", config)
         widths = [width * 2**stage for stage in range(4)]
         self.set_maps(config, widths, partial(nn.LayerNorm, eps=EPS))
-        self.norm_eval = config.dense if norm_eval is None else norm_eval
+        self.norm_eval = config.dense  # as the authors train their detectors
         self.patch_embed: nn.Module
         if embed == "conv":
             self.patch_embed = ConvEmbed(width, embed_norm)
@@ -90,15 +88,6 @@ class PosMLP(HierarchicalBackbone):
                 blocks.append(PosMLPBlock(slot, config.token_mixer, rates.pop(0), drop))
             self.stages.append(PosMLPStage(merging, blocks))
         self.train()  # a module begins in training mode, where BatchNorm may have to stay out
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch the mode; BatchNorm stays in evaluation mode if its statistics are kept."""
-        super().train(mode)
-        if self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.eval()
-        return self
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""

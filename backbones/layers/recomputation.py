@@ -1,0 +1,85 @@
+"""Gradient checkpointing: a block keeps its input only and is computed again in the backward pass.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
+https://arxiv.org/abs/1604.06174.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+class Recomputed(nn.Module):
+    """What a block does besides when its activations are not kept; mixed into its class.
+
+    The second pass draws the random numbers of the first one, as drop path has to, and leaves the
+    running statistics of BatchNorm alone, which have seen the batch already.
+    """
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """What the block computes, in training without keeping what is between."""
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(*args, **options)
+        return checkpoint(
+            super().forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), statistics_kept(self)),
+            **options,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made when a network is built: another process makes it again.
+        return _bare, (type(self).__bases__[1],), self.__dict__
+
+
+def recompute(block: nn.Module) -> None:
+    """Let a block compute itself again in the backward pass; its tensors keep their names."""
+    if not isinstance(block, Recomputed):
+        kind: Any = type(block)
+        cast("Any", block).__class__ = _recomputed_class(kind)
+
+
+def keep_activations(block: nn.Module) -> None:
+    """Undo ``recompute``."""
+    if isinstance(block, Recomputed):
+        cast("Any", block).__class__ = type(block).__bases__[1]
+
+
+@contextlib.contextmanager
+def statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Let every BatchNorm normalise as it does, but take nothing into its running statistics."""
+    norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training]
+    before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0  # the weight of the batch in the average
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None and count is not None:
+                norm.num_batches_tracked.copy_(count)
+
+
+def _copy(count: Tensor | None) -> Tensor | None:
+    return None if count is None else count.clone()
+
+
+@functools.cache
+def _recomputed_class(block: Any) -> type[nn.Module]:
+    own = {"__module__": __name__, "__doc__": block.__doc__}
+    return type(f"Recomputed{block.__name__}", (Recomputed, block), own)
+
+
+def _bare(block: Any) -> nn.Module:
+    kind = _recomputed_class(block)
+    return kind.__new__(kind)

@@ -1,0 +1,44 @@
+"""Parts of a network that do not learn: whole stages, and the statistics of BatchNorm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+if TYPE_CHECKING:
+    from backbones.base import Backbone
+
+
+def freeze_stages(backbone: Backbone, frozen_stages: int) -> None:
+    """Stop the gradients of the first stages, and keep them in evaluation mode from now on.
+
+    Args:
+        backbone: Changed in place.
+        frozen_stages: -1 for none, 0 for the stem, 1 also for the first stage with the norm of its
+            map, and so on; blocks count where a host has no stages. As in the MM toolkits.
+
+    Raises:
+        ValueError: The network has fewer stages.
+    """
+    if frozen_stages == -1:
+        return
+    last = len(backbone.layer_ids.depths)
+    if not 0 <= frozen_stages <= last:
+        raise ValueError(f"backbone.frozen_stages={frozen_stages} must be from -1 to {last}")
+    backbone.frozen_stages = frozen_stages
+    for name, parameter in backbone.named_parameters():
+        if backbone.layer_ids.stage(name) <= frozen_stages:
+            parameter.requires_grad_(False)
+
+
+def keep_in_evaluation(backbone: Backbone) -> None:
+    """Put frozen stages, and with ``norm_eval`` every BatchNorm, into evaluation mode."""
+    if backbone.frozen_stages >= 0:
+        for name, module in backbone.named_modules():
+            if name and backbone.layer_ids.stage(f"{name}.") <= backbone.frozen_stages:
+                module.eval()
+    if backbone.norm_eval:
+        for module in backbone.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()

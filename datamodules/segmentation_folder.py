@@ -1,0 +1,133 @@
+"""Any folders of images and masks, with a list of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import Split
+from datamodules.files import first_few, list_images, require_folder, require_names
+from datamodules.masks import IGNORED, MaskCode, consecutive, read_class_names, refuse_bad_names
+from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+
+NAMES = "class_names.txt"
+LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
+
+
+class SegmentationFolderDataModule(SegmentationDataModule):
+    """Images and masks of the same names; a mask's pixel holds its class's number, from 0 on.
+
+    Args:
+        root: Folder that holds the others.
+        train_images: Folder of the training images, relative to ``root``.
+        train_masks: Folder of their masks, 8-bit grey or palette.
+        val_images: Folder of the validation images.
+        val_masks: Folder of their masks.
+        mask_suffix: What a mask's name has more than its image's before the ending, such as _mask.
+        classes: Names of the classes; by default the lines of ``class_names.txt`` in ``root``.
+        values: What a mask holds where each class is; 0, 1, 2, ... by default.
+        ignored: Values of pixels that do not count, besides 255.
+        **options: Of ``SegmentationDataModule``.
+    """
+
+    layout = f"images/train, images/val, masks/train, masks/val and {NAMES}"
+    example = "data=segmentation_folder data.root=/data/maps"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        train_images: str = "images/train",
+        train_masks: str = "masks/train",
+        val_images: str = "images/val",
+        val_masks: str = "masks/val",
+        mask_suffix: str = "",
+        classes: Sequence[str] | None = None,
+        values: Sequence[int] | None = None,
+        ignored: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.folders: dict[Split, tuple[str, str]] = {
+            "train": (train_images, train_masks),
+            "val": (val_images, val_masks),
+        }
+        self.mask_suffix = mask_suffix
+        self.classes = None if classes is None else tuple(classes)
+        self.values = None if values is None else tuple(values)
+        self.ignored = tuple(ignored)
+        for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
+            if not all(0 <= number <= IGNORED for number in numbers):
+                raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
+
+    def pairs(self) -> Pairs:
+        """Pair images with masks and read the names of the classes."""
+        self.class_names = self._names()
+        self.code = self._code()
+        self.category_ids = self.code.values
+        return {
+            split: self._paired(self.folder / images, self.folder / masks)
+            for split, (images, masks) in self.folders.items()
+        }
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        super().predict_only(class_names, category_ids or self.values or range(len(class_names)))
+
+    def _names(self) -> tuple[str, ...]:
+        if self.classes is not None:
+            rule = f"data.classes must be 1 to {IGNORED - 1} different names"
+            refuse_bad_names(self.classes, rule)
+            return self.classes
+        file = self.folder / NAMES
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"no {file}; write one name a line, or pass data.classes=[background,road,...]"
+            )
+        return read_class_names(file)
+
+    def _code(self) -> MaskCode:
+        number = self.num_classes
+        values = tuple(range(number)) if self.values is None else self.values
+        if len(values) != number or len(set(values)) < number or {*self.ignored} & {*values}:
+            raise ValueError(
+                f"data.values={list(values)} must be {number} different numbers, one for each "
+                f"class, and none of data.ignored={list(self.ignored)}"
+            )
+        if self.values is None:
+            return consecutive(number, first=0, ignored=self.ignored)
+        ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
+        meaning = f"the classes have data.values={list(values)}, and {list(ignored)} are ignored"
+        return MaskCode(values, ignored, meaning)
+
+    def _paired(self, images: Path, masks: Path) -> list[Pair]:
+        for folder in (images, masks):
+            require_folder(folder, f"such a set has {self.layout}, or other folders that are named")
+        of_image = _by_stem(images, list_images(images))
+        of_mask = _by_stem(masks, [n for n in list_images(masks) if n.lower().endswith(LOSSLESS)])
+        if not of_image:
+            raise ValueError(f"no images in {images}; such a set has {self.layout}")
+        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in of_image}
+        require_names(
+            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in of_mask},
+            f"images in {images} lack their masks",
+            "add the masks, remove the images, or say what masks' names end in by data.mask_suffix",
+        )
+        require_names(
+            {str(masks / of_mask[mask]) for mask in of_mask.keys() - set(wanted.values())},
+            f"masks in {masks} lack their images",
+            "add the images or remove the masks",
+        )
+        return [Pair(images / of_image[s], masks / of_mask[m]) for s, m in sorted(wanted.items())]
+
+
+def _by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    by_stem = {Path(name).stem: name for name in names}
+    if len(by_stem) < len(names):
+        twice = [name for name in names if by_stem[Path(name).stem] != name]
+        raise ValueError(
+            f"{folder} has files that differ in their ending only: {first_few(twice)}; remove one "
+            "of each"
+        )
+    return by_stem

@@ -1,0 +1,148 @@
+"""Gradient checkpointing, frozen stages and kept statistics: options of every backbone."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from backbones import create_backbone, list_backbones
+from backbones.layers.recomputation import Recomputed
+from backbones.registry import look_up
+from tests.families import SWAPPED, rest_slow, shorten
+from tests.tensors import images
+
+# Every mixer on one host of tokens and one of maps.
+MIXED = [
+    name
+    for name in list_backbones("deit_t_*") + list_backbones("swin_t_*")
+    if look_up(name)[0].name in ("deit_t", "swin_t")
+]
+
+
+def built(name, **options):
+    torch.manual_seed(0)
+    backbone = shorten(create_backbone(name, drop_path_rate=0.4, **options))
+    return backbone.double().train()
+
+
+def trained(backbone, size=64):
+    """Maps, gradients and buffers of one pass, and how often each leaf ran."""
+    runs = dict.fromkeys((n for n, m in backbone.named_modules() if not list(m.children())), 0)
+
+    def count(name):
+        def hook(*_):
+            runs[name] += 1
+
+        return hook
+
+    hooks = [m.register_forward_hook(count(n)) for n, m in backbone.named_modules() if n in runs]
+    torch.manual_seed(1)
+    maps = backbone(images(size, size + 8, batch=2))
+    sum(x.square().mean() for x in maps).backward()
+    for hook in hooks:
+        hook.remove()
+    gradients = {n: p.grad for n, p in backbone.named_parameters() if p.grad is not None}
+    return maps, gradients, dict(backbone.named_buffers()), runs
+
+
+def blocks_of(backbone):
+    return [n for n, m in backbone.named_modules() if isinstance(m, Recomputed)]
+
+
+def check_equal_gradients(name, **options):
+    kept, again = built(name, **options), built(name, grad_checkpointing=True, **options)
+    again.load_state_dict(kept.state_dict())
+    maps, gradients, buffers, once = trained(kept)
+    maps_again, gradients_again, buffers_again, twice = trained(again)
+    tight = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(maps_again, maps, **tight)
+    torch.testing.assert_close(gradients_again, gradients, **tight)
+    torch.testing.assert_close(buffers_again, buffers, rtol=0, atol=0)
+    assert gradients
+    blocks = blocks_of(again)
+    inside = tuple(f"{block}." for block in blocks)
+    ran = {leaf for leaf in once if once[leaf]}
+    assert all(twice[leaf] == once[leaf] for leaf in ran if not leaf.startswith(inside))
+    for block in inside:
+        assert any(twice[leaf] == 2 * once[leaf] for leaf in ran if leaf.startswith(block)), block
+    assert len(blocks) == sum(again.layer_ids.depths)
+
+
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "resnet18")))
+def test_gradients_are_those_of_kept_activations(name):
+    check_equal_gradients(name, dense=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXED)
+def test_gradients_are_the_same_with_every_mixer(name):
+    check_equal_gradients(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["sbm", "ffnified", "ggqpe", "attention", "pooling"])
+def test_gradients_are_the_same_with_token_mixers(mixer):
+    check_equal_gradients("swin_t", token_mixer=mixer)
+
+
+def test_statistics_take_in_a_batch_once():
+    backbone = built("resnet18", grad_checkpointing=True)
+    trained(backbone)
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert {int(norm.num_batches_tracked) for norm in norms} == {1}
+    assert {norm.momentum for norm in norms} == {0.1}
+
+
+def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
+    backbone = built("resnet18", grad_checkpointing=True)
+    state = backbone.state_dict()
+    for again in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert blocks_of(again) == blocks_of(backbone)
+        assert all(torch.equal(again.state_dict()[key], value) for key, value in state.items())
+        gradients = trained(again)[1]
+    backbone.set_grad_checkpointing(False)
+    assert not blocks_of(backbone)
+    torch.testing.assert_close(trained(backbone)[1], gradients, rtol=1e-10, atol=1e-10)
+
+
+def test_nothing_is_recomputed_in_evaluation():
+    backbone = built("resnet18", grad_checkpointing=True).eval()
+    once = trained(backbone)[3]
+    assert set(once.values()) <= {0, 1}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
+def test_frozen_stages_do_not_learn(name, kind):
+    backbone = shorten(create_backbone(name, dense=True, frozen_stages=1, drop_path_rate=0.5))
+    before = copy.deepcopy(backbone.state_dict())
+    sum(
+        x.square().mean() for x in backbone.eval().train()(images(64, 64, batch=2).float())
+    ).backward()
+    names = dict(backbone.named_parameters())
+    frozen = {key for key, value in names.items() if not value.requires_grad}
+    assert frozen == {key for key in names if backbone.layer_ids.stage(key) <= 1}
+    assert 0 < len(frozen) < len(names)
+    assert {key for key, value in names.items() if value.grad is None} == frozen
+    for key, module in backbone.named_modules():
+        if isinstance(module, kind):
+            assert module.training == (backbone.layer_ids.stage(f"{key}.") > 1)
+    changed = {k for k, v in backbone.state_dict().items() if not torch.equal(v, before[k])}
+    assert all(backbone.layer_ids.stage(key) > 1 for key in changed)
+
+
+def test_kept_statistics():
+    backbone = shorten(create_backbone("resnet18", dense=True, norm_eval=True)).train()
+    before = copy.deepcopy(backbone.state_dict())
+    backbone(images(64, 64, batch=2).float())
+    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
+    assert backbone.training
+
+
+def test_stages_that_there_are_not_are_refused():
+    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
+        create_backbone("resnet18", frozen_stages=5)
+    with pytest.raises(ValueError, match=r"frozen_stages=-2 must be from -1 to 4"):
+        create_backbone("resnet18", frozen_stages=-2)

@@ -1,0 +1,256 @@
+"""Cityscapes, Pascal VOC and any folder of masks: labels as mmseg's, and a message for faults."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("mmseg")
+
+from datamodules import CityscapesDataModule, SegmentationFolderDataModule, VOCDataModule
+from datamodules.cityscapes import IDS
+
+SIZE = (40, 60)
+CITY = "leftImg8bit/{split}/{city}/{city}_00000{i}_000019_leftImg8bit.png"
+MASK = "gtFine/{split}/{city}/{city}_00000{i}_000019_gtFine_{kind}.png"
+
+
+def save(path, pixels, mode=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.asarray(pixels, np.uint8))
+    if mode == "P":
+        image.putpalette([value for colour in range(256) for value in (colour, 0, 0)])
+    image.save(path)
+
+
+def photo(generator):
+    return generator.integers(0, 255, (*SIZE, 3))
+
+
+def cityscapes(root, kinds=("labelIds",)):
+    generator = np.random.default_rng(0)
+    for split, city in (("train", "ulm"), ("train", "aachen"), ("val", "bonn")):
+        for i in range(2):
+            place = {"split": split, "city": city, "i": i}
+            save(root / CITY.format(**place), photo(generator))
+            labels = generator.integers(0, 34, SIZE)
+            train_ids = np.full(SIZE, 255)
+            for index, label in enumerate(IDS):
+                train_ids[labels == label] = index
+            for kind in kinds:
+                values = labels if kind == "labelIds" else train_ids
+                save(root / MASK.format(**place, kind=kind), values)
+    return root
+
+
+def voc(root):
+    generator = np.random.default_rng(0)
+    for i in range(4):
+        save(root / f"JPEGImages/2007_{i}.jpg", photo(generator))
+        labels = generator.choice([*range(21), 255], SIZE)
+        save(root / f"SegmentationClass/2007_{i}.png", labels, "P")
+    lists = root / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("2007_2\n2007_0\n2007_1\n")
+    (lists / "val.txt").write_text("2007_3\n")
+    return root
+
+
+def folder(root, values=(0, 1, 2, 255)):
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for i in range(2):
+            save(root / f"images/{split}/{i}.tif", photo(generator))
+            save(root / f"masks/{split}/{i}.png", generator.choice(values, SIZE))
+    (root / "class_names.txt").write_text("soil\nwater\nwood\n")
+    return root
+
+
+MAKERS = {
+    CityscapesDataModule: cityscapes,
+    VOCDataModule: voc,
+    SegmentationFolderDataModule: folder,
+}
+
+
+def module(kind, root, **options):
+    defaults = {"scale": (120, 80), "crop_size": 64, "batch_size": 2, "num_workers": 0}
+    return kind(root, **{**defaults, **options})
+
+
+def ready(kind, root, **options):
+    data = module(kind, root, **options)
+    data.setup()
+    return data
+
+
+def truths(data):
+    samples = [s for batch in data.val_dataloader() for s in batch["data_samples"]]
+    return {s.img_path: s.gt_sem_seg.data[0].numpy() for s in samples}
+
+
+def mmsegs(dataset):
+    """What mmseg's own dataset and reader make of the same folder."""
+    from mmseg.datasets.transforms import LoadAnnotations
+
+    infos = [dataset.get_data_info(index) for index in range(len(dataset))]
+    return {info["img_path"]: LoadAnnotations()(info)["gt_seg_map"] for info in infos}
+
+
+def check_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, labels in ours.items():
+        assert np.array_equal(labels, theirs[name])
+        assert len(np.unique(labels)) > 2
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_batches(kind, tmp_path):
+    data = ready(kind, MAKERS[kind](tmp_path))
+    batch = next(iter(data.train_dataloader()))
+    for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
+        assert image.shape[1:] == sample.gt_sem_seg.data.shape[1:]
+    assert next(iter(data.val_dataloader()))["inputs"][0].shape == (3, 80, 120)
+    assert len(data.category_ids) == data.num_classes == len(data.metainfo["palette"])
+    data.check_files()
+
+
+@pytest.mark.parametrize("kinds", [("labelIds",), ("labelIds", "labelTrainIds")])
+def test_cityscapes_labels_equal_mmsegs(tmp_path, kinds):
+    from mmseg.datasets import CityscapesDataset
+
+    data = ready(CityscapesDataModule, cityscapes(tmp_path, kinds))
+    assert data.class_names[:2] == ("road", "sidewalk")
+    assert len(data.dataset("train")) == 4
+    cityscapes(tmp_path, ("labelTrainIds",))  # the only masks that mmseg reads
+    theirs = CityscapesDataset(
+        data_root=str(tmp_path),
+        data_prefix={"img_path": "leftImg8bit/val", "seg_map_path": "gtFine/val"},
+        pipeline=[],
+    )
+    check_same(truths(data), mmsegs(theirs))
+
+
+def test_voc_labels_equal_mmsegs(tmp_path):
+    from mmseg.datasets import PascalVOCDataset
+
+    data = ready(VOCDataModule, voc(tmp_path / "VOCdevkit/VOC2012").parent.parent)
+    assert data.class_names[:2] == ("background", "aeroplane")
+    names = [data.dataset("train").describe(index)[-5] for index in range(3)]
+    assert names == ["2", "0", "1"]  # as they are listed
+    theirs = PascalVOCDataset(
+        data_root=str(tmp_path / "VOCdevkit/VOC2012"),
+        ann_file="ImageSets/Segmentation/val.txt",
+        data_prefix={"img_path": "JPEGImages", "seg_map_path": "SegmentationClass"},
+        pipeline=[],
+    )
+    check_same(truths(data), mmsegs(theirs))
+
+
+def test_folder_with_values_of_its_own(tmp_path):
+    folder(tmp_path, values=(10, 20, 30, 40, 255))
+    data = ready(SegmentationFolderDataModule, tmp_path, values=[20, 10, 30], ignored=[40])
+    for path, labels in truths(data).items():
+        mask = path.replace("/images/", "/masks/").replace(".tif", ".png")
+        table = {20: 0, 10: 1, 30: 2, 40: 255, 255: 255}
+        expected = np.vectorize(table.get)(np.asarray(Image.open(mask)))
+        assert np.array_equal(labels, expected)
+    assert data.category_ids == (20, 10, 30)
+
+
+def test_masks_of_other_names(tmp_path):
+    folder(tmp_path)
+    for mask in list(tmp_path.glob("masks/*/*.png")):
+        mask.rename(mask.with_name(f"{mask.stem}_gt.png"))
+    with pytest.raises(FileNotFoundError, match=r"2 images .* lack their masks.*data\.mask_suffix"):
+        ready(SegmentationFolderDataModule, tmp_path)
+    ready(SegmentationFolderDataModule, tmp_path, mask_suffix="_gt")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_missing_folders(kind, tmp_path):
+    with pytest.raises(ValueError, match=rf"pass {kind.example.split('=/')[0]}"):
+        module(kind, None).setup()
+    root = MAKERS[kind](tmp_path)
+    masks = {
+        CityscapesDataModule: "gtFine/val",
+        VOCDataModule: "SegmentationClass",
+        SegmentationFolderDataModule: "masks/val",
+    }[kind]
+    shutil.rmtree(root / masks)
+    with pytest.raises(FileNotFoundError, match=rf"^no folder .*{masks}; .* has "):
+        ready(kind, root)
+
+
+def val_mask(kind, root):
+    place = {
+        CityscapesDataModule: "gtFine/val/bonn/*0_*labelIds.png",
+        VOCDataModule: "SegmentationClass/*3.png",
+        SegmentationFolderDataModule: "masks/val/0.png",
+    }[kind]
+    (path,) = root.glob(place)
+    return path
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_missing_masks(kind, tmp_path):
+    root = MAKERS[kind](tmp_path)
+    path = val_mask(kind, root)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"^1 .*{path.name}"):
+        ready(kind, root)
+
+
+MEANINGS = {
+    CityscapesDataModule: "Cityscapes' label ids are 0 to 33, and 255 is ignored",
+    VOCDataModule: "21 classes are labelled 0 to 20",
+    SegmentationFolderDataModule: "3 classes are labelled 0 to 2",
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_wrong_masks_are_named(kind, tmp_path):
+    root = MAKERS[kind](tmp_path)
+    path = val_mask(kind, root)
+    save(path, np.full(SIZE, 77))
+    with pytest.raises(ValueError, match=rf"{path.name} holds labels \[77\], but {MEANINGS[kind]}"):
+        ready(kind, root).check_files()
+    save(path, np.zeros((9, 60)))
+    with pytest.raises(ValueError, match=rf"{path.name} is \(9, 60\) \(height, width\), but its"):
+        ready(kind, root).check_files()
+
+
+def test_lists_of_voc(tmp_path):
+    root = voc(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no list .*trainaug\.txt; pass data\.train_list="):
+        ready(VOCDataModule, root, train_list="trainaug")
+    (root / "ImageSets/Segmentation/train.txt").write_text("2007_0\n2007_0\n")
+    with pytest.raises(ValueError, match=r"lists images twice: 2007_0"):
+        ready(VOCDataModule, root)
+    (root / "ImageSets/Segmentation/train.txt").write_text("\n")
+    with pytest.raises(ValueError, match="lists no image"):
+        ready(VOCDataModule, root)
+
+
+def test_classes_of_a_folder(tmp_path):
+    root = folder(tmp_path)
+    kind = SegmentationFolderDataModule
+    assert ready(kind, root, classes=["a", "b", "c"]).class_names == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"data\.classes must be 1 to 254 different names"):
+        ready(kind, root, classes=["a", "a"])
+    with pytest.raises(ValueError, match=r"data\.values=\[1, 1, 2\] must be 3 different numbers"):
+        ready(kind, root, values=[1, 1, 2])
+    with pytest.raises(ValueError, match=r"data\.ignored=\[300\] must be numbers from 0 to 255"):
+        module(kind, root, ignored=[300])
+    (root / "class_names.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"class_names\.txt; write one name a line"):
+        ready(kind, root)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_prediction_needs_no_data(kind):
+    data = module(kind, None)
+    data.predict_only(("a", "b"))
+    assert data.class_names == ("a", "b")
+    assert len(data.category_ids) >= 2

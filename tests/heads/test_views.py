@@ -1,0 +1,149 @@
+"""Several views of an image, and windows that slide over it, against the toolkits' own."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import SampleDetection, SampleSegmentation
+from heads.mmdet_adapter import MERGE, build_detector
+from heads.mmseg_adapter import build_segmentor
+from tests.families import short
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+
+NETWORK = "resnet18"
+VIEWS = {"test_scales": [0.75, 1.0], "test_flip": True}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def scenes(kind, cache, **options):
+    data = kind(cache, num_train=2, num_val=3, scene_size=64, scale=96, num_workers=0, **options)
+    data.setup()
+    return data
+
+
+def segmentor(**options):
+    torch.manual_seed(0)
+    backbone = short(NETWORK, dense=True)
+    model = build_segmentor(backbone, 11, channels=64, group_norm=True, **options).eval()
+    torch.nn.init.normal_(model.model.decode_head.conv_seg.weight, std=0.5)
+    return model
+
+
+def check_same_segments(ours, theirs):
+    assert [one.img_path for one in ours] == [other.img_path for other in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        found = other.pred_sem_seg.data
+        assert len(found.unique()) > 2
+        assert torch.equal(one.pred_sem_seg.data, found.reshape(one.pred_sem_seg.data.shape))
+        assert one.pred_sem_seg.data.shape == one.gt_sem_seg.data.shape
+
+
+@torch.no_grad()
+def test_segmentors_merge_views_as_mmsegs_does(cache):
+    from mmseg.models import SegTTAModel
+
+    data, model = scenes(SampleSegmentation, cache, eval_batch_size=2, **VIEWS), segmentor()
+    merger = SegTTAModel(module=model.model)
+    once = next(iter(data.val_dataloader()))
+    assert torch.is_tensor(once["inputs"][0])
+    batches = list(data.test_dataloader())
+    assert [len(batch["inputs"]) for batch in batches] == [4, 4]
+    sizes = [view[0].shape[1] for view in batches[0]["inputs"]]
+    assert sizes == [72, 72, 96, 96]
+    flips = [view[0].flip for view in batches[0]["data_samples"]]
+    assert flips == [False, True, False, True]
+    for batch in batches:
+        ours = model.predict(copy.deepcopy(batch))
+        check_same_segments(ours, merger.test_step(copy.deepcopy(batch)))
+        for sample in ours:
+            probabilities = sample.seg_logits.data.exp()
+            torch.testing.assert_close(probabilities.sum(0), torch.ones(64, 64))
+            assert torch.equal(probabilities.argmax(0), sample.pred_sem_seg.data[0])
+
+
+@torch.no_grad()
+def test_windows_slide_as_mmsegs_do(cache):
+    data = scenes(SampleSegmentation, cache, eval_batch_size=3)
+    batch = next(iter(data.val_dataloader()))
+    whole, slid = segmentor(), segmentor(test_crop=[64, 48], test_stride=32)
+    sizes = []
+    slid.backbone.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[2:]))
+    ours = slid.predict(copy.deepcopy(batch))
+    assert set(sizes) == {(64, 48)}
+    assert len(sizes) == 2 * 3
+    whole.model.test_cfg = {"mode": "slide", "crop_size": (64, 48), "stride": (32, 32)}
+    whole.model.test_cfg = type(slid.model.test_cfg)(whole.model.test_cfg)
+    check_same_segments(ours, whole.model.test_step(copy.deepcopy(batch)))
+    assert slid.model.test_cfg.stride == (32, 32)
+    assert segmentor(test_crop=512).model.test_cfg.stride == (342, 342)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_stride": 32}, r"pass head\.test_crop"),
+        ({"test_crop": 32, "test_stride": 33}, "would leave gaps"),
+        ({"test_crop": [1, 2, 3]}, r"head\.test_crop=\[1, 2, 3\] is no size"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        segmentor(**options)
+
+
+def detector(name):
+    torch.manual_seed(0)
+    backbone = short(NETWORK, dense=True)
+    options = {"num_rois": 16, "num_proposals": 30} if name != "retinanet" else {}
+    return build_detector(backbone, 10, name=name, **options).eval()
+
+
+@torch.no_grad()
+def test_detectors_merge_views_as_mmdets_does(cache):
+    from mmdet.models.test_time_augs import DetTTAModel
+    from mmengine import ConfigDict
+
+    data, model = scenes(SampleDetection, cache, eval_batch_size=2, **VIEWS), detector("retinanet")
+    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else nothing is found
+    merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=model.model)
+    for batch in data.test_dataloader():
+        ours = model.predict(copy.deepcopy(batch))
+        theirs = merger.test_step(copy.deepcopy(batch))
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.img_id == other.img_id
+            assert len(one.pred_instances) > 10
+            for key in ("bboxes", "scores", "labels"):
+                assert torch.equal(one.pred_instances[key], other.pred_instances[key])
+
+
+def test_masks_of_views_are_refused(cache):
+    data = scenes(SampleDetection, cache, **VIEWS)
+    with pytest.raises(ValueError, match=r"merges the boxes of several views, not their masks"):
+        detector("mask_rcnn").predict(next(iter(data.test_dataloader())))
+
+
+def test_pictures_to_predict_are_seen_as_in_tests(cache, tmp_path):
+    from PIL import Image
+
+    for number, size in enumerate([(60, 40), (30, 80)]):
+        pixels = np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    data = scenes(SampleSegmentation, cache, predict_path=tmp_path, eval_batch_size=2, **VIEWS)
+    (batch,) = data.predict_dataloader()
+    with torch.no_grad():
+        shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
+    assert shapes == [(40, 60), (80, 30)]
+    assert torch.is_tensor(data.preview_batch(2)["inputs"][0])
+
+
+def test_factors_that_cannot_be_are_refused(cache):
+    with pytest.raises(ValueError, match=r"data\.test_scales=\[0\.0\] must be factors above 0"):
+        SampleDetection(cache, test_scales=[0])
