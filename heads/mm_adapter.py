@@ -162,7 +162,9 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
             raise ValueError(
                 f"{toolkit} cannot build a model with head.options: {reason}"
             ) from error
-        model.init_weights()  # type: ignore[operator]
+        # What is built on the meta device is counted: it has no values.
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            model.init_weights()  # type: ignore[operator]
     return model
 
 

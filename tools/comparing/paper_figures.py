@@ -22,6 +22,8 @@ PUBLISHED_ON = {
     "detection": "datamodules.coco.CocoDataModule",
     "segmentation": "datamodules.ade20k.ADE20KDataModule",
 }
+# Further data of single rows, by what their ``train`` names, with its images of the test.
+ALSO_PUBLISHED_ON = {"cityscapes": ("datamodules.cityscapes.CityscapesDataModule", 500)}
 # Images that the rows of a task were tested on.
 TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
 # Our names of metrics and the papers', and what theirs, in percent, are divided by.
@@ -62,7 +64,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
         notes: Gets the reason where a run names a row and is another one.
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
-    real = PUBLISHED_ON.get(run.task) == run.config.get("data._target_")
+    real = _is_published_data(run)
     if name is None or not real:
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
@@ -116,6 +118,18 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     return found | ({"why_not": _few(why_not)} if why_not else {})
 
 
+def measured_on(row: Row) -> tuple[str, int]:
+    """The datamodule that a row was measured on, and how many images it is tested on."""
+    usual = (PUBLISHED_ON[row.task], TEST_IMAGES[row.task])
+    return ALSO_PUBLISHED_ON.get(row.train.data, usual)
+
+
+def _is_published_data(run: RunRecord) -> bool:
+    further = [target for target, _ in ALSO_PUBLISHED_ON.values()]
+    usual = PUBLISHED_ON.get(run.task)
+    return usual is not None and run.config.get("data._target_") in (usual, *further)
+
+
 def _few(reasons: Sequence[str]) -> str:
     return f"{'; '.join(reasons[:4])}{'; ...' * (len(reasons) > 4)}"
 
@@ -130,7 +144,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
     """
     found: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
-        if PUBLISHED_ON.get(run.task) != run.config.get("data._target_"):
+        if not _is_published_data(run):
             continue
         for paper in list_papers():
             for row in _rows(paper, run):
@@ -150,6 +164,7 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         for row in load_rows(paper, run.task)
         if row.backbone == run.config["backbone.name"]
         and row.head in (None, run.config.get("head.name"))
+        and measured_on(row)[0] == run.config.get("data._target_", measured_on(row)[0])
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
     return [row for row in chosen if _has_options(run, row)]
@@ -201,11 +216,12 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
     if target.startswith(SAMPLE) or inside:
         return ["made on sample data, whose figures are none of the paper's data"]
-    if target != PUBLISHED_ON[row.task]:
+    wanted, count = measured_on(row)
+    if target != wanted:
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
-    if images not in (None, TEST_IMAGES[row.task]):
-        return [f"{images} test images instead of {TEST_IMAGES[row.task]}, so other data"]
+    if images not in (None, count):
+        return [f"{images} test images instead of {count}, so other data"]
     return []
 
 
