@@ -82,7 +82,7 @@ def build_detector(
     # SyncBN runs on CUDA alone; trainer.sync_batchnorm=true turns BatchNorm back into it.
     replace_batch_norms(config, {"type": "BN", "requires_grad": True})
     override(config, options or {})
-    detector: Any = build_model("mmdet", config, backbone, typed=bool(options))
+    detector: Any = build_model("mmdet", config, backbone, typed=bool(options or model))
     if len(maps) < len(backbone.feature_info):
         detector.neck.register_forward_pre_hook(functools.partial(_choose, maps))
     _keep_operators_in_float(detector)

@@ -144,7 +144,7 @@ def build_segmentor(
         config.data_preprocessor.pop("size_divisor")
         config.data_preprocessor.size = size
     override(config, options or {})
-    built = build_model("mmseg", config, backbone, typed=bool(options))
+    built = build_model("mmseg", config, backbone, typed=bool(options or model))
     return Segmentor(built, config)
 
 

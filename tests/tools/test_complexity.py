@@ -424,7 +424,7 @@ def test_dense_rows_are_exact(row):
 
 @pytest.mark.usefixtures("_toolkits")
 def test_ffnets_segmentors_count_what_the_paper_prints():
-    """By an independent count of UPerHead: 941.6, 1009.1 and 1157.3 G, of FFNet_seg 74.57, 572.64."""
+    """By an independent count with a replica of UPerHead, and one of FFNet_seg."""
     rows = load_rows("ffnet", "segmentation")
     assert [row.macs for row in rows] == pytest.approx(
         [941.6, 1009.1, 1157.3, 74.57, 572.64], abs=0.051

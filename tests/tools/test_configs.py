@@ -1,6 +1,7 @@
 """Every config file composes, names parts of ours that take its options, and says what for."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -130,6 +131,7 @@ def with_recipe(recipe, backbone, *overrides):
         content = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())
         parents = [name for name in content["defaults"] if name != "_self_"]
     base = yaml.safe_load((CONFIGS / "recipe" / f"{parents[0]}.yaml").read_text())["recipe"]
+    base |= content.get("recipe", {})
     choices = [f"task={base['_tasks_'][0]}", f"data={base['_data_']}", f"recipe={recipe}"]
     return composed(*choices, f"backbone={backbone}", *overrides)
 
@@ -137,7 +139,7 @@ def with_recipe(recipe, backbone, *overrides):
 @pytest.mark.parametrize("recipe", PAPER_RECIPES)
 def test_every_recipe(recipe):
     """With a backbone of its host, or any other while that host is not there."""
-    family = recipe.partition("_coco")[0].partition("_ade20k")[0]
+    family = re.split("_(?:coco|ade20k|cityscapes)$", recipe)[0]
     hosts = [name for name in list_hosts() if name.startswith(f"{family}_")]
     name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
     own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []

@@ -27,11 +27,12 @@ class Row:
 
     ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
     ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
-    has one of ``CAUSES`` for each figure that is further off than usual. A dense row has ``macs`` of
-    the whole model for an image of (H, W) ``counted_at``, with ``head_options`` in place of those
-    of its head's file and, if they are not its task's usual ones, so many ``classes``. ``name`` is
-    what ``experiment=`` takes, empty for a row without a metric, and ``train`` what it then trains
-    with.
+    has one of ``CAUSES`` for each figure that is further off than usual. ``name`` is what
+    ``experiment=`` takes, empty for a row without a metric, and ``train`` what it then trains with.
+
+    A dense row has ``macs`` of the whole model for an image of (H, W) ``counted_at``, with
+    ``head_options`` in place of those of its head's file and, if they are not its task's usual
+    ones, so many ``classes``.
     """
 
     paper: str
