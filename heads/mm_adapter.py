@@ -9,7 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from backbones.options import unknown
 STRIDES = (4, 8, 16, 32)
 # Types that are in no registry: mmcv's operators.
 UNREGISTERED = ("RoIAlign", "RoIPool", "nms", "soft_nms")
+# The toolkits whose parts a config may name by ``<toolkit>.<part>``.
+SCOPES = ("mmdet", "mmseg")
 # Keys by which the toolkits look elsewhere for what they build, or load weights from a path or URL.
 FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "checkpoint")
 
@@ -34,11 +36,15 @@ class ToolkitModel(nn.Module):
     Args:
         model: Built by ``build_model``; its backbone is ours.
         config: The toolkit's config that it was built from.
+        maps: Which of the backbone's maps the neck gets.
     """
 
-    def __init__(self, model: nn.Module, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, config: Mapping[str, Any], maps: Sequence[int] = (0, 1, 2, 3)
+    ) -> None:
         super().__init__()
         self.model: Any = model
+        self.maps = tuple(maps)
         # Exporters write it down; the backbone's part is theirs to say.
         self.config = {key: value for key, value in config.items() if key != "backbone"}
 
@@ -82,28 +88,49 @@ class ToolkitModel(nn.Module):
         return data | {"inputs": data["inputs"].to(weights.dtype)}
 
 
-def base_config(toolkit: str, name: str) -> Any:
-    """Read a model config that the installed toolkit ships.
+def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """Read the model of a config that the installed toolkit ships.
 
     Args:
         toolkit: "mmdet" or "mmseg".
-        name: File name under ``configs/_base_/models``, without ending.
+        name: File name under ``configs/_base_/models``, without ending, or, with its folder, under
+            ``configs``, such as ``fcos/fcos_r50-caffe_fpn_gn-head_1x_coco``.
+        changes: What differs, merged as a config of the toolkit's is into the one that it inherits
+            from: a list is replaced, and so is a dict with ``_delete_: true`` in it.
 
     Raises:
-        ValueError: The toolkit or the config is absent.
+        ValueError: The toolkit or the config is absent, or the changes name what ``refuse_foreign``
+            refuses.
     """
     if importlib.util.find_spec(toolkit) is None:
         task = {"mmdet": "detection", "mmseg": "segmentation"}[toolkit]
         raise ValueError(
             f"task={task} needs {toolkit}; run: make install, or pip install -e '.[dense]'"
         )
-    folder = base_configs(toolkit) / "models"
     from mmengine import Config
 
-    if not (folder / f"{name}.py").is_file():
-        shipped = sorted(path.stem for path in folder.glob("*.py"))
-        raise ValueError(f"{toolkit} ships no model config {name!r}; it has {', '.join(shipped)}")
-    return Config.fromfile(folder / f"{name}.py").model
+    models = base_configs(toolkit) / "models"
+    folder = models.parents[1] if "/" in name else models
+    path = (folder / f"{name}.py").resolve()
+    # A config is a program, so that none from elsewhere is read.
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        raise ValueError(_absent_config(toolkit, folder, name))
+    config = Config.fromfile(path)
+    if config.get("model") is None:
+        raise ValueError(f"{toolkit}'s config {name!r} has no model; name one that has")
+    found = Config({"model": config.model})
+    if changes:
+        refuse_foreign(changes, "head.model", allowed="_delete_")
+        found.merge_from_dict({"model": dict(changes)})
+    return found.model
+
+
+def _absent_config(toolkit: str, folder: Path, name: str) -> str:
+    shipped = sorted(path.stem for path in (base_configs(toolkit) / "models").glob("*.py"))
+    own = folder / name.partition("/")[0]
+    if "/" in name and ".." not in name and own.is_dir():
+        shipped = sorted(f"{own.name}/{path.stem}" for path in own.glob("*.py"))
+    return f"{toolkit} ships no model config {name!r}; it has {', '.join(shipped)}"
 
 
 def base_configs(toolkit: str) -> Path:
@@ -150,7 +177,9 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
             raise ValueError(
                 f"{toolkit} cannot build a model with head.options: {reason}"
             ) from error
-        model.init_weights()  # type: ignore[operator]
+        # What is built on the meta device is counted: it has no values.
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            model.init_weights()  # type: ignore[operator]
     return model
 
 
@@ -187,22 +216,40 @@ def check_pyramid(backbone: Backbone, head: str) -> list[int]:
     return [info.channels for info in backbone.feature_info]
 
 
-def freeze_unread(backbone: Backbone, first: int) -> None:
-    """Freeze what only the maps before ``first`` need, as DDP waits for all gradients."""
-    for prefix in backbone.map_keys[:first]:
-        backbone.get_submodule(prefix.removesuffix(".")).requires_grad_(False)
+def freeze_unread(backbone: Backbone, read: Collection[int]) -> None:
+    """Freeze what only maps that are not ``read`` need, as DDP waits for all gradients."""
+    for index, prefix in enumerate(backbone.map_keys):
+        if index not in read:
+            backbone.get_submodule(prefix.removesuffix(".")).requires_grad_(False)
 
 
-def set_everywhere(config: Any, key: str, value: Any) -> None:
-    """Set ``key`` in every nested dict that has it."""
+def set_classes(config: Any, num_classes: int) -> None:
+    """Set the number of classes everywhere, and the weights of each class and of no object."""
     if isinstance(config, list | tuple):
         for item in config:
-            set_everywhere(item, key, value)
+            set_classes(item, num_classes)
     elif isinstance(config, dict):
-        if key in config:
-            config[key] = value
+        before = config.get("num_classes")
+        weights = (config.get("loss_cls") or {}).get("class_weight")
+        if before is not None and isinstance(weights, list) and len(weights) == before + 1:
+            config["loss_cls"]["class_weight"] = [weights[0]] * num_classes + [weights[-1]]
+        if "num_classes" in config:
+            config["num_classes"] = num_classes
         for item in config.values():
-            set_everywhere(item, key, value)
+            set_classes(item, num_classes)
+
+
+def replace_batch_norms(config: Any, norm: Mapping[str, Any]) -> None:
+    """Put a norm in the place of every SyncBN and BatchNorm that a config names."""
+    if isinstance(config, list | tuple):
+        for item in config:
+            replace_batch_norms(item, norm)
+    elif isinstance(config, dict):
+        if config.get("type") in ("SyncBN", "BN"):
+            config.clear()
+            config.update(norm)
+        for item in config.values():
+            replace_batch_norms(item, norm)
 
 
 def override(config: Any, options: Mapping[str, Any]) -> None:
@@ -234,24 +281,29 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
             node[last] = value
 
 
-def refuse_foreign(options: Any) -> None:
+def refuse_foreign(options: Any, group: str = "head.options", allowed: str = "") -> None:
     """Refuse options that would have a toolkit import or read what is none of its own.
+
+    Args:
+        options: Nested dicts and lists.
+        group: What they are called where they are typed.
+        allowed: One of ``FOREIGN`` that may be there.
 
     Raises:
         ValueError: Names the option.
     """
     if isinstance(options, list | tuple):
         for item in options:
-            refuse_foreign(item)
+            refuse_foreign(item, group, allowed)
     elif isinstance(options, Mapping):
         for key, value in options.items():
             last = str(key).rpartition(".")[2]
-            if last in FOREIGN:
+            if last in FOREIGN and last != allowed:
                 raise ValueError(
-                    f"head.options: {key} is refused, as nothing from elsewhere is read; options "
+                    f"{group}: {key} is refused, as nothing from elsewhere is read; options "
                     "are values of the toolkit's own parts"
                 )
-            refuse_foreign(value)
+            refuse_foreign(value, group, allowed)
 
 
 def refuse_unregistered(toolkit: str, config: Any) -> None:
@@ -262,12 +314,7 @@ def refuse_unregistered(toolkit: str, config: Any) -> None:
     Raises:
         ValueError: Names the type, and those that are near to it.
     """
-    from mmengine.registry import Registry
-
-    known = {*UNREGISTERED}
-    for package in (toolkit, "mmengine"):
-        for registry in vars(importlib.import_module(f"{package}.registry")).values():
-            known |= registry.module_dict.keys() if isinstance(registry, Registry) else set()
+    known = {*UNREGISTERED, *_parts(toolkit), *_parts("mmengine")}
 
     def check(value: Any) -> None:
         if isinstance(value, list | tuple):
@@ -275,14 +322,28 @@ def refuse_unregistered(toolkit: str, config: Any) -> None:
                 check(item)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                if key == "type" and not isinstance(item, Mapping) and item not in known:
+                if key == "type" and not isinstance(item, Mapping) and not is_known(item):
                     raise ValueError(
                         f"head.options: type={item} is refused: "
                         + unknown(f"part of {toolkit}", str(item), known, "see its documentation.")
                     )
                 check(item)
 
+    def is_known(name: Any) -> bool:
+        scope, _, part = str(name).partition(".")
+        return name in known or (scope in SCOPES and part in _parts(scope))
+
     check(config)
+
+
+def _parts(package: str) -> set[str]:
+    """All names in the registries of a toolkit or of mmengine."""
+    from mmengine.registry import Registry
+
+    if package in SCOPES:
+        importlib.import_module(f"{package}.models")  # registers the toolkit's modules
+    registries = vars(importlib.import_module(f"{package}.registry")).values()
+    return {name for one in registries if isinstance(one, Registry) for name in one.module_dict}
 
 
 def _has(node: Any, name: str | int) -> bool:

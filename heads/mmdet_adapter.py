@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from heads.mm_adapter import (
     check_pyramid,
     freeze_unread,
     override,
-    set_everywhere,
+    replace_batch_norms,
+    set_classes,
 )
 
 # How MMDetection's own configs merge the detections of several views (configs/retinanet).
 MERGE = {"nms": {"type": "nms", "iou_threshold": 0.5}, "max_per_img": 100}
-# Our head names and the model configs that MMDetection ships for them.
+# Names that need no ``base``, with the model configs that MMDetection ships for them.
 DETECTORS = {
     "mask_rcnn": "mask-rcnn_r50_fpn",
     "cascade_mask_rcnn": "cascade-mask-rcnn_r50_fpn",
@@ -62,6 +64,8 @@ def build_detector(
     num_classes: int,
     *,
     name: str = "mask_rcnn",
+    base: str | None = None,
+    model: Mapping[str, Any] | None = None,
     num_rois: int | None = None,
     num_proposals: int | None = None,
     mask_size: int | None = None,
@@ -69,17 +73,20 @@ def build_detector(
     group_norm: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ToolkitModel:
-    """Build a detector of MMDetection from its own base config.
+    """Build a detector of MMDetection from its own config.
 
     The named options are the few that small images and small machines change; None keeps the
-    config's value, and a detector of one stage has no RoIs, proposals or masks to change.
+    config's value, and a detector of one stage has no RoIs, proposals or masks to change. The
+    config says which maps of the backbone the neck gets.
 
     Args:
         backbone: Built with ``dense=True``.
         num_classes: Object classes, background not counted.
-        name: One of ``DETECTORS``.
+        name: One of ``DETECTORS`` or, with ``base``, any.
+        base: The config of MMDetection's that it begins as; see ``base_config``.
+        model: What differs from it; see ``base_config``.
         num_rois: RoIs per image that train the second stage (512).
-        num_proposals: Proposals per image that the second stage sees (1000).
+        num_proposals: Proposals per image that the second stage sees (1000), or queries of a DETR.
         mask_size: Side of the predicted masks (28); their RoIs are half of it.
         anchor_scale: Side of the finest anchors over its stride (8 in two stages, 4 in RetinaNet).
         group_norm: GroupNorm in neck and convolutional heads, as in MMDetection's configs for
@@ -95,31 +102,65 @@ def build_detector(
         mask_size=mask_size,
         anchor_scale=anchor_scale,
     )
-    config = base_detector(backbone, name)
-    freeze_unread(backbone, config.neck.get("start_level", 0))
-    set_everywhere(config, "num_classes", num_classes)
+    config, maps = base_detector(backbone, name, base, model)
+    first = _first_neck(config).get("start_level", 0)
+    freeze_unread(backbone, maps[first:])
+    set_classes(config, num_classes)
     _resize(config, num_rois, num_proposals, mask_size, anchor_scale)
     if group_norm:
         _normalise(config)
+    # SyncBN runs on CUDA alone; trainer.sync_batchnorm=true turns BatchNorm back into it.
+    replace_batch_norms(config, {"type": "BN", "requires_grad": True})
     override(config, options or {})
-    model = build_model("mmdet", config, backbone, typed=bool(options))
-    _keep_operators_in_float(model)
-    return Detector(model, config)
+    detector: Any = build_model("mmdet", config, backbone, typed=bool(options or model))
+    if len(maps) < len(backbone.feature_info):
+        detector.neck.register_forward_pre_hook(functools.partial(_choose, maps))
+    _keep_operators_in_float(detector)
+    return Detector(detector, config, maps)
 
 
-def base_detector(backbone: Backbone, name: str) -> Any:
-    """MMDetection's own config of a detector, fitted to a backbone, which itself is not in it.
+def base_detector(
+    backbone: Backbone,
+    name: str,
+    base: str | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> tuple[Any, tuple[int, ...]]:
+    """MMDetection's own config of a detector, fitted to a backbone, and the maps its neck gets.
+
+    The backbone itself is not in the config.
 
     Raises:
-        ValueError: Unknown name, MMDetection absent, or a backbone without four maps.
+        ValueError: Unknown name, MMDetection absent, a backbone without four maps, or a detector
+            that reads no pyramid.
     """
-    if name not in DETECTORS:
-        raise ValueError(f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}")
+    if base is None and name not in DETECTORS:
+        raise ValueError(
+            f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}, and any config "
+            "of MMDetection's as head.base"
+        )
     channels = check_pyramid(backbone, name)
-    config = base_config("mmdet", DETECTORS[name])
-    config.neck.in_channels = channels
-    config.data_preprocessor.pad_size_divisor = backbone.size_divisor
-    return config
+    config = base_config("mmdet", base or DETECTORS[name], model)
+    maps = tuple(config.get("backbone", {}).get("out_indices", range(len(channels))))
+    if not config.get("neck") or not maps or not set(maps) <= set(range(len(channels))):
+        raise ValueError(
+            f"{base or name} of MMDetection reads maps {maps} without or beside a neck; a detector "
+            "here has a neck over maps 0 to 3 of strides 4 to 32: name such a config as head.base"
+        )
+    _first_neck(config).in_channels = [channels[index] for index in maps]
+    if "data_preprocessor" in config:
+        config.data_preprocessor.pad_size_divisor = backbone.size_divisor
+    return config, maps
+
+
+def _first_neck(config: Any) -> Any:
+    return config.neck[0] if isinstance(config.neck, list) else config.neck
+
+
+def _choose(
+    maps: tuple[int, ...], neck: nn.Module, inputs: tuple[Sequence[Tensor]]
+) -> tuple[tuple[Tensor, ...]]:
+    """Give a neck those of the backbone's maps that its config asks for."""
+    return (tuple(inputs[0][index] for index in maps),)
 
 
 def _keep_operators_in_float(model: nn.Module) -> None:
@@ -161,14 +202,10 @@ def _resize(
     mask_size: int | None,
     anchor_scale: float | None,
 ) -> None:
-    head = config.get("rpn_head") or config.bbox_head
     if anchor_scale is not None:
-        generator = head.anchor_generator
-        generator.update(
-            {"scales": [anchor_scale]}
-            if "scales" in generator
-            else {"octave_base_scale": anchor_scale}
-        )
+        _scale_anchors(config.get("rpn_head") or config.bbox_head, anchor_scale)
+    if num_proposals is not None and "num_queries" in config:
+        config.num_queries = num_proposals
     if "roi_head" not in config:
         return
     if num_proposals is not None:
@@ -188,10 +225,25 @@ def _resize(
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
 
 
+def _scale_anchors(head: Any, scale: float) -> None:
+    generator = head.get("anchor_generator", {})
+    for key, value in (("scales", [scale]), ("octave_base_scale", scale)):
+        if key in generator:
+            generator[key] = value
+            return
+    raise ValueError(f"head.anchor_scale={scale} is for detectors with anchors; leave it null")
+
+
 def _normalise(config: Any) -> None:
+    """GroupNorm in the neck and in every convolutional head, in place of what norms there are."""
     group_norm = {"type": "GN", "num_groups": 32, "requires_grad": True}
-    config.neck.norm_cfg = group_norm
-    if "roi_head" in config:
-        config.roi_head.mask_head.norm_cfg = group_norm
-    else:
+    if _first_neck(config).type == "FPN":
+        _first_neck(config).norm_cfg = group_norm
+    roi_head = config.get("roi_head", {})
+    for name in ("bbox_head", "mask_head"):
+        heads = roi_head.get(name) or ()
+        for head in heads if isinstance(heads, list) else [heads] if heads else []:
+            if head.type.endswith("MaskHead") or "norm_cfg" in head:
+                head.norm_cfg = group_norm
+    if "anchor_generator" in config.get("bbox_head", {}):
         config.bbox_head.norm_cfg = group_norm

@@ -8,14 +8,20 @@ usage: python tools/complexity.py [key=value ...]
                                 backbone.mixer.g2=2,4,6, each is counted
   paper=PAPER                   the rows of one paper with what it reports: {papers}
   table=NUMBER                  with paper=, of that table alone
-  image_size=224                side, or HEIGHTxWIDTH (default: 224, with paper= the row's)
+  task=detection                counts whole detectors, or with task=segmentation segmentors,
+                                part by part
+  head=mask_rcnn                with task=: a file of configs/head (default: mask_rcnn, upernet)
+  image_size=224                side, or HEIGHTxWIDTH (default: 224, with task=detection 800x1280,
+                                with task=segmentation 512x2048, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
                                 macs: convolutions, linear layers and matrix products
                                 fvcore: also norms, as fvcore counts; runs the model once
                                 torchprofile: also norms, element-wise products and means
   format=table                  table, json or csv
 
-Counted is the published classification network: the backbone with 1000 classes, one image.
+Counted is the published classification network: the backbone with 1000 classes, one image. With
+task=, the whole model with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees
+1000 proposals, of which 100 get masks, as MMDetection counts; an auxiliary head trains only.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
 plain host, it is shown beside ours and diff is theirs. The verdict says whether diff is within the
 tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
@@ -48,6 +54,8 @@ DEFAULTS = {
     "backbone": "*",
     "paper": "",
     "table": "",
+    "task": "classification",
+    "head": "",
     "image_size": "",
     "rule": "",
     "format": "table",
@@ -56,12 +64,17 @@ UNCOUNTED = {
     "backbone.pretrained": "weights change nothing of what is counted",
     "backbone.dense": "counted is the classification network",
 }
-CHOICES = {"rule": ("macs", "fvcore", "torchprofile"), "format": FORMATS}
+CHOICES = {
+    "rule": ("macs", "fvcore", "torchprofile"),
+    "task": ("classification", "detection", "segmentation"),
+    "format": FORMATS,
+}
 COLUMNS = {
     "backbone": ("backbone", "{}"),
     "table": ("table", "{}"),
     "experiment": ("experiment=", "{}"),
     "head": ("head", "{}"),
+    "part": ("part", "{}"),
     "reported_metric": ("reports", "{}"),
     "params": ("params", "{:,}"),
     "params_m": ("M", "{:.2f}"),
@@ -78,7 +91,7 @@ COLUMNS = {
     "note": ("note", "{}"),
 }
 # Beside a paper's figures the exact count is enough.
-PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key != "params_m"}
+PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("params_m", "part")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,8 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = PAPER_COLUMNS if options["paper"] else COLUMNS
     if not any(record.get("reported_params_change_m") for record in records):
         columns = {key: column for key, column in columns.items() if "change" not in key}
-    if not any(record.get("head") for record in records):
-        columns = {key: column for key, column in columns.items() if key != "head"}
+    for optional in ("head", "part"):
+        if not any(record.get(optional) for record in records):
+            columns = {key: column for key, column in columns.items() if key != optional}
     write(records, options["format"], columns)
     return 0
 
@@ -122,7 +136,14 @@ def rows_of(paper: str, table: str) -> list[Row]:
 
 
 def _refuse(words: Sequence[str], options: dict[str, str]) -> None:
-    """Refuse options of the backbone that have no place in what is counted."""
+    """Refuse options that have no place in what is counted."""
+    dense = options["task"] != "classification"
+    if options["head"] and not dense:
+        raise ValueError(
+            f"head={options['head']} needs its task: pass task=detection or task=segmentation"
+        )
+    if dense and options["paper"]:
+        raise ValueError(f"paper= counts rows of all tasks; leave task={options['task']} out")
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if options["paper"]:
@@ -138,6 +159,8 @@ def complexity(
     image_size(options["image_size"])  # to be refused before anything is built
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
+    if options["task"] != "classification":
+        return dense_records(options, words)
     if not options["paper"]:
         size = image_size(options["image_size"])
         networks = {label(one): one for one in read_networks(options["backbone"], words)}
@@ -148,7 +171,8 @@ def complexity(
     names, records = select(options["backbone"]), []
     for row in rows:
         if row.backbone in names and row.task != "classification":
-            records.append(paper_record(row, (row.params, None), None))
+            macs = None if row.macs is None else round(1e9 * row.macs)
+            records.append(paper_record(row, (row.params, macs), None))
         elif row.backbone in names:
             size = image_size(options["image_size"], row.image_size)
             base = count(row.base, "{}", size) if row.base else None
@@ -172,6 +196,30 @@ def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tu
     with torch.device("cpu" if rule == "fvcore" else "meta"):
         model = LinearClassifier(create_backbone(name, **json.loads(options)), NUM_CLASSES)
     return count_parameters(model), count_macs(model, size, rule)
+
+
+def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]:
+    """Every part of a detector or segmentor around each backbone, and the whole."""
+    from tools.comparing.dense_counts import (
+        CLASSES,
+        HEADS_BY_TASK,
+        SIZES,
+        dense_parts,
+        head_config,
+    )
+
+    task, rule = options["task"], options["rule"] or "macs"
+    head = options["head"] or HEADS_BY_TASK[task]
+    head_config(task, head)  # to be refused before anything is built
+    size = image_size(options["image_size"] or SIZES[task])
+    records = []
+    for name, own in read_networks(options["backbone"], words):
+        parts = dense_parts(name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule)
+        whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
+        for part, params, macs in [*parts, whole]:
+            record = plain_record(label((name, own)), params, macs)
+            records.append({**record, "head": head, "part": part})
+    return records
 
 
 def plain_record(typed: str, params: int, macs: int) -> Record:

@@ -532,21 +532,6 @@ def test_reported_flops_are_those_of_the_fused_form_cut_off():
         assert row.reported["params"] == pytest.approx(row.params / 1e6, abs=0.05)
 
 
-@pytest.mark.slow
-def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
-    pytest.importorskip("mmdet")
-    pytest.importorskip("mmseg")
-    from heads.mmdet_adapter import build_detector
-    from heads.mmseg_adapter import build_segmentor
-
-    build = {"cascade_mask_rcnn": (build_detector, 80), "upernet": (build_segmentor, 150)}
-    for row in load_rows("ffnet"):
-        if row.head in build:
-            make, classes = build[row.head]
-            model = make(create_backbone(row.backbone, dense=True), classes, name=row.head)
-            assert count_parameters(model) == row.params, row
-
-
 def decoder(classes, blocks, expansion):
     """The layers with weights in FFNet_seg's decoder: all maps at one width, then blocks."""
 

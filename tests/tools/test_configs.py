@@ -125,11 +125,11 @@ DROP_PATH = "backbone.drop_path_rate=0.1"
 
 def with_recipe(recipe, backbone, *overrides):
     """The config of a recipe with its own data and task."""
-    content = yaml.safe_load((CONFIGS / "recipe" / f"{recipe}.yaml").read_text())
-    while not {"_tasks_", "_data_"} <= content.get("recipe", {}).keys():
-        parent = next(name for name in content["defaults"] if name != "_self_")
-        content = yaml.safe_load((CONFIGS / "recipe" / f"{parent}.yaml").read_text())
-    base = content["recipe"]
+    base, name = {}, recipe
+    while not {"_tasks_", "_data_"} <= base.keys():
+        content = yaml.safe_load((CONFIGS / "recipe" / f"{name}.yaml").read_text())
+        base = content.get("recipe", {}) | base
+        name = next((n for n in content.get("defaults", []) if n != "_self_"), None)
     choices = [f"task={base['_tasks_'][0]}", f"data={base['_data_']}", f"recipe={recipe}"]
     return composed(*choices, f"backbone={backbone}", *overrides)
 
@@ -137,7 +137,7 @@ def with_recipe(recipe, backbone, *overrides):
 @pytest.mark.parametrize("recipe", PAPER_RECIPES)
 def test_every_recipe(recipe):
     """With a backbone of its host, or any other while that host is not there."""
-    family = re.split("_coco|_ade20k|_cifar100", recipe)[0]
+    family = re.split("_(?:coco|ade20k|cityscapes|cifar100)", recipe)[0]
     hosts = [name for name in list_hosts() if name.startswith(f"{family}_")]
     name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
     own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []

@@ -671,3 +671,20 @@ def trained(task, to, tmp_path, capsys, *more):
     # With an average it is what was validated.
     adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["ffnet_seg", "mask2former"])
+def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, capsys):
+    """Their parts come from elsewhere: our decode head, or MMDetection's pixel decoder."""
+    more = [f"head={head}", "trainer.max_steps=1", "trainer.limit_val_batches=1"]
+    typed = arguments("segmentation", tmp_path, *more, backbone=TRAINED)
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    folder = exported(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
+    imports = Config.fromfile(folder / "config.py").custom_imports["imports"]
+    assert imports == ["backbones.mm", {"ffnet_seg": "heads.mm"}.get(head, "mmdet.models")]
+    refused = ["to=mmseg", f"ckpt={ended.folder()}", f"out={tmp_path / 'alone'}", "standalone=true"]
+    if head == "ffnet_seg":
+        assert export.main([*refused, SIZE]) == 2
+        assert "leave standalone=true out" in capsys.readouterr().err

@@ -23,6 +23,8 @@ from tools.command_line.lazy_groups import register
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
+DENSE = ("_coco", "_ade20k", "_cityscapes")
+DENSE_STATED = yaml.safe_load((Path(__file__).parent / "dense_recipes.yaml").read_text())
 FAMILIES = sorted(STATED)
 # Updates in an epoch: as on ImageNet where the scripts differ by one of them, a tenth of that where
 # the rate moves at each, few where it moves at each epoch.
@@ -215,7 +217,7 @@ def test_every_recipe_of_classification_is_stated():
     recipes = {
         path.stem
         for path in (CONFIGS / "recipe").glob("*.yaml")
-        if not path.stem.endswith(("_coco", "_ade20k", "_cifar100", "_cifar100_sgd"))
+        if not path.stem.endswith((*DENSE, "_cifar100", "_cifar100_sgd"))
         and path.stem != "sample_long"
     }
     assert recipes == {family.partition(" ")[0] for family in FAMILIES}
@@ -279,3 +281,51 @@ def test_cifar100_is_probed_as_mae_probes():
     strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
     assert strengths == (None, None, None, None)  # no more than crops and flips
     assert [type(part).__name__ for part in rest] == ["MaybeToTensor", "Normalize"]
+
+
+# Dense prediction
+
+STEPS = {"coco": 7330, "ade20k": 1263}
+
+
+DENSE_CASES = [(name, host) for name, said in DENSE_STATED.items() for host in said["hosts"]]
+
+
+@pytest.mark.parametrize(("recipe", "host"), DENSE_CASES)
+def test_dense_recipes_are_what_the_authors_state(recipe, host):
+    said, data = DENSE_STATED[recipe], recipe.rpartition("_")[2]
+    task = {"coco": "detection", "ade20k": "segmentation"}[data]
+    typed = [f"task={task}", f"data={data}", f"recipe={recipe}", f"backbone={host}", "trainer=ddp"]
+    typed += [f"head={said['head']}"] if "head" in said else []
+    config = composed(*typed, "data.root=/data")
+    if said["hosts"][host] is not None:
+        assert config["backbone"]["drop_path_rate"] == said["hosts"][host]
+    optimizer, schedule = config["optimizer"], config["schedule"]
+    assert (optimizer["lr"], optimizer["reference_batch"]) == (said["rate"], 16)
+    assert optimizer["weight_decay"] == said["decay"]
+    assert optimizer.get("layer_decay") in (None, 1.0, 0.9, said.get("layer_decay"))
+    groups = optimizer.get("groups") or []
+    decays_all = bool(groups) and all(g.get("weight_decay") == said["decay"] for g in groups)
+    assert decays_all == said.get("decays_all", False)
+    rates = {g["match"]: g.get("lr_scale", 1) for g in groups}
+    assert max(rates.values(), default=1) == said.get("head_rate", 1)
+    if said["warmup"] is not None:
+        assert schedule["warmup"] * STEPS[data] == pytest.approx(said["warmup"], rel=0.03)
+    epochs = config["trainer"]["max_epochs"]
+    if task == "detection":
+        assert epochs == said["epochs"]
+        assert schedule["milestones"] == ([8, 11] if epochs == 12 else [27, 33])
+        assert config["data"]["train_crops"] == said["crops"]
+        sizes = [(1333, short) for short in range(480, 801, 32)] if said["crops"] else None
+        found = config["data"]["train_sizes"]
+        assert (found and [tuple(size) for size in found]) == sizes
+    else:
+        assert epochs * STEPS[data] == pytest.approx(said["steps"], abs=STEPS[data])
+        assert (schedule["name"], schedule["warmup_within"]) == ("poly", True)
+        assert config["head"]["pad_to"] == config["data"]["crop_size"] == 512
+
+
+def test_every_dense_recipe_is_stated():
+    recipes = {path.stem for path in (CONFIGS / "recipe").glob("*.yaml")}
+    dense = {name for name in recipes if name.endswith(DENSE)}
+    assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}

@@ -56,7 +56,7 @@ RUNS = {
     "detection": ("task=detection", "backbone=swin_t_afbo", "head=retinanet", "head.anchor_scale=4",
                   "data=coco", "data.root=/data/coco", "backbone.mixer.g2=6"),
     "segmentation": ("task=segmentation", "backbone=deit_t", "head.channels=64",
-                     "head.options.decode_head.dropout_ratio=0.3"),
+                     "head.dropout=0.3"),
     "transfer": ("task=transfer", "protocol=linear_probe", "++data.sample_seed=3"),
     "recipe": ("recipe=ffnet", "backbone=ffnet_3", "data=imagenet", "data.root=/data/imagenet",
                "data.image_size=288"),

@@ -21,7 +21,7 @@ def test_a_pattern_stands_for_the_names_that_it_matches():
 
 def test_a_pattern_of_a_group_takes_what_fits_the_task():
     heads = overrides.prepare(["-m", "task=detection", "head=*"])[2]
-    assert heads == "head=cascade_mask_rcnn,mask_rcnn,retinanet"
+    assert heads == "head=cascade_mask_rcnn,cascade_mask_rcnn_4conv,dino,mask_rcnn,retinanet"
     data = overrides.prepare(["-m", "task=detection", "data=sample_*"])[2]
     assert data == "data=sample_detection"
 

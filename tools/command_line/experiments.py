@@ -27,6 +27,8 @@ def experiment_config(row: Row) -> dict[str, Any]:
     options = {key: value for key, value in row.options.items() if key not in UNTRAINED}
     overrides = dict(train.overrides)
     backbone = _plain(options) | _plain(overrides.pop("backbone", {}))
+    if row.head_options:
+        overrides["head"] = _plain(row.head_options) | _plain(overrides.get("head", {}))
     content: dict[str, Any] = {
         "defaults": [{f"override /{group}": name} for group, name in chosen.items() if name],
         "paper": {"name": row.paper, "table": row.table, "experiment": row.name},

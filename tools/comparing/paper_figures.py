@@ -33,13 +33,13 @@ ROBUSTNESS = {
 SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
 # Of the data of an evaluation on them what is compared with the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
-# The same of rows on another set, by its name.
-PUBLISHED_ON_OTHER = {"inaturalist2019": "datamodules.inaturalist.INaturalist2019DataModule"}
-# Images that the rows of a task, or on another set, were tested on.
-TEST_IMAGES = {
-    "classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000,
-    "inaturalist2019": 3030,
-}  # fmt: skip
+# Further data of single rows, by what their ``train`` names, with its images of the test.
+ALSO_PUBLISHED_ON = {
+    "cityscapes": ("datamodules.cityscapes.CityscapesDataModule", 500),
+    "inaturalist2019": ("datamodules.inaturalist.INaturalist2019DataModule", 3030),
+}
+# Images that the rows of a task were tested on.
+TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
 # Our names of metrics and the papers', and what theirs, in percent, are divided by.
 METRICS: dict[str, tuple[str, float]] = {
     "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
@@ -82,14 +82,14 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
     target = run.config.get("data._target_")
-    if name is None or target not in (PUBLISHED_ON.get(run.task), *PUBLISHED_ON_OTHER.values()):
+    if name is None or not _is_published_data(run):
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
     row = _claimed(run)
     if row is None:
         notes.append(f"{what}: it has no row of this backbone and task")
         return None
-    if target != published_on(row):
+    if target != measured_on(row)[0]:
         return None
     other = _differences(run, row)
     if other:
@@ -151,9 +151,16 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     return found | ({"why_not": _few(why_not)} if why_not else {})
 
 
-def published_on(row: Row) -> str:
-    """The datamodule of the data that a row was measured on."""
-    return PUBLISHED_ON_OTHER.get(row.train.data, PUBLISHED_ON[row.task])
+def measured_on(row: Row) -> tuple[str, int]:
+    """The datamodule that a row was measured on, and how many images it is tested on."""
+    usual = (PUBLISHED_ON[row.task], TEST_IMAGES[row.task])
+    return ALSO_PUBLISHED_ON.get(row.train.data, usual)
+
+
+def _is_published_data(run: RunRecord) -> bool:
+    further = [target for target, _ in ALSO_PUBLISHED_ON.values()]
+    usual = PUBLISHED_ON.get(run.task)
+    return usual is not None and run.config.get("data._target_") in (usual, *further)
 
 
 def _few(reasons: Sequence[str]) -> str:
@@ -170,10 +177,12 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
     """
     found: dict[tuple[str, float, float], set[str]] = {}  # papers print each other's rows
     for run in runs:
+        if not _is_published_data(run):
+            continue
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                same = published_on(row) == run.config.get("data._target_")
+                same = measured_on(row)[0] == run.config.get("data._target_")
                 if same and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
                     found.setdefault(point, set()).add(paper.upper())
@@ -189,6 +198,7 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         for row in load_rows(paper, run.task)
         if row.backbone == run.config["backbone.name"]
         and row.head in (None, run.config.get("head.name"))
+        and (not _is_published_data(run) or measured_on(row)[0] == run.config["data._target_"])
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
     return [row for row in chosen if _has_options(run, row)]
@@ -252,12 +262,12 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
         return ["made on sample data, whose figures are none of the paper's data"]
     if target == ROBUSTNESS_DATA:
         return _other_sets(run)
-    if target != published_on(row):
+    wanted, count = measured_on(row)
+    if target != wanted:
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
-    expected = TEST_IMAGES.get(row.train.data, TEST_IMAGES[row.task])
-    if images not in (None, expected):
-        return [f"{images} test images instead of {expected}, so other data"]
+    if images not in (None, count):
+        return [f"{images} test images instead of {count}, so other data"]
     return []
 
 

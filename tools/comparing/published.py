@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ class Row:
     ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
     has one of ``CAUSES`` for each figure that is further off than usual. ``name`` is what
     ``experiment=`` takes, empty for a row without a metric, and ``train`` what it then trains with.
+
+    A dense row has ``macs`` of the whole model for an image of (H, W) ``counted_at``, with
+    ``head_options`` in place of those of its head's file and, if they are not its task's usual
+    ones, so many ``classes``.
     """
 
     paper: str
@@ -46,6 +50,9 @@ class Row:
     head: str | None = None
     macs: float | None = None
     image_size: int = 224
+    counted_at: Sequence[int] = ()
+    head_options: Mapping[str, Any] = field(default_factory=dict)
+    classes: int | None = None
     note: str = ""
     rule: str = "macs"
     cause: Mapping[str, str] = field(default_factory=dict)

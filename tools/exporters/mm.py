@@ -29,7 +29,9 @@ from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
 from tools.exporters.mm_configs import (
     base_files,
     dataset_config,
+    model_base,
     model_config,
+    modules_of,
     training_config,
 )
 from tools.exporters.mm_inherit import write_config
@@ -54,7 +56,7 @@ class Package:
         backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
         whole: The original model around it, if the toolkit's model is trained.
         data: Config of datasets and evaluators.
-        head: Our name of the detector or segmentor.
+        base: The toolkit's config that the detector or segmentor begins as.
     """
 
     model: dict[str, Any]
@@ -63,7 +65,7 @@ class Package:
     backbone: Backbone
     whole: nn.Module | None
     data: dict[str, Any]
-    head: str = ""
+    base: str | None = None
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -80,6 +82,12 @@ def export(request: ExportRequest) -> list[Path]:
         package = whole_package(request)
     else:
         package = backbone_package(request)
+    modules = modules_of(package.model)
+    if "heads.mm" in modules and request.settings["standalone"] == "true":
+        raise ValueError(
+            "standalone=true writes a module of the backbone alone, and this segmentor has a "
+            "decode head of ours; leave standalone=true out"
+        )
     name, folder = request.backbone, request.folder
     files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]
     tensors = {key: value.detach().contiguous().clone() for key, value in package.tensors.items()}
@@ -90,14 +98,14 @@ def export(request: ExportRequest) -> list[Path]:
     if package.whole is None:
         package.model["backbone"]["init_cfg"] = {"type": "Pretrained", "checkpoint": start}
     config = {
-        "custom_imports": {"imports": ["backbones.mm"], "allow_failed_imports": False},
+        "custom_imports": {"imports": modules, "allow_failed_imports": False},
         "default_scope": request.to,
         **package.data,
         **training_config(request.to, package.backbone),
         "model": package.model,
         "load_from": start if package.whole is not None else None,
     }
-    bases = base_files(request.to, package.head, with_mask="roi_head" in package.model)
+    bases = base_files(request.to, package.base, with_mask="roi_head" in package.model)
     files += write_config(folder, CONFIG, request.to, bases, config, f"{name} in {request.to}.")[1:]
     if request.settings["standalone"] == "true":
         files.append(write_standalone(name, request.options, folder))
@@ -118,7 +126,9 @@ def backbone_package(request: ExportRequest) -> Package:
         backbone=backbone,
         whole=None,
         data=dataset_config(request.to),
-        head={"mmdet": "mask_rcnn", "mmseg": "upernet"}[request.to],
+        base=model_base(
+            request.to, {"name": {"mmdet": "mask_rcnn", "mmseg": "upernet"}[request.to]}
+        ),
     )
 
 
@@ -140,11 +150,12 @@ def whole_package(request: ExportRequest) -> Package:
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
     adopt(whole, request.checkpoint)  # of two sets of tensors the average, which was validated
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
-    first = model.get("neck", {}).get("start_level", 0)
+    neck = model.get("neck") or {}
+    first = neck.get("start_level", 0) if isinstance(neck, dict) else 0
     if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
-        neck = {"start_level": 0, "in_channels": list(model["neck"]["in_channels"])[first:]}
-        model["neck"] = {**model["neck"], **neck}
-        model["backbone"]["out_indices"] = tuple(range(first, 4))
+        own = {"start_level": 0, "in_channels": list(neck["in_channels"])[first:]}
+        model["neck"] = {**neck, **own}
+    model["backbone"]["out_indices"] = whole.maps[first:]
     return Package(
         model=model,
         tensors=whole.model.state_dict(),
@@ -152,7 +163,7 @@ def whole_package(request: ExportRequest) -> Package:
         backbone=backbone.eval(),
         whole=whole.eval(),
         data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
-        head=request.run["head"]["name"],
+        base=model_base(request.to, request.run["head"]),
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from mmengine import Config
 
 from backbones import Backbone
-from heads.mm_adapter import base_configs, set_everywhere
+from heads.mm_adapter import base_configs, set_classes
 from heads.mmdet_adapter import DETECTORS, base_detector
-from heads.mmseg_adapter import SEGMENTORS, base_segmentor
+from heads.mmseg_adapter import DECODE_HEADS, SEGMENTORS, base_segmentor
 from tools.exporters.preprocessing import Preprocessing
 
 # Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
@@ -27,21 +27,49 @@ LEARNING = {
 }
 
 
-def base_files(toolkit: str, head: str, *, with_mask: bool = True) -> list[str]:
+def base_files(toolkit: str, model: str | None, *, with_mask: bool = True) -> list[str]:
     """The toolkit's base files that the values here begin as.
 
     Args:
         toolkit: "mmdet", "mmseg" or "mmpretrain".
-        head: Our name of the detector or segmentor; MMPretrain's classifier has no file.
+        model: Name of the detector's or segmentor's base config, if it is one of the base files;
+            MMPretrain's classifier has none, and others are written out.
         with_mask: Whether a detector predicts masks.
     """
-    models = {"mmdet": DETECTORS, "mmseg": SEGMENTORS}.get(toolkit)
     return [
-        *([f"models/{models[head]}"] if models else []),
+        *([f"models/{model}"] if model and "/" not in model else []),
         f"datasets/{_dataset(toolkit, with_mask)}",
         f"schedules/{SCHEDULES[toolkit]}",
         "default_runtime",
     ]
+
+
+def model_base(toolkit: str, head: Mapping[str, Any]) -> str:
+    """The config of the toolkit's that a run's detector or segmentor begins as."""
+    names = {"mmdet": DETECTORS, "mmseg": SEGMENTORS}[toolkit]
+    return str(head.get("base") or names[head["name"]])
+
+
+def modules_of(model: Mapping[str, Any]) -> list[str]:
+    """What a config has to import for a toolkit to know all parts of a model around a backbone."""
+    types = set(_types(model))
+    modules = ["backbones.mm"]
+    if types & set(DECODE_HEADS):
+        modules.append("heads.mm")
+    if any(name.startswith("mmdet.") for name in types):
+        modules.append("mmdet.models")
+    return modules
+
+
+def _types(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("type"), str):
+            yield value["type"]
+        for item in value.values():
+            yield from _types(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _types(item)
 
 
 def _dataset(toolkit: str, with_mask: bool) -> str:
@@ -76,10 +104,10 @@ def model_config(toolkit: str, backbone: Backbone, num_classes: int = 0) -> dict
             "train_cfg": {"augments": augments},
         }  # fmt: skip
     if toolkit == "mmdet":
-        config = base_detector(backbone, "mask_rcnn")
+        config, _ = base_detector(backbone, "mask_rcnn")
     else:
         config = base_segmentor(backbone, "upernet")
-        set_everywhere(config, "num_classes", 150)
+        set_classes(config, 150)
     del config["backbone"]
     return dict(config)
 

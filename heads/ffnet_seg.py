@@ -1,0 +1,97 @@
+"""The decoder of FFNet_seg: three maps at stride 8, squeezed, then FFNified attention blocks.
+
+    x <- GELU(x + drop_path(V(GELU(K(BN(W x))))));  x <- GELU(x + drop_path(W2 GELU(W1 D(x))))
+
+Unlike in the backbone, a GELU follows each sum and there is no LayerScale. K, V and D are 9x9 and
+train with strips and a 5x5 kernel beside them, which ``fuse`` folds in.
+
+Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
+https://arxiv.org/abs/2406.02021, App. F.1; widths, order and drop path by block are those of the
+authors' code (github.com/ysj9909/FFNet), from which the published figures come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from backbones.layers.axes import mix_nchw
+from backbones.layers.init import init_all
+from backbones.layers.reparam import ConvBN, depthwise, fuse
+from backbones.mixers.metamixer.ffnified import branch_kernels
+from backbones.mixers.metamixer.instances import convnext_block, convolutional
+
+KERNEL = 9
+
+
+class FFNetSegDecoder(nn.Module):
+    """Maps at strides 8, 16 and 32 to one at stride 8.
+
+    Args:
+        in_channels: Widths of the maps, fine to coarse.
+        out_channels: Width of what comes out; the published one has 1024.
+        width: Channels of the blocks.
+        depth: Blocks; 3 for ADE20K, 5 for Cityscapes.
+        expansion: Hidden width of W1 over ``width``; 4 for ADE20K, 1 for Cityscapes.
+        drop_path_rate: Of the last block, rising to it from 0; 0.1 for ADE20K, 0 for Cityscapes.
+        fused: Build the plain form for inference, without branches and BatchNorm.
+
+    Shape: maps (B, C_i, h_i, w_i) -> (B, out_channels, h_0, w_0).
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        out_channels: int = 1024,
+        *,
+        width: int = 256,
+        depth: int = 3,
+        expansion: int = 4,
+        drop_path_rate: float = 0.1,
+        fused: bool = False,
+    ) -> None:
+        super().__init__()
+        if depth < 1 or expansion < 1:
+            raise ValueError(
+                f"depth and expansion of the decoder must be at least 1, got {depth}, {expansion}"
+            )
+        total = sum(in_channels)
+        self.squeeze = nn.Sequential(ConvBN(total, total), nn.GELU(), ConvBN(total, width))
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
+        self.blocks = nn.Sequential(*(DecoderBlock(width, expansion, rate) for rate in rates))
+        self.align = nn.Sequential(ConvBN(width, out_channels), nn.GELU())
+        init_all(self)
+        if fused:
+            fuse(self)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Bicubic resizing to the finest map, all side by side, then the blocks."""
+        finest, *others = maps
+        size = finest.shape[-2:]
+        others = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in others]
+        x = torch.cat([finest, *others], dim=1)
+        return self.align(self.blocks(self.squeeze(x)))
+
+
+class DecoderBlock(nn.Module):
+    """FFNified attention, then a ConvNeXt block, a GELU after each shortcut.
+
+    Shape: (B, C, H, W) -> (B, C, H, W).
+    """
+
+    def __init__(self, dim: int, expansion: int, drop_path: float) -> None:
+        super().__init__()
+        branches = branch_kernels(KERNEL, "strips")
+        key, value, query = (depthwise(dim, KERNEL, branches) for _ in range(3))
+        self.token_mixer = convolutional(ConvBN(dim, dim), key, value)
+        self.channel_mixer = convnext_block(query, dim, expansion * dim)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token mixer, then channel mixer: (B, C, H, W) -> (B, C, H, W)."""
+        x = F.gelu(x + self.drop_path(mix_nchw(self.token_mixer, x)))
+        return F.gelu(x + self.drop_path(mix_nchw(self.channel_mixer, x)))

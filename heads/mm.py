@@ -1,0 +1,11 @@
+"""Our decode heads in MMSegmentation, for configs that name them.
+
+    custom_imports = dict(imports=["backbones.mm", "heads.mm"])
+    model = dict(backbone=dict(type="ffnet_seg"), decode_head=dict(type="FFNetSegHead", ...))
+
+The backbones' part of this is ``backbones.mm``.
+"""
+
+from heads.mmseg_adapter import register_decode_heads
+
+register_decode_heads()

@@ -1,0 +1,284 @@
+"""Every file of configs/head for dense tasks builds a model that trains and predicts."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from backbones import create_backbone
+from backbones.analysis.counting import count_parameters
+from backbones.layers.reparam import fuse
+from datamodules import SampleDetection, SampleSegmentation
+from heads.ffnet_seg import FFNetSegDecoder
+from tasks.instantiate import build
+from tests.families import short
+from tests.runs import CONFIGS, options
+
+TOOLKITS = {"detection": "mmdet", "segmentation": "mmseg"}
+SMALL = "poolformer_s12_afbo"
+# What keeps heads small; see configs/data/sample_*.yaml.
+FEW = {
+    "detection": {"num_rois": 16, "num_proposals": 30, "group_norm": True},
+    "segmentation": {"channels": 64, "group_norm": True},
+}
+
+
+def read(name):
+    return yaml.safe_load((CONFIGS / "head" / f"{name}.yaml").read_text())
+
+
+HEADS = {name: read(name) for name in options("head")}
+DENSE = [name for name, head in HEADS.items() if set(head["_tasks_"]) & set(TOOLKITS)]
+
+
+def model_of(head, backbone, num_classes, **more):
+    (task,) = head["_tasks_"]
+    pytest.importorskip(TOOLKITS[task])
+    config = {key: value for key, value in head.items() if key != "_tasks_"} | more
+    return build({"head": config}, "head", backbone=backbone, num_classes=num_classes)
+
+
+@pytest.fixture
+def on_meta(monkeypatch):
+    """No initialisation, which takes means of weights that meta tensors have none of."""
+    pytest.importorskip("mmengine")
+    monkeypatch.setattr("mmengine.model.BaseModule.init_weights", lambda module: None)
+    with torch.device("meta"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Scenes of 64 pixels that the model sees at 96, by task."""
+
+    @functools.cache
+    def make(task):
+        kind, own = {
+            "detection": (SampleDetection, {}),
+            "segmentation": (SampleSegmentation, {"crop_size": 96}),
+        }[task]
+        made = kind(
+            tmp_path_factory.mktemp(task), num_train=4, num_val=2, scene_size=64, scale=96,
+            batch_size=2, num_workers=0, **own,
+        )  # fmt: skip
+        made.setup()
+        return made
+
+    return make
+
+
+def check_trains(head, data, steps=2):
+    """Train a few steps, predict at the original size; the weights that got no gradient."""
+    (task,) = head["_tasks_"]
+    torch.manual_seed(0)
+    source = data(task)
+    model = model_of(head, short(SMALL, dense=True), source.num_classes, **FEW[task]).train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    moved = set()
+    for _, batch in zip(range(steps), source.train_dataloader(), strict=False):
+        losses = model.loss(batch)
+        assert all(value.isfinite() for value in losses.values())
+        optimizer.zero_grad()
+        sum(value for name, value in losses.items() if "loss" in name).backward()
+        moved |= {name for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+    waiting = {name for name, p in model.named_parameters() if p.requires_grad}
+    model.eval()
+    with torch.no_grad():
+        samples = model.predict(next(iter(source.val_dataloader())))
+    assert {tuple(sample.ori_shape) for sample in samples} == {(64, 64)}
+    for sample in samples:
+        if task == "segmentation":
+            assert sample.pred_sem_seg.data.shape == (1, 64, 64)
+        else:
+            assert sample.pred_instances.scores.isfinite().all()
+    return waiting - moved
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "semantic_fpn",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("ffnet_seg", "mask2former", "dino", "cascade_mask_rcnn_4conv")
+        ),
+    ],
+)
+def test_a_head_trains_two_steps_and_predicts(name, data):
+    assert name in DENSE
+    assert not check_trains(HEADS[name], data)
+
+
+PSPNET = """
+_target_: heads.mmseg_adapter.build_segmentor
+_tasks_: [segmentation]
+name: pspnet
+base: pspnet_r50-d8
+"""
+FCOS = """
+_target_: heads.mmdet_adapter.build_detector
+_tasks_: [detection]
+name: fcos
+base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco
+"""
+
+
+@pytest.mark.parametrize("text", [PSPNET, FCOS], ids=["pspnet", "fcos"])
+def test_another_head_of_a_toolkit_is_one_file(text, data):
+    assert not check_trains(yaml.safe_load(text), data, steps=1)
+
+
+def test_a_config_from_elsewhere_is_no_base(tmp_path):
+    pytest.importorskip("mmdet")
+    (tmp_path / "own.py").write_text("raise AssertionError('this was run')")
+    for base in (
+        f"{tmp_path}/own",
+        f"fcos/../../../../../../../../../../{tmp_path}/own",
+        "fcos/no",
+    ):
+        head = yaml.safe_load(FCOS) | {"base": base}
+        with pytest.raises(ValueError, match="mmdet ships no model config"):
+            model_of(head, short(SMALL, dense=True), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"_base_": "x.py"}, "head.model: _base_ is refused"),
+        ({"bbox_head": {"init_cfg": {"checkpoint": "x"}}}, "head.model: checkpoint is refused"),
+        ({"bbox_head": {"type": "os.system"}}, "type=os.system is refused"),
+        ({"bbox_head": {"type": "mmdet.nothing"}}, "type=mmdet.nothing is refused"),
+    ],
+)
+def test_changes_name_nothing_from_elsewhere(changes, message):
+    with pytest.raises(ValueError, match=message):
+        model_of(read("retinanet") | {"model": changes}, short(SMALL, dense=True), 10)
+
+
+def test_a_detector_without_anchors_has_no_scale_of_them():
+    with pytest.raises(ValueError, match=r"head.anchor_scale=4 is for detectors with anchors"):
+        model_of(read("dino"), short(SMALL, dense=True), 10, anchor_scale=4)
+
+
+def test_a_head_that_reads_no_pyramid_is_refused():
+    head = yaml.safe_load(FCOS) | {"base": "faster-rcnn_r50-caffe-c4"}
+    with pytest.raises(ValueError, match=r"reads maps .* name such a config as head.base"):
+        model_of(head, short(SMALL, dense=True), 10)
+
+
+# FFNet's cascade
+
+
+def test_cascade_with_four_convolutions(on_meta):
+    model = model_of(HEADS["cascade_mask_rcnn_4conv"], create_backbone(SMALL, dense=True), 80)
+    deviations = []
+    for head in model.model.roi_head.bbox_head:
+        assert (len(head.shared_convs), len(head.shared_fcs)) == (4, 1)
+        assert head.shared_fcs[0].out_features == 1024
+        assert all(type(conv.norm) is torch.nn.BatchNorm2d for conv in head.shared_convs)
+        assert head.fc_reg.out_features == 4 * 80
+        assert head.reg_decoded_bbox
+        assert type(head.loss_bbox).__name__ == "GIoULoss"
+        assert head.loss_bbox.loss_weight == 10
+        deviations.append(tuple(head.bbox_coder.stds))
+    assert deviations == [
+        (0.1, 0.1, 0.2, 0.2),
+        (0.05, 0.05, 0.1, 0.1),
+        (0.033, 0.033, 0.067, 0.067),
+    ]
+    assert model.model.roi_head.stage_loss_weights == [1, 0.5, 0.25]
+
+
+def test_upernet_has_its_auxiliary_head(on_meta):
+    model = model_of(HEADS["upernet"], create_backbone(SMALL, dense=True), 150).model
+    main, beside = model.decode_head, model.auxiliary_head
+    assert (main.channels, main.psp_modules.pool_scales) == (512, (1, 2, 3, 6))
+    assert (beside.channels, beside.in_index, beside.loss_decode.loss_weight) == (256, 2, 0.4)
+
+
+def test_detr_reads_three_maps(on_meta):
+    model = model_of(HEADS["dino"], create_backbone(SMALL, dense=True), 80)
+    assert model.maps == (1, 2, 3)
+    assert [conv.conv.in_channels for conv in model.model.neck.convs] == [128, 320, 512]
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert frozen
+    assert all("backbone.norm0." in name for name in frozen)
+
+
+def test_no_object_has_a_weight_whatever_the_classes(on_meta):
+    head = model_of(HEADS["mask2former"], create_backbone(SMALL, dense=True), 7).model.decode_head
+    assert head.class_weight == [1.0] * 7 + [0.1]
+
+
+# FFNet_seg: specs of the two forms are those of the paper's App. F.1 and its authors' configs.
+
+FORMS = {
+    "ade20k": (150, {}, 68_476_566, 67_231_574),
+    "cityscapes": (19, {"depth": 5, "expansion": 1, "drop_path_rate": 0.0}, 67_758_355, 66_436_051),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("fused", [False, True])
+def test_ffnet_seg_has_the_parameters_of_its_forms(form, fused, on_meta):
+    classes, changes, *counts = FORMS[form]
+    head = HEADS["ffnet_seg"]
+    decoder = head["model"]["decode_head"] | changes | {"fused": fused}
+    own = head | {"model": head["model"] | {"decode_head": decoder}}
+    backbone = create_backbone("ffnet_seg", dense=True, fused=fused)
+    assert count_parameters(model_of(own, backbone, classes)) == counts[fused]
+
+
+def lively(module):
+    """A decoder in which every part matters, in double precision."""
+    generator = torch.Generator().manual_seed(0)
+    module = module.double()
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+            if name.endswith("running_var"):
+                tensor.copy_(0.5 + noise.square())
+            elif tensor.ndim > 1:
+                tensor.copy_(noise / noise[0].numel() ** 0.5)
+            else:
+                tensor.copy_(0.8 + 0.2 * noise)
+    return module.eval()
+
+
+@torch.no_grad()
+def test_ffnet_seg_decoder_is_its_equations_and_fuses():
+    """Written once more from the paper's App. F.1 and the authors' order of operations."""
+    widths = (6, 10, 12)
+    options = {"width": 8, "depth": 2, "expansion": 3}
+    decoder = lively(FFNetSegDecoder(widths, 16, **options))
+    maps = [torch.randn(2, c, 16 // 2**i, 24 // 2**i).double() for i, c in enumerate(widths)]
+
+    def branched(x, module):
+        return sum(branch.norm(branch.conv(x)) for branch in module.branches.values())
+
+    larger = [F.interpolate(x, scale_factor=2**i, mode="bicubic") for i, x in enumerate(maps)]
+    first, _, second = decoder.squeeze
+    x = torch.cat(larger, 1)
+    x = second.norm(second.conv(F.gelu(first.norm(first.conv(x)))))
+    for block in decoder.blocks:
+        token, channel = block.token_mixer, block.channel_mixer
+        assert set(channel.query.branches) == {"9x9", "1x9", "9x1", "5x5"}
+        q = token.query.norm(token.query.conv(x))
+        y = branched(F.gelu(branched(q, token.memory.key)), token.memory.value)
+        x = F.gelu(x + y)
+        y = channel.memory.value(F.gelu(channel.memory.key(branched(x, channel.query))))
+        x = F.gelu(x + y)
+    align = decoder.align[0]
+    expected = F.gelu(align.norm(align.conv(x)))
+    torch.testing.assert_close(decoder(maps), expected, rtol=1e-10, atol=1e-10)
+    plain = FFNetSegDecoder(widths, 16, **options, fused=True).double().eval()
+    plain.load_state_dict(fuse(decoder).state_dict())
+    torch.testing.assert_close(plain(maps), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_drop_path_of_the_decoder_rises():
+    rates = [getattr(b.drop_path, "drop_prob", 0) for b in FFNetSegDecoder((8, 8, 8)).blocks]
+    assert rates == pytest.approx([0, 0.05, 0.1])
