@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
-from backbones.parameters.layer_ids import LayerIds, depths_of
+from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
+
+Layout = Literal["nhwc", "nchw", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Backbone(nn.Module):
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
         merges_end_stages: Whether downsampling belongs to the stage before it.
+        block_layout: What blocks give: "nhwc" (B, H, W, C), "nchw" (B, C, H, W), or "tokens"
+            (B, P + H * W, C) where they are called with the tokens and (H, W).
+        token_slots: Names, within a block, of what mixes its tokens; a block may lack some.
+        channel_slots: Names, within a block, of what mixes its channels alone.
+        num_prefix_tokens: P of the blocks' tokens.
     """
 
     name: str = ""
@@ -51,6 +58,10 @@ class Backbone(nn.Module):
     map_keys: tuple[str, ...] = ()
     no_weight_decay: frozenset[str] = frozenset()
     merges_end_stages: bool = False
+    block_layout: Layout = "nhwc"
+    token_slots: tuple[str, ...] = ("attn",)
+    channel_slots: tuple[str, ...] = ("mlp",)
+    num_prefix_tokens: int = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,6 +127,40 @@ class Backbone(nn.Module):
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
         return LayerIds(depths, maps, self.classification_keys, self.merges_end_stages)
 
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the blocks as modules, in order of depth."""
+        return blocks_of(name for name, _ in self.named_parameters())
+
+    def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
+        """What a block gives, or its gradient, as a map (B, C, H, W) without prefix tokens.
+
+        Args:
+            output: In the ``block_layout``.
+            *inputs: What the block was called with.
+        """
+        if self.block_layout == "nchw":
+            return output
+        if self.block_layout == "tokens":
+            output = output[:, self.num_prefix_tokens :].unflatten(1, inputs[1])
+        return output.permute(0, 3, 1, 2)
+
+    def cam_layer(self, block: str) -> str:
+        """The module whose map class activation maps of a block weight: the block itself."""
+        return block
+
+    def token_mixers(self) -> dict[str, nn.Module]:
+        """What mixes tokens, the host's own or swapped in, by name and in order of depth."""
+        return self._in_slots(self.token_slots)
+
+    def channel_mixers(self) -> dict[str, nn.Module]:
+        """What mixes channels alone, the host's own or swapped in, by name, in order of depth."""
+        return self._in_slots(self.channel_slots)
+
+    def _in_slots(self, slots: tuple[str, ...]) -> dict[str, nn.Module]:
+        modules = dict(self.named_modules())
+        names = (f"{block}.{slot}" for block in self.block_names() for slot in slots)
+        return {name: modules[name] for name in names if name in modules}
+
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
         return {
@@ -154,10 +199,13 @@ class Mixer(nn.Module):
         replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
             that is the host's own.
         is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
+        value_layer: Name of the part that sums values by coefficients, such as an FFN's second
+            layer; what it reads are the mixer's coefficients. Empty where there is none.
     """
 
     replaced: Mapping[str, torch.Size] | None = None
     is_related: bool = False
+    value_layer: str = ""
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""

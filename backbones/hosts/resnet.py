@@ -29,6 +29,9 @@ class ResNet(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
     channels_first = True
+    block_layout = "nchw"
+    token_slots = ()
+    channel_slots = ()
     classification_keys = ()
     map_keys = ()
 

@@ -217,6 +217,8 @@ class BiasFreeSwiGLU(nn.Module):
     Shape: (..., C) -> (..., C).
     """
 
+    value_layer = "c_proj"
+
     def __init__(self, dim: int, hidden_multiple: int) -> None:
         super().__init__()
         hidden = ceil_div(8 * dim // 3, hidden_multiple) * hidden_multiple

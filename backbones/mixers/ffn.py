@@ -42,6 +42,8 @@ class FFN(PointwiseMixer):
     Shape: (..., C) -> (..., C).
     """
 
+    value_layer = "fc2"
+
     def __init__(
         self,
         dim: int,

@@ -39,6 +39,8 @@ class GroupFFN(PointwiseMixer):
         ValueError: Groups that do not divide C and the hidden width.
     """
 
+    value_layer = "w3"
+
     def __init__(
         self,
         dim: int,

@@ -47,6 +47,8 @@ class Scheme(Mixer):
         ValueError: Groups that do not divide C and h.
     """
 
+    value_layer = "fc2"
+
     def __init__(
         self,
         dim: int,

@@ -59,6 +59,9 @@ class PosMLP(HierarchicalBackbone):
         norm_eval: Whether BatchNorm keeps its statistics in training; None: if dense.
     """
 
+    token_slots = ("mixer",)
+    channel_slots = ()
+
     def __init__(
         self, config: HostConfig, *, width: int, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,

@@ -48,6 +48,8 @@ class SCFBO(Mixer):
         ValueError: An unknown switch, an even kernel, or a full convolution after the mappings.
     """
 
+    value_layer = "proj"
+
     def __init__(
         self,
         cm_a: ChannelMapping,

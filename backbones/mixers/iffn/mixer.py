@@ -76,6 +76,8 @@ class IFFN(Mixer):
         ValueError: N that does not divide, an even kernel, or an unknown name.
     """
 
+    value_layer = "fc2"
+
     def __init__(
         self,
         dim: int,
