@@ -201,11 +201,14 @@ class Mixer(nn.Module):
         is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
         value_layer: Name of the part that sums values by coefficients, such as an FFN's second
             layer; what it reads are the mixer's coefficients. Empty where there is none.
+        channel_mappings: Names of the parts that map C to hidden channels; what two of them give is
+            multiplied.
     """
 
     replaced: Mapping[str, torch.Size] | None = None
     is_related: bool = False
     value_layer: str = ""
+    channel_mappings: tuple[str, ...] = ()
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""

@@ -98,9 +98,10 @@ def token_relations(network: nn.Module) -> dict[str, Relation]:
         if relation is not None:
             found[name] = relation
     if not found:
+        own = getattr(network, "name", "") or type(network).__name__
         raise ValueError(
-            f"{getattr(network, 'name', '') or type(network).__name__} has no matrix over tokens that is the "
-            "same for all images; PosMLP, gMLP, SBM and attention with position terms have one "
+            f"{own} has no matrix over tokens that is the same for all images; PosMLP, gMLP, "
+            "SBM and attention with position terms have one "
             "(for attention of images see the analysis attention)"
         )
     return found

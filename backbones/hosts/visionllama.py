@@ -218,6 +218,7 @@ class BiasFreeSwiGLU(nn.Module):
     """
 
     value_layer = "c_proj"
+    channel_mappings = ("c_fc1", "c_fc2")
 
     def __init__(self, dim: int, hidden_multiple: int) -> None:
         super().__init__()

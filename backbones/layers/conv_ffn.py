@@ -21,6 +21,7 @@ class ConvFFN(Mixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(self, dim: int, hidden: int, kernel_size: int | None = None) -> None:
         super().__init__()

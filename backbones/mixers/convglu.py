@@ -38,6 +38,7 @@ class ConvGLU(Mixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, drop: float = 0.0) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ class ConvNeXtFFN(Mixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(self, dim: int, hidden_ratio: float, kernel_size: int) -> None:
         super().__init__()

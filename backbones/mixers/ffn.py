@@ -43,6 +43,7 @@ class FFN(PointwiseMixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(
         self,

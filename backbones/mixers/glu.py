@@ -47,6 +47,7 @@ class GLU(PointwiseMixer):
     """
 
     value_layer = "w3"
+    channel_mappings = ("w1", "w2")
 
     def __init__(
         self, dim: int, *, hidden_ratio: float = 8 / 3, act: Act = "silu", drop: float = 0.0

@@ -40,6 +40,7 @@ class GroupFFN(PointwiseMixer):
     """
 
     value_layer = "w3"
+    channel_mappings = ("w1", "w2")
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ class Scheme(Mixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(
         self,

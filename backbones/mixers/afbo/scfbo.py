@@ -49,6 +49,7 @@ class SCFBO(Mixer):
     """
 
     value_layer = "proj"
+    channel_mappings = ("cm_a", "cm_b")
 
     def __init__(
         self,

@@ -77,6 +77,7 @@ class IFFN(Mixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(
         self,
