@@ -124,7 +124,7 @@ def panel_grid(
                 axis.imshow(_array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto")
                 axis.set_title(title, fontsize=6)
         above = axes[0, start]
-        above.set_title(f"{wrapped(label, 40)}\n{above.get_title()}", fontsize=6, loc="left")
+        above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=6)
         start += width
     return figure
 

@@ -132,7 +132,8 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             if found.ranking is None:
                 found.ranking = KeyRanking.empty(len(subject.class_names), own.shape[1])
             found.ranking.add(own[known], batch.labels[known])
-        free = max(0, DRAWN - len(found.drawn))
+        # A few of each batch, as sets have their images class by class.
+        free = min(DRAWN - len(found.drawn), max(1, DRAWN * len(batch.images) // subject.count))
         found.drawn += list(zip(batch.images[:free], own[:free], batch.labels[:free].tolist(),
                                 strict=True))  # fmt: skip
         images += len(batch.images)
