@@ -48,10 +48,16 @@ def test_the_surface_of_a_quadratic():
 
 def test_parameters_come_back_after_an_error():
     network = Point()
-    before, one = network.weight.clone(), [torch.ones(3, 2), torch.ones(3)]
-    with pytest.raises(KeyError), moved([network.weight, network.bias], [(1.0, one)]):
-        torch.testing.assert_close(network.weight.detach(), before.detach() + 1)
-        raise KeyError
+    parameters, one = list(network.parameters()), [torch.ones(3, 2), torch.ones(3)]
+    before = network.weight.detach().clone()
+
+    def fail():
+        with moved(parameters, [(1.0, one)]):
+            torch.testing.assert_close(network.weight.detach(), before + 1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert torch.equal(network.weight, before)
 
 

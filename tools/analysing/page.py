@@ -64,7 +64,8 @@ def page(
     folder = subject.folder
     if folder is None:
         raise ValueError(
-            f"{subject.label} comes from no run folder, of which a report is: pass ckpt=<run folder>"
+            f"{subject.label} comes from no run folder, and a report is of one: pass ckpt=<run "
+            "folder>"
         )
     summary = _json(folder / "summary.json")
     parts = [
@@ -83,6 +84,17 @@ def page(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{title}'
         f"<style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def write_page(folder: Path) -> Path:
+    """Write report.html into the folder of a run that has ended, and return its path."""
+    from tools.analysing.subjects import open_subjects
+
+    typed = {"ckpt": str(folder), "backbone": "", "input": "", "images": "16", "image_size": ""}
+    (subject,) = open_subjects(typed, ())
+    path = folder / "report.html"
+    path.write_text(page(subject, typed, lambda line: None), encoding="utf-8")
+    return path
 
 
 def _analyses(
@@ -155,7 +167,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(folder: Path) -> str:
-    """The settings of a run; of data only where they came from by name, not the machine's paths."""
+    """The settings of a run, as its folder has them."""
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     return yaml.safe_dump(config, sort_keys=False)
 

@@ -33,6 +33,7 @@ FREE_ON_RESUME = {
     "ckpt",
     "data.eval_batch_size",
     "data.num_workers",
+    "report",
     "data.root",
     "input",
     "output_dir",

@@ -35,12 +35,19 @@ WORST = 8
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """The errors of each network; all have to be of one task."""
+    from tasks.detection import DetectionTask
     from tasks.segmentation import SegmentationTask
     from tools.command_line.arguments import number
 
     segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
     if all(segmenting):
         return _of_segmentors(subjects)
+    for subject in subjects:
+        if isinstance(subject.task, DetectionTask):
+            raise ValueError(
+                f"{subject.label} is a detector, whose boxes have no one class an image; errors takes "
+                "classifiers and segmentors"
+            )
     if any(segmenting):
         raise ValueError("classifiers and segmentors err in different ways; analyse them apart")
     return _of_classifiers(subjects, number("pairs", options["pairs"]))
