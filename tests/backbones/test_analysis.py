@@ -20,10 +20,12 @@ from backbones.analysis.receptive_field import (
 )
 from backbones.base import Backbone, FeatureInfo
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, short
+from tests.families import SMALLEST, rest_slow, short
 from tests.tensors import images, tokens
 
 SIZE = (64, 96)
+# One of each layout of blocks, of a class token, of halves and of a network without slots.
+QUICK = ("deit_t", "edgevit_xxs", "poolformer_s12", "pvt_v2_b1", "resnet18", "swin_t_afbo")
 SWAPPED = ("deit_t_iffn", "swin_t_afbo", "ffnet_1_glu", "poolformer_s12_scheme_12")
 
 
@@ -55,7 +57,7 @@ class Convolutions(Backbone):
         return self.blocks(images).mean((2, 3))
 
 
-@pytest.mark.parametrize("name", [*SMALLEST, *SWAPPED])
+@pytest.mark.parametrize("name", rest_slow([*SMALLEST, *SWAPPED], QUICK))
 def test_blocks_give_maps_in_order_of_depth_on_every_host(name):
     backbone = network(name)
     maps = block_maps(backbone, images(*SIZE, batch=2))
@@ -97,7 +99,7 @@ def test_blocks_are_named_or_numbered():
             choose_blocks(backbone, [wrong])
 
 
-@pytest.mark.parametrize("name", [*SMALLEST, *SWAPPED])
+@pytest.mark.parametrize("name", rest_slow([*SMALLEST, *SWAPPED], QUICK))
 def test_coefficients_are_what_the_value_layer_reads(name):
     backbone = network(name)
     found = coefficients(backbone, images(*SIZE))
@@ -202,7 +204,7 @@ def test_a_receptive_field_needs_one_size_and_numbers(monkeypatch):
         receptive_field(None, [batch[1:2]])
 
 
-@pytest.mark.parametrize("name", [*SMALLEST, "swin_t_afbo"])
+@pytest.mark.parametrize("name", rest_slow([*SMALLEST, "swin_t_afbo"], QUICK))
 def test_receptive_fields_and_class_maps_of_every_host(name):
     backbone = network(name)
     field = contributions(backbone, images(*SIZE, batch=2))

@@ -14,7 +14,7 @@ from backbones.analysis.similarity import (
     effective_rank,
     token_similarity,
 )
-from tests.families import SMALLEST, short
+from tests.families import SMALLEST, rest_slow, short
 from tests.tensors import build_mixer, tokens
 
 WITHOUT = {"cheby_kan", "nonlinear_sum"}  # no matrix from C to hidden channels
@@ -82,7 +82,9 @@ def test_structure_and_interactions_of_afbo():
     assert blocks.interactions[:4, 4:].abs().sum() == 0
 
 
-@pytest.mark.parametrize("name", [*SMALLEST, "ffnet_1_afbo"])
+@pytest.mark.parametrize(
+    "name", rest_slow([*SMALLEST, "ffnet_1_afbo"], ("deit_t", "edgevit_xxs", "ffnet_1_afbo"))
+)
 def test_mappings_of_every_host(name):
     backbone = short(name)
     if not backbone.channel_mixers():

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from backbones.analysis.attention import Attention, attention_of, rollout
 from backbones.analysis.relations import Relation, mean_distance, places, token_relations
-from tests.families import SMALLEST, short, shorten
+from tests.families import SMALLEST, rest_slow, short, shorten
 from tests.tensors import build_mixer, images, tokens
 
 SIZE = (64, 96)
 ATTEND = ("deit_t", "edgevit_xxs", "gcvit_xxt", "lvt_r1", "pvt_v2_b1", "swin_t", "visionllama_s")
 RELATE = ("gcvit_xxt", "gmlp_ti", "posmlp_t", "sbm_t", "swin_t")
+# Attention over the map, of reduced keys, in windows; a matrix; nothing of these.
+QUICK = ("deit_t", "gmlp_ti", "pvt_v2_b1", "resnet18", "swin_t")
 
 
 @functools.cache
@@ -44,7 +46,7 @@ def test_mean_distances_by_hand():
     assert mean_distance(one, at, at).item() == 4
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_every_host_has_relations_or_says_that_it_has_none(name):
     if name not in RELATE:
         with pytest.raises(ValueError, match="no matrix over tokens"):
@@ -107,7 +109,7 @@ def test_logits_become_weights_before_their_distance_is_measured():
     assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_attention_of_every_host_that_attends(name):
     backbone = network(name)
     if name not in ATTEND:

@@ -45,8 +45,8 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     for subject in subjects:
         if isinstance(subject.task, DetectionTask):
             raise ValueError(
-                f"{subject.label} is a detector, whose boxes have no one class an image; errors takes "
-                "classifiers and segmentors"
+                f"{subject.label} is a detector, and errors are told of classifiers and segmentors "
+                "only; the average precisions of a detector are in mode=test"
             )
     if any(segmenting):
         raise ValueError("classifiers and segmentors err in different ways; analyse them apart")
