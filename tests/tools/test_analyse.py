@@ -14,6 +14,7 @@ from tests.runs import arguments, run_here
 from tests.tensors import tokens
 from tools import analyse
 from tools.analysing import analyses
+from tools.analysing.coco_errors import KINDS, precision_curves
 from tools.analysing.judged import confused_pairs, confusion, reliability
 
 ENDINGS = {".csv", ".png", ".svg"}
@@ -131,6 +132,53 @@ def test_confusions_by_hand():
     assert confused_pairs(counts, 1) == [(2, 0, 2)]
 
 
+def coco(*boxes):
+    """One image with objects (category, box); 1 and 2 are similar, 3 is not."""
+    groups = {1: "animal", 2: "animal", 3: "thing"}
+    return {
+        "images": [{"id": 5, "width": 100, "height": 100}],
+        "categories": [{"id": k, "name": str(k), "supercategory": v} for k, v in groups.items()],
+        "annotations": [
+            {"id": i, "image_id": 5, "category_id": category, "bbox": list(box),
+             "area": box[2] * box[3], "iscrowd": 0}
+            for i, (category, box) in enumerate(boxes, start=1)
+        ],
+    }  # fmt: skip
+
+
+def detections(*rows):
+    return [
+        {"image_id": 5, "category_id": category, "bbox": list(box), "score": score}
+        for score, category, box in rows
+    ]
+
+
+def test_the_breakdown_of_a_detectors_errors_by_hand():
+    """One kind of false positive, surer than the right box, costs half until it is forgiven."""
+    pytest.importorskip("pycocotools")
+    own, near, other, nothing = (0, 0, 40, 40), (60, 0, 30, 30), (0, 60, 30, 30), (60, 60, 30, 30)
+    truth = coco((1, own), (2, near), (3, other))
+    right = (0.5, 1, own)
+    cases = {
+        "C75": (right,),
+        "Sim": ((0.9, 1, near), right),
+        "Oth": ((0.9, 1, other), right),
+        "BG": ((0.9, 1, nothing), right),
+        "Loc": ((0.9, 1, (0, 0, 40, 16)),),  # an IoU of 0.4
+        "FN": (),
+    }
+    for kind, found in cases.items():
+        curve = dict(zip(KINDS, precision_curves(truth, detections(*found), [5])[1], strict=True))
+        before = 0.0 if kind in ("Loc", "FN") else 0.5
+        for place, name in enumerate(KINDS):
+            forgiven = place >= KINDS.index(kind)
+            assert curve[name].tolist() == pytest.approx([1.0 if forgiven else before] * 101), (
+                kind,
+                name,
+            )
+    assert set(precision_curves(coco((1, own)), [], [5])) == {1}
+
+
 class Page(HTMLParser):
     """Every reference of a page, its headings, and whether its elements are closed in order."""
 
@@ -172,6 +220,7 @@ def test_the_page_of_a_run_needs_no_other_file(tmp_path, capsys):
     assert {"Results", "Curves", "Predictions", "Settings"} <= set(page.headings)
     assert all(one.summary in page.headings for one in analyses().values() if one.name != "report")
     assert "Does not apply: deit_t has no matrix over tokens" in text
+    assert text.count("Does not apply: ") == 2  # nor has it learnt activations
     out = tmp_path / "again"
     assert analyse.main(["report", f"ckpt={folder}", "only=entropy", f"out={out}"]) == 0
     assert "Feature entropy" in (out / "report.html").read_text()

@@ -1,8 +1,10 @@
-"""Confusions, calibration and worst images of classifiers; IoU of each class of segmentors.
+"""Confusions, calibration, worst images; COCO's error breakdown of detectors, IoU of segmentors.
 
 Classifiers: the confusion matrix, the most confused pairs, the reliability curve with ECE (15 bins)
 and the images whose right class got the least probability. Segmentors: the IoU of each class over
-all pixels. All images of the validation data, unless images=N says fewer.
+all pixels. Detectors: the area under precision over recall of the boxes as counted at an IoU of
+0.75 and 0.5, then with errors of localisation (Loc), similar classes (Sim), other classes (Oth) and
+background (BG) forgiven one after the other. All validation images, unless images=N says fewer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ COLUMNS = {
     "iou": ("IoU %", "{:.2f}"),
     "share": ("of the pixels", "{:.1%}"),
 }
+BREAKDOWN = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
+COLUMNS |= {kind: (kind, "{:.3f}") for kind in BREAKDOWN}
 WORST = 8
 
 
@@ -42,14 +46,11 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
     if all(segmenting):
         return _of_segmentors(subjects)
-    for subject in subjects:
-        if isinstance(subject.task, DetectionTask):
-            raise ValueError(
-                f"{subject.label} is a detector, and errors are told of classifiers and segmentors "
-                "only; the average precisions of a detector are in mode=test"
-            )
-    if any(segmenting):
-        raise ValueError("classifiers and segmentors err in different ways; analyse them apart")
+    detecting = [isinstance(subject.task, DetectionTask) for subject in subjects]
+    if all(detecting):
+        return _of_detectors(subjects)
+    if any(segmenting) or any(detecting):
+        raise ValueError("networks of several tasks err in different ways; analyse them apart")
     return _of_classifiers(subjects, number("pairs", options["pairs"]))
 
 
@@ -198,3 +199,42 @@ def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
     axes[0, 0].set(ylabel="IoU in %")
     finish(axes[0, 0], len(subjects) > 1)
     return Findings(rows, rows, COLUMNS, {"iou": figure})
+
+
+def _of_detectors(subjects: Sequence[Subject]) -> Findings:
+    import numpy as np
+    import torch
+
+    from tasks.coco_metric import instances
+    from tools.analysing.coco_errors import KINDS, precision_curves
+
+    rows: list[dict[str, Any]] = []
+    figure, axes = new_figure(1, len(subjects), 4.6, 3.8)
+    for axis, subject in zip(axes[0], subjects, strict=True):
+        task: Any = subject.task
+        found: list[dict[str, Any]] = []
+        seen: list[int] = []
+        with torch.no_grad():
+            for batch in subject.batches():
+                for sample in task.model.predict(batch.samples):
+                    found += instances(sample, subject.data.category_ids)
+                    seen.append(int(sample.img_id))
+        annotations = getattr(subject.data, "annotations", None)
+        if annotations is None:
+            raise ValueError(
+                f"the errors of {subject.label} need annotated images: leave input= out, or name a "
+                "data set"
+            )
+        curves = precision_curves(annotations, found, seen)
+        names = {one["id"]: one["name"] for one in annotations["categories"]}
+        mean = np.mean(list(curves.values()), axis=0)
+        for name, curve in {"all": mean, **{names[k]: v for k, v in curves.items()}}.items():
+            areas = dict(zip(KINDS, curve.mean(1).tolist(), strict=True))
+            rows.append({"backbone": subject.label, "class": name, **areas})
+        recalls = np.linspace(0, 1, mean.shape[1])
+        for place in reversed(range(len(KINDS))):
+            axis.fill_between(recalls, mean[place], color=COLOURS[place], label=KINDS[place])
+        axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="recall", ylabel="precision")
+        axis.set_title(wrapped(subject.label, 36), fontsize=9)
+        finish(axis)
+    return Findings(rows, rows, COLUMNS, {"errors": figure})
