@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from backbones.layers.classifier import Classifier
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
-from backbones.parameters.layer_ids import LayerIds, block_names, depths_of
+from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
+
+Layout = Literal["nhwc", "nchw", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Backbone(nn.Module):
         merges_end_stages: Whether downsampling belongs to the stage before it.
         frozen_stages: The last stage that does not learn, see ``freeze_stages``.
         norm_eval: Whether BatchNorm keeps its running statistics in training.
+        block_layout: What blocks give: "nhwc" (B, H, W, C), "nchw" (B, C, H, W), or "tokens"
+            (B, P + H * W, C) where they are called with the tokens and (H, W).
+        token_slots: Names, within a block, of what mixes its tokens; a block may lack some.
+        channel_slots: Names, within a block, of what mixes its channels alone.
+        num_prefix_tokens: P of the blocks' tokens.
     """
 
     name: str = ""
@@ -58,6 +65,10 @@ class Backbone(nn.Module):
     merges_end_stages: bool = False
     frozen_stages: int = -1
     norm_eval: bool = False
+    block_layout: Layout = "nhwc"
+    token_slots: tuple[str, ...] = ("attn",)
+    channel_slots: tuple[str, ...] = ("mlp",)
+    num_prefix_tokens: int = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +120,7 @@ class Backbone(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute every block again in the backward pass instead of keeping what it computes."""
-        for name in block_names(name for name, _ in self.named_parameters()):
+        for name in self.block_names():
             (recompute if enable else keep_activations)(self.get_submodule(name))
 
     @property
@@ -137,6 +148,40 @@ class Backbone(nn.Module):
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
         return LayerIds(depths, maps, self.classification_keys, self.merges_end_stages)
+
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the blocks as modules, in order of depth."""
+        return blocks_of(name for name, _ in self.named_parameters())
+
+    def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
+        """What a block gives, or its gradient, as a map (B, C, H, W) without prefix tokens.
+
+        Args:
+            output: In the ``block_layout``.
+            *inputs: What the block was called with.
+        """
+        if self.block_layout == "nchw":
+            return output
+        if self.block_layout == "tokens":
+            output = output[:, self.num_prefix_tokens :].unflatten(1, inputs[1])
+        return output.permute(0, 3, 1, 2)
+
+    def cam_layer(self, block: str) -> str:
+        """The module whose map class activation maps of a block weight: the block itself."""
+        return block
+
+    def token_mixers(self) -> dict[str, nn.Module]:
+        """What mixes tokens, the host's own or swapped in, by name and in order of depth."""
+        return self._in_slots(self.token_slots)
+
+    def channel_mixers(self) -> dict[str, nn.Module]:
+        """What mixes channels alone, the host's own or swapped in, by name, in order of depth."""
+        return self._in_slots(self.channel_slots)
+
+    def _in_slots(self, slots: tuple[str, ...]) -> dict[str, nn.Module]:
+        modules = dict(self.named_modules())
+        names = (f"{block}.{slot}" for block in self.block_names() for slot in slots)
+        return {name: modules[name] for name in names if name in modules}
 
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
@@ -176,10 +221,16 @@ class Mixer(nn.Module):
         replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
             that is the host's own.
         is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
+        value_layer: Name of the part that sums values by coefficients, such as an FFN's second
+            layer; what it reads are the mixer's coefficients. Empty where there is none.
+        channel_mappings: Names of the parts that map C to hidden channels; what two of them give is
+            multiplied.
     """
 
     replaced: Mapping[str, torch.Size] | None = None
     is_related: bool = False
+    value_layer: str = ""
+    channel_mappings: tuple[str, ...] = ()
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""

@@ -55,6 +55,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
     from tasks.loading import check_options
+    from tools.analysing.page import write_page
     from tools.comparing.paper_figures import compared
     from tools.running import lock, report
     from tools.running.facts import of_run
@@ -92,6 +93,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         facts |= {"paper": beside} if beside else {}
         task = parts.task.to(engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
+        if config["report"]:
+            write_page(folder)
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "configs"), config_name="run")

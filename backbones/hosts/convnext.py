@@ -32,6 +32,8 @@ class ConvNeXt(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW between blocks."""
 
     channels_first = True
+    block_layout = "nchw"
+    token_slots = ("conv_dw",)
 
     def __init__(self, model: TimmConvNeXt, config: HostConfig) -> None:
         super().__init__()

@@ -41,6 +41,7 @@ class DeiT(IsotropicBackbone):
     """
 
     fc_norm: nn.Module  # where the final norm comes after the mean
+    block_layout = "tokens"
 
     def __init__(
         self,
@@ -115,6 +116,13 @@ class DeiT(IsotropicBackbone):
         """(B, 3, H, W) -> (B, h, w, C), prefix tokens left out."""
         tokens, grid = self._tokens(images)
         return tokens[:, self.num_prefix_tokens :].unflatten(1, grid)
+
+    def cam_layer(self, block: str) -> str:
+        """The block, or with a class token its first norm.
+
+        Behind the last attention only the class token is read, so that the map has no gradient.
+        """
+        return block if self.cls_token is None else f"{block}.norm1"
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features): the class token, or the mean, with the final norm.

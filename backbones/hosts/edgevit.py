@@ -89,6 +89,8 @@ class EdgeViT(HierarchicalBackbone):
     """
 
     channels_first = True
+    token_slots = ("local.token_mixer", "sparse.attn")
+    channel_slots = ("local.mlp", "sparse.mlp")
 
     def __init__(self, config: HostConfig, specs: tuple[EdgeViTStageSpec, ...]) -> None:
         super().__init__()

@@ -38,6 +38,9 @@ GATE_EPS = 1e-5  # timm's
 class GMLP(PatchMLP):
     """Thirty equal blocks at stride 16; the last map, or a pyramid made from it."""
 
+    token_slots = ("mlp_channels",)
+    channel_slots = ()
+
     def __init__(self, model: MlpMixer, config: HostConfig, gate_eps: float = GATE_EPS) -> None:
         super().__init__(model, config)
         grid = config.grid(config.patch_size)
@@ -96,6 +99,10 @@ class WindowedSpatialGatingUnit(SpatialGatingUnit):
         u, v = x.chunk(2, dim=-1)
         matrix = partial(_matrix, self.proj.weight)
         return u * mix_windows(self.norm(v), WINDOW, self.shifted, 1, matrix, self.proj.bias)
+
+    def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
+        """The matrix of a whole window, (1, N, N), and the window's (h, w)."""
+        return self.proj.weight[None], (WINDOW, WINDOW)
 
 
 def _matrix(weight: Tensor, rows: Pattern, columns: Pattern) -> Tensor:

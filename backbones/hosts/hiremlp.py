@@ -38,6 +38,7 @@ class HireMLP(NetworkList):
     """
 
     channels_first = True
+    block_layout = "nchw"
     embedding_norm = True
 
     def norm_layer(self, dim: int) -> nn.Module:

@@ -60,6 +60,9 @@ class PatchMLP(IsotropicBackbone):
 class MixerMLP(PatchMLP):
     """MLP-Mixer: blocks of an MLP over tokens and one over channels."""
 
+    token_slots = ("mlp_tokens",)
+    channel_slots = ("mlp_channels",)
+
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:
         super().__init__(model, config)
         grid = config.grid(config.patch_size)

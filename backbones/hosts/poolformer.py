@@ -31,6 +31,8 @@ class PoolFormer(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside."""
 
     channels_first = True
+    block_layout = "nchw"
+    token_slots = ("token_mixer",)
 
     def __init__(self, model: MetaFormer, config: HostConfig) -> None:
         super().__init__()

@@ -31,6 +31,7 @@ class PVTv2(HierarchicalBackbone):
     """Four normed maps at strides 4, 8, 16, 32; tokens inside a stage, NCHW between stages."""
 
     channels_first = True
+    block_layout = "tokens"
     classification_keys = ()
     map_keys = ()
 

@@ -33,6 +33,9 @@ class ResNet(HierarchicalBackbone):
     """
 
     channels_first = True
+    block_layout = "nchw"
+    token_slots = ()
+    channel_slots = ()
     classification_keys = ()
     map_keys = ()
 

@@ -218,6 +218,9 @@ class BiasFreeSwiGLU(nn.Module):
     Shape: (..., C) -> (..., C).
     """
 
+    value_layer = "c_proj"
+    channel_mappings = ("c_fc1", "c_fc2")
+
     def __init__(self, dim: int, hidden_multiple: int) -> None:
         super().__init__()
         hidden = ceil_div(8 * dim // 3, hidden_multiple) * hidden_multiple

@@ -20,6 +20,9 @@ class ConvFFN(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(self, dim: int, hidden: int, kernel_size: int | None = None) -> None:
         super().__init__()
         self.fc1 = nn.Conv2d(dim, hidden, 1)

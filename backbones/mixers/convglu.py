@@ -37,6 +37,9 @@ class ConvGLU(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 3 C h + 12 h + C.
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, drop: float = 0.0) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)

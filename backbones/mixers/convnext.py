@@ -26,6 +26,9 @@ class ConvNeXtFFN(Mixer):
     Class tokens skip the convolution.
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(self, dim: int, hidden_ratio: float, kernel_size: int) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)

@@ -42,6 +42,9 @@ class FFN(PointwiseMixer):
     Shape: (..., C) -> (..., C).
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(
         self,
         dim: int,

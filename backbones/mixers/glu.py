@@ -46,6 +46,9 @@ class GLU(PointwiseMixer):
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
     """
 
+    value_layer = "w3"
+    channel_mappings = ("w1", "w2")
+
     def __init__(
         self, dim: int, *, hidden_ratio: float = 8 / 3, act: Act = "silu", drop: float = 0.0
     ) -> None:

@@ -39,6 +39,9 @@ class GroupFFN(PointwiseMixer):
         ValueError: Groups that do not divide C and the hidden width.
     """
 
+    value_layer = "w3"
+    channel_mappings = ("w1", "w2")
+
     def __init__(
         self,
         dim: int,

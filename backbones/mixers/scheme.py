@@ -47,6 +47,9 @@ class Scheme(Mixer):
         ValueError: Groups that do not divide C and h.
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(
         self,
         dim: int,

@@ -120,10 +120,15 @@ def depths_of(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(stages.count(stage) for stage in range(max(stages, default=-1) + 1))
 
 
-def block_names(names: Iterable[str]) -> list[str]:
-    """The blocks, in their order, out of the names of a network's parameters."""
-    matches = (next(filter(None, (re.match(r.pattern, n) for r in BLOCKS)), None) for n in names)
-    return list(dict.fromkeys(found[0].removesuffix(".") for found in matches if found))
+def blocks_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of a network's blocks in order of depth, out of the names of its parameters."""
+    places: dict[str, tuple[int, int]] = {}
+    for name in names:
+        found = next((m for m in (re.match(rule.pattern, name) for rule in BLOCKS) if m), None)
+        place = _block(name)
+        if found is not None and place is not None:
+            places[found[0].removesuffix(".")] = place
+    return tuple(sorted(places, key=lambda name: places[name]))
 
 
 def _block(name: str) -> tuple[int, int] | None:

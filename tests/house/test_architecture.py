@@ -37,7 +37,7 @@ NEVER = {
 # What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
 COMMANDS = {
     "run", "complexity", "corrupt", "annotate", "export", "benchmark", "results", "search",
-    "lipschitz", "doctor",
+    "lipschitz", "analyse", "doctor",
 }  # fmt: skip
 # They register our backbones with other people's registries and are imported by users alone.
 OUTWARD = {"backbones/mm.py": MM, "backbones/timm_models.py": set()}

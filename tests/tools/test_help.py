@@ -5,7 +5,7 @@ import sys
 
 from tests.runs import ROOT
 
-COMMANDS = ("benchmark", "complexity", "export", "lipschitz", "results", "search")
+COMMANDS = ("analyse", "benchmark", "complexity", "export", "lipschitz", "results", "search")
 
 
 def test_help_of_commands_with_tables_does_not_import_torch():

@@ -27,6 +27,7 @@ TOP = {
     "checkpoint_every": float | None,
     "require_pretrained": bool,
     "keep_classifier": bool,
+    "report": bool,
 }
 # Other keys at the top.
 PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
@@ -52,6 +53,7 @@ def resolved(config: Any) -> dict[str, Any]:
         check_value(group, config.get(group), Mapping[str, Any])
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+    _check_report(config)
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
@@ -90,6 +92,15 @@ def _name_files(config: dict[str, Any]) -> None:
     if config["mode"] != "fit":
         # "latest" will lead elsewhere some day.
         config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
+
+
+def _check_report(config: Mapping[str, Any]) -> None:
+    """Refuse the page of a run where no run is trained."""
+    if config["report"] and config["mode"] != "fit":
+        raise ValueError(
+            f"report=true is of a training; with mode={config['mode']} type python "
+            "tools/analyse.py report ckpt=<run folder>"
+        )
 
 
 def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:

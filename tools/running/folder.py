@@ -34,6 +34,7 @@ FREE_ON_RESUME = {
     "data.eval_batch_size",
     "data.num_workers",
     "backbone.grad_checkpointing",
+    "report",
     "data.root",
     "input",
     "output_dir",

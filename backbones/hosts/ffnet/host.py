@@ -57,6 +57,9 @@ class FFNet(HierarchicalBackbone):
 
     classification_keys = ("norm.", "head.")
     channels_first = True
+    block_layout = "nchw"
+    token_slots = ("token_mixer",)
+    channel_slots = ("channel_mixer",)
 
     def __init__(self, variant: str, config: HostConfig, branches: bool = True) -> None:
         super().__init__()

@@ -58,6 +58,9 @@ class PosMLP(HierarchicalBackbone):
         drop: Dropout after every block's branch.
     """
 
+    token_slots = ("mixer",)
+    channel_slots = ()
+
     def __init__(
         self, config: HostConfig, *, width: int, embed: Embed = "conv", merge: Merge = "conv",
         embed_norm: Norm = "bn", merge_norm: Norm = "ln", position: bool = False, drop: float = 0.0,

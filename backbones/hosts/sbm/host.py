@@ -69,6 +69,7 @@ class SBM(HierarchicalBackbone):
         resample: How factors are brought to other maps.
     """
 
+    token_slots = ("mixer",)
     width: int
     depths: tuple[int, ...]
 

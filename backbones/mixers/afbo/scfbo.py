@@ -49,6 +49,9 @@ class SCFBO(Mixer):
         ValueError: An unknown switch, an even kernel, or a full convolution after the mappings.
     """
 
+    value_layer = "proj"
+    channel_mappings = ("cm_a", "cm_b")
+
     def __init__(
         self,
         cm_a: ChannelMapping,

@@ -76,6 +76,9 @@ class IFFN(Mixer):
         ValueError: N that does not divide, an even kernel, or an unknown name.
     """
 
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
     def __init__(
         self,
         dim: int,

@@ -86,6 +86,8 @@ class MetaMixer(Mixer):
         ValueError: An interaction that does not fit the memory.
     """
 
+    value_layer = "memory.value"
+
     def __init__(
         self,
         *,

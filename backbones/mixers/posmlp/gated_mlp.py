@@ -81,6 +81,8 @@ class GatedMLP(Mixer):
         relation's, for the structures "gate" and "add".
     """
 
+    value_layer = "fc2"
+
     def __init__(
         self, dim: int, hidden_ratio: float, relation: TokenRelation, *,
         structure: Structure = "gate", norm: bool = False, shifted: bool = False, drop: float = 0.0,

@@ -56,6 +56,11 @@ class TokenRelation(nn.Module):
         """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
         raise NotImplementedError
 
+    def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
+        """M of a whole window, (s, N, N), and the window's (h, w)."""
+        whole = Pattern(self.window, self.window)
+        return self.matrix(whole, whole), (self.window, self.window)
+
     def mix(self, u: Tensor, *, shifted: bool = False) -> Tensor:
         """M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""
 

@@ -59,6 +59,11 @@ class BilinearMapping(nn.Module):
         read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
         return map_tokens(x.flatten(1, 2), read, write, self.proj, size).unflatten(1, size)
 
+    def token_matrix(self) -> tuple[Tensor, Size]:
+        """W_s of the map that the factors are stored for, (1, h w, h w), and (h, w)."""
+        read, write = self.space_read.flatten(1), self.space_write.flatten(1)
+        return (write.T @ read)[None], self.grid
+
     def factors(self, size: Size) -> tuple[Tensor, Tensor]:
         """Read and write factors (m, h, w) for a map of ``size``."""
         if same_size(size, self.grid):

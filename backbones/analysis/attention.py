@@ -1,0 +1,251 @@
+"""Attention as it was computed: its weights, how far they reach, and what layers make of them.
+
+The weights are taken from the call of the attention itself (``F.scaled_dot_product_attention``, or
+a softmax of square matrices), so no host has to be told about it.
+
+Source: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020,
+https://arxiv.org/abs/2005.00928, Sec. 3.1 (rollout); Dosovitskiy et al., ViT, ICLR 2021, Fig. 7 and
+App. D.7 (mean attention distance).
+
+Axes: B images, V windows of an image, h heads, N queries, K keys, P prefix tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from backbones.analysis.capturing import evaluating, watch
+from backbones.analysis.relations import mean_distance, places
+from backbones.base import Backbone
+
+Size = tuple[int, int]
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one block.
+
+    Attributes:
+        weights: (B, V, h, N, K), rows summing to 1; with one window V is 1.
+        num_prefix_tokens: P, which come first among queries and keys.
+        query_size: Map or window of the queries behind the prefix.
+        key_size: That of the keys.
+        step: How many tokens of the block's map lie between neighbouring queries.
+        key_step: The same for keys.
+        stride: Pixels between neighbouring tokens of the block's map.
+
+    Where a host pads windows and its padding attends (gcvit, visionllama), it is among the tokens.
+    """
+
+    weights: Tensor
+    num_prefix_tokens: int
+    query_size: Size
+    key_size: Size
+    step: float
+    key_step: float
+    stride: float
+
+    def distances(self) -> Tensor:
+        """Mean attention distance in pixels, (B, h), of map tokens to map tokens."""
+        prefix = self.num_prefix_tokens
+        queries, keys = (
+            # The middle of the tokens that one stands for.
+            (places(size, step) + (step - 1) / 2) * self.stride
+            for size, step in ((self.query_size, self.step), (self.key_size, self.key_step))
+        )
+        return mean_distance(self.weights[..., prefix:, prefix:], queries, keys).mean(1)
+
+    def maps(self) -> Tensor:
+        """What one query reads, (B, h, *key_size): the first prefix token, else the middle token.
+
+        Of windows it is the middle one of the image.
+        """
+        prefix, (rows, columns) = self.num_prefix_tokens, self.query_size
+        query = 0 if prefix else rows // 2 * columns + columns // 2
+        window = self.weights.shape[1] // 2
+        return self.weights[:, window, :, query, prefix:].unflatten(-1, self.key_size)
+
+
+class _Recorder(TorchFunctionMode):
+    """Keeps the weights of every attention that is computed while a token mixer runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = ""
+        self.weights: dict[str, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # the first of several, of attention that is applied repeatedly
+        kwargs = kwargs or {}
+        given = func(*args, **kwargs)
+        if not self.current or self.current in self.weights:
+            return given
+        if func is F.scaled_dot_product_attention:
+            self.weights[self.current] = _open_weights(*args, **kwargs).detach()
+        elif func in SOFTMAX and given.ndim == 4 and given.shape[-1] == given.shape[-2] > 1:
+            self.weights[self.current] = given.detach()
+        return given
+
+
+def _open_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What the fused kernel multiplies the values with: (B', h, N, K)."""
+    assert not is_causal
+    assert not enable_gqa
+    logits = query @ key.mT * (scale or query.shape[-1] ** -0.5)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attn_mask, -math.inf)
+        else:
+            logits = logits + attn_mask
+    return logits.softmax(-1)
+
+
+@torch.no_grad()
+def attention_of(backbone: Backbone, images: Tensor) -> dict[str, Attention]:
+    """The attention of every block that has one, by the name of the token mixer.
+
+    Args:
+        backbone: Of any host, with any token mixer.
+        images: (B, 3, H, W).
+
+    Raises:
+        ValueError: No block attends.
+    """
+    mixers, blocks = backbone.token_mixers(), backbone.block_names()
+    recorder = _Recorder()
+    handles = []
+    for name, mixer in mixers.items():
+
+        def begin(module: nn.Module, inputs: Any, name: str = name) -> None:
+            recorder.current = name
+
+        def end(module: nn.Module, inputs: Any, output: Any) -> None:
+            recorder.current = ""
+
+        handles += [mixer.register_forward_pre_hook(begin), mixer.register_forward_hook(end)]
+    try:
+        with evaluating(backbone), watch(backbone, blocks) as calls, recorder:
+            backbone(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = {}
+    for name, weights in recorder.weights.items():
+        block = next(block for block in blocks if name.startswith(f"{block}."))
+        kept = calls[block][0]
+        height, width = backbone.block_map(kept.output, *kept.inputs).shape[2:]
+        stride = 2 ** round(math.log2(images.shape[2] / height))
+        prefix = backbone.num_prefix_tokens
+        found[name] = _placed(weights, len(images), (height, width), prefix, float(stride))
+    if not found:
+        raise ValueError(
+            f"{backbone.name or type(backbone).__name__} has no attention between tokens; networks "
+            "with attention are those of deit, swin, pvt_v2, gcvit, visionllama, edgevit, lvt, and "
+            "any host with backbone.token_mixer=attention"
+        )
+    return found
+
+
+def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float) -> Attention:
+    """Find where queries and keys lie: on the map, on every s-th row and column, or in windows."""
+    windows = weights.shape[0] // batch
+    if windows > 1 or _sampling(map_size, weights.shape[2] - prefix) is None:
+        prefix = 0 if windows > 1 else prefix
+        size = _window_size(map_size, weights.shape[2] - prefix)
+        whole = weights.unflatten(0, (batch, windows))
+        return Attention(whole, prefix, size, size, 1.0, 1.0, stride)
+    grids = []
+    for tokens in (weights.shape[2] - prefix, weights.shape[3] - prefix):
+        step = _sampling(map_size, tokens)
+        if step is None:
+            raise ValueError(
+                f"{tokens} tokens lie on no regular grid of a map of {map_size[0]}x{map_size[1]}"
+            )
+        grids.append((step, _reduced(map_size, step, tokens)))
+    (step, size), (key_step, key_size) = grids
+    return Attention(weights[:, None], prefix, size, key_size, float(step), float(key_step), stride)
+
+
+def _sampling(size: Size, tokens: int) -> int | None:
+    """The s for which every s-th row and column, or s x s patches, are so many tokens.
+
+    Of several it is the one whose square is nearest to how many times fewer these are.
+    """
+    steps = [
+        step
+        for step in range(1, max(size) + 1)
+        if tokens in (_count(size, step, True), _count(size, step, False))
+    ]
+    wanted = math.sqrt(size[0] * size[1] / tokens) if tokens else 0.0
+    return min(steps, key=lambda step: abs(step - wanted), default=None)
+
+
+def _count(size: Size, step: int, up: bool) -> int:
+    rows, columns = (-(-side // step) if up else side // step for side in size)
+    return rows * columns
+
+
+def _reduced(size: Size, step: int, tokens: int) -> Size:
+    up = _count(size, step, True) == tokens
+    rows, columns = (-(-side // step) if up else side // step for side in size)
+    return rows, columns
+
+
+def _window_size(map_size: Size, tokens: int) -> Size:
+    """The (h, w) of windows; one that the map does not fill along an axis is as long as that."""
+    side = math.isqrt(tokens)
+    if side * side == tokens:
+        return side, side
+    for rows, columns in (
+        (map_size[0], tokens // map_size[0]),
+        (tokens // map_size[1], map_size[1]),
+    ):
+        if rows * columns == tokens:
+            return rows, columns
+    raise ValueError(f"windows of {tokens} tokens do not fit a map of {map_size}")
+
+
+def rollout(attention: Mapping[str, Attention] | Sequence[Attention]) -> Tensor:
+    """The product of (A + I) / 2 over blocks, A the mean over heads, rows summing to 1: (B, N, N).
+
+    Args:
+        attention: Of all blocks, first to last, each over the whole map.
+
+    Raises:
+        ValueError: Windows, reduced keys or several map sizes, in which tokens cannot be followed.
+    """
+    layers = list(attention.values() if isinstance(attention, Mapping) else attention)
+    shapes = {tuple(one.weights.shape[-2:]) for one in layers}
+    (rows, columns), *others = shapes
+    if others or rows != columns or any(one.weights.shape[1] > 1 for one in layers):
+        raise ValueError(
+            "rollout follows tokens through attention over one whole map, as DeiT has; this "
+            "network has windows, reduced keys or maps of several sizes"
+        )
+    total: Tensor | None = None
+    for one in layers:
+        mixed = one.weights[:, 0].double().mean(1)
+        mixed = (mixed + torch.eye(rows, dtype=mixed.dtype, device=mixed.device)) / 2
+        mixed = mixed / mixed.sum(-1, keepdim=True)
+        total = mixed if total is None else mixed @ total
+    assert total is not None
+    return total

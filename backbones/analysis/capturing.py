@@ -1,0 +1,194 @@
+"""What passes through a network: the maps of its blocks and the coefficients of its mixers.
+
+Axes: B images, C channels, (h, w) the map of a block, P prefix tokens, M hidden channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import Backbone
+from backbones.options import unknown
+
+Size = tuple[int, int]
+
+
+@dataclass
+class Call:
+    """One call of a module: what went in and what came out."""
+
+    inputs: tuple[Any, ...]
+    output: Any
+
+
+@contextmanager
+def watch(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, list[Call]]]:
+    """Within it the calls of the named modules are kept, in order."""
+    calls: dict[str, list[Call]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        for name in names:
+
+            def keep(
+                module: nn.Module, inputs: tuple[Any, ...], output: Any, name: str = name
+            ) -> None:
+                calls[name].append(Call(inputs, output))
+
+            stack.enter_context(network.get_submodule(name).register_forward_hook(keep))
+        yield calls
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it a network is in evaluation mode; afterwards each part is in its own again."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def choose_blocks(backbone: Backbone, blocks: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of blocks; all of them where none are asked for.
+
+    A block is named as a module (``layers.3.blocks.1``) or by its number in order of depth, from 1;
+    -1 is the last.
+
+    Raises:
+        ValueError: There is no such block.
+    """
+    names = backbone.block_names()
+    if blocks is None:
+        return names
+    chosen = []
+    for block in blocks:
+        if block.removeprefix("-").isdecimal():
+            number = int(block)
+            if number == 0 or abs(number) > len(names):
+                raise ValueError(
+                    f"{backbone.name} has blocks 1 to {len(names)}, -1 is the last; got {block}"
+                )
+            block = names[number - 1 if number > 0 else number]
+        if block not in names:
+            raise ValueError(unknown(f"block of {backbone.name}", block, list(names)))
+        chosen.append(block)
+    return tuple(chosen)
+
+
+@torch.no_grad()
+def block_maps(
+    backbone: Backbone, images: Tensor, blocks: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """What blocks give for images, in evaluation mode, as maps (B, C, h, w).
+
+    Args:
+        backbone: Of any host.
+        images: (B, 3, H, W).
+        blocks: See ``choose_blocks``.
+    """
+    names = choose_blocks(backbone, blocks)
+    with evaluating(backbone), watch(backbone, names) as calls:
+        backbone(images)
+    return {
+        name: backbone.block_map(kept[0].output, *kept[0].inputs) for name, kept in calls.items()
+    }
+
+
+def value_layer(mixer: nn.Module) -> str | None:
+    """Name, within a mixer, of the layer that reads its coefficients; None if it has none.
+
+    Mixers say it; timm's feed-forward networks all call it fc2.
+    """
+    modules = dict(mixer.named_modules())
+    for prefix, module in modules.items():
+        layer = getattr(module, "value_layer", "") or "fc2"
+        name = f"{prefix}.{layer}" if prefix else layer
+        if name in modules:
+            return name
+    return None
+
+
+def coefficients(
+    backbone: Backbone, images: Tensor, mixers: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """The coefficients of mixers, c = GELU(W1 x) of an FFN, as maps (B, M, h, w).
+
+    Args:
+        backbone: Of any host.
+        images: (B, 3, H, W).
+        mixers: Names among its token and channel mixers; by default all that have coefficients on
+            the map.
+
+    Raises:
+        ValueError: A mixer that has none.
+
+    Source: FFNet (https://arxiv.org/abs/2406.02021), Sec. 2 and Eq. 4.
+    """
+    own = backbone.token_mixers() | backbone.channel_mixers()
+    layers = {name: value_layer(module) for name, module in own.items()}
+    if mixers is None:
+        mixers = [name for name, layer in layers.items() if layer is not None]
+    for name in mixers:
+        if name not in own:
+            raise ValueError(unknown(f"mixer of {backbone.name}", name, list(own)))
+        if layers[name] is None:
+            raise ValueError(
+                f"{name} of {backbone.name} ({type(own[name]).__name__}) sums no values by "
+                "coefficients; choose an FFN or another mixer with two layers"
+            )
+    places = {name: f"{name}.{layers[name]}" for name in mixers}
+    blocks = {name: _block_of(backbone, name) for name in mixers}
+    # With autograd on, though nothing is differentiated, no mixer takes its merged form.
+    trained = [p for p in backbone.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        with evaluating(backbone), torch.enable_grad():
+            with watch(backbone, [*places.values(), *set(blocks.values())]) as calls:
+                backbone(images)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    found = {}
+    for name, place in places.items():
+        kept = calls[blocks[name]][0]
+        size = backbone.block_map(kept.output, *kept.inputs).shape[2:]
+        layer = backbone.get_submodule(place)
+        map_ = _as_map(layer, calls[place], (size[0], size[1]), backbone.num_prefix_tokens)
+        if map_ is not None:
+            found[name] = map_
+    return found
+
+
+def _block_of(backbone: Backbone, mixer: str) -> str:
+    return next(block for block in backbone.block_names() if mixer.startswith(f"{block}."))
+
+
+def _as_map(layer: nn.Module, calls: list[Call], size: Size, num_prefix: int) -> Tensor | None:
+    """What a layer read, as (B, M, h, w); None if it read no map of this size."""
+    if not calls:
+        return None
+    x: Tensor = calls[0].inputs[0]
+    if x.ndim == 3:
+        if x.shape[1] == num_prefix + size[0] * size[1]:
+            x = x[:, num_prefix:]
+        if x.shape[1] != size[0] * size[1]:
+            return None
+        return x.unflatten(1, size).permute(0, 3, 1, 2)
+    if x.ndim != 4:
+        return None
+    x = x if isinstance(layer, nn.Conv2d) or _reads_channels_first(layer) else x.permute(0, 3, 1, 2)
+    return x if tuple(x.shape[2:]) == size else None
+
+
+def _reads_channels_first(layer: nn.Module) -> bool:
+    """Whether a layer is made of convolutions, as FFNet's with branches are."""
+    parts = [m for m in layer.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    return bool(parts) and all(isinstance(part, nn.Conv2d) for part in parts)

@@ -1,0 +1,71 @@
+"""What the coefficients of a mixer tell of its keys: how few fire, and for which classes.
+
+With c_j the coefficient of key j (an FFN's hidden channel j behind its activation), sparsity is the
+share of entries above a threshold, and a[y, j] the mean of c_j over the images of class y and all
+positions.
+
+Source: FFNet (Yun et al., https://arxiv.org/abs/2406.02021), Sec. 2, Fig. 2 and 4 to 7. The paper
+names no threshold (its networks have a GELU; "activated" is taken as c > 0) and does not say
+whether the share of a key among the top five is over classes or images; here it is over classes.
+
+Axes: B images, M keys, (h, w) map, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def activated_share(coefficients: Tensor, threshold: float = 0.0) -> float:
+    """The share of entries above the threshold: small where a mixer is sparse."""
+    return float((coefficients > threshold).double().mean())
+
+
+@dataclass
+class KeyRanking:
+    """Means of coefficients by class, summed up batch by batch.
+
+    Attributes:
+        sums: (K, M), over images and positions the mean of each image, summed.
+        counts: (K,) images of each class.
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+    @classmethod
+    def empty(cls, classes: int, keys: int) -> KeyRanking:
+        """Of no images yet."""
+        return cls(torch.zeros(classes, keys, dtype=torch.float64), torch.zeros(classes))
+
+    def add(self, coefficients: Tensor, labels: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            coefficients: (B, M, h, w).
+            labels: (B,) classes.
+        """
+        self.sums.index_add_(0, labels.cpu(), coefficients.detach().double().mean((2, 3)).cpu())
+        self.counts += torch.bincount(labels.cpu(), minlength=len(self.counts))
+
+    def seen(self) -> Tensor:
+        """The classes of which there were images."""
+        return self.counts.nonzero().flatten()
+
+    def means(self) -> Tensor:
+        """A of the seen classes: (seen, M)."""
+        return self.sums[self.seen()] / self.counts[self.seen(), None]
+
+    def top_keys(self, count: int = 1) -> Tensor:
+        """The most activated keys of the seen classes, (seen, count), the first one first."""
+        return self.means().topk(min(count, self.sums.shape[1]), dim=1).indices
+
+    def shares_in_top(self, count: int = 5) -> Tensor:
+        """For each key the share of seen classes that have it among their first ones: (M,)."""
+        keys = self.top_keys(count)
+        found = torch.zeros(self.sums.shape[1], dtype=torch.float64)
+        found.index_add_(0, keys.flatten(), torch.ones(keys.numel(), dtype=torch.float64))
+        return found / max(1, len(keys))

@@ -1,0 +1,68 @@
+"""The shapes that activations with learnt coefficients have taken, channel by channel.
+
+Source: IFFN (Xu et al., ICML 2024, https://proceedings.mlr.press/v235/xu24n.html), Fig. 3, which
+compares GELU, AGeLU and RPReLU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from backbones.mixers.iffn.activations import Arb, Base, RPReLU
+
+
+@dataclass(frozen=True)
+class LearntActivation:
+    """What one activation of a network has become.
+
+    Attributes:
+        kind: In words, such as "arb(gelu)".
+        curves: (channels, points), its value for each channel at the points.
+        coefficients: Its learnt coefficients by name, (channels,) each.
+    """
+
+    kind: str
+    curves: Tensor
+    coefficients: dict[str, Tensor]
+
+
+@torch.no_grad()
+def learnt_activations(network: nn.Module, points: Tensor) -> dict[str, LearntActivation]:
+    """All activations with learnt coefficients, by the names of their modules.
+
+    Args:
+        network: Of any kind.
+        points: (points,) at which they are evaluated.
+
+    Raises:
+        ValueError: It has none.
+    """
+    found: dict[str, LearntActivation] = {}
+    for name, module in network.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in found) or not _is_learnt(module):
+            continue
+        parameters = {key: p.detach() for key, p in module.named_parameters()}
+        channels = next(iter(parameters.values()))
+        grid = points.to(channels)[:, None].expand(-1, len(channels))
+        found[name] = LearntActivation(_kind(module), module(grid).T, parameters)
+    if not found:
+        raise ValueError(
+            "the network has no activation with learnt coefficients (AGeLU, PReLU or RPReLU), as "
+            "the mixers iffn and affn have"
+        )
+    return found
+
+
+def _is_learnt(module: nn.Module) -> bool:
+    if isinstance(module, Base):
+        return module.slope is not None
+    return isinstance(module, Arb | RPReLU)
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, Arb):
+        return f"arb({module.base.name})"
+    return "rprelu" if isinstance(module, RPReLU) else "prelu"

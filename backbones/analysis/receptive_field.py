@@ -1,0 +1,111 @@
+"""The effective receptive field: which pixels the middle of the last map depends on, and how much.
+
+Source: RepLKNet (Ding et al., CVPR 2022, https://arxiv.org/abs/2203.06717), App. B and its released
+code, which FFNet (https://arxiv.org/abs/2406.02021), App. D and Fig. 10, follows: of every image
+the gradient of the sum over channels of relu(feature) at the middle of the last map, before any
+final norm; its positive part, summed over the colours; the mean over images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backbones.analysis.capturing import evaluating, watch
+from backbones.base import Backbone
+
+THRESHOLDS = (0.2, 0.3, 0.5, 0.99)
+
+
+@dataclass(frozen=True)
+class HighContribution:
+    """The smallest centred square that holds more than a share of the contributions.
+
+    Attributes:
+        threshold: The share.
+        side: Of the square in pixels; None if no square within the image holds so much.
+        ratio: Its area over the image's.
+    """
+
+    threshold: float
+    side: int | None
+    ratio: float | None
+
+
+def contributions(backbone: Backbone, images: Tensor) -> Tensor:
+    """Of each image, what its pixels add to the middle of the last map: (B, 3, H, W) -> (B, H, W).
+
+    The network is in evaluation mode; its parameters take no gradient.
+    """
+    last = backbone.block_names()[-1]
+    images = images.detach().clone().requires_grad_()
+    with evaluating(backbone), torch.enable_grad(), watch(backbone, [last]) as calls:
+        backbone(images)
+        kept = calls[last][0]
+        features = backbone.block_map(kept.output, *kept.inputs)
+        row, column = features.shape[2] // 2, features.shape[3] // 2
+        score = features[:, :, row, column].relu().sum()
+        (gradient,) = torch.autograd.grad(score, images)
+    return gradient.relu().sum(1)
+
+
+def receptive_field(backbone: Backbone, batches: Sequence[Tensor]) -> Tensor:
+    """The mean of ``contributions`` over images, those with NaN left out: (H, W).
+
+    Args:
+        backbone: Of any host.
+        batches: Of images (B, 3, H, W), all of one size.
+
+    Raises:
+        ValueError: Images of several sizes, or none without NaN.
+    """
+    sizes = {tuple(images.shape[2:]) for images in batches}
+    if len(sizes) != 1:
+        raise ValueError(f"a receptive field needs images of one size, got {sorted(sizes)}")
+    total, count = torch.zeros(()), 0
+    for images in batches:
+        found = contributions(backbone, images)
+        whole = found[found.isfinite().flatten(1).all(1)]
+        total, count = total.to(whole) + whole.sum(0), count + len(whole)
+    if not count:
+        raise ValueError("no image gives contributions that are numbers")
+    return total / count
+
+
+def high_contribution(
+    field: Tensor, thresholds: Sequence[float] = THRESHOLDS
+) -> list[HighContribution]:
+    """The smallest centred squares that hold more than given shares of a field.
+
+    Shares are of A = log10(field + 1) / max, as in RepLKNet's code; without the logarithm the
+    answer is another one.
+
+    Args:
+        field: (H, W), as ``receptive_field`` gives it.
+        thresholds: Shares.
+    """
+    scores = log_scores(field)
+    height, width = scores.shape
+    row, column, total = height // 2, width // 2, float(scores.sum())
+    found = []
+    for threshold in thresholds:
+        side = None
+        for reach in range(1, height // 2):
+            rows = slice(row - reach, row + 1 + reach)
+            square = scores[rows, max(0, column - reach) : column + 1 + reach]
+            if total > 0 and float(square.sum()) / total > threshold:
+                side = 2 * reach + 1
+                break
+        ratio = None if side is None else side / height * side / width
+        found.append(HighContribution(threshold, side, ratio))
+    return found
+
+
+def log_scores(field: Tensor) -> Tensor:
+    """log10(field + 1) over its maximum, (H, W) in float64; all zeros stay zeros."""
+    scores = (field.detach().double() + 1).log10()
+    greatest = scores.max()
+    return scores / greatest if greatest > 0 else scores

@@ -1,0 +1,186 @@
+"""What networks relate tokens by: matrices, position terms, attention; against plain references."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backbones import create_backbone
+from backbones.analysis.attention import Attention, attention_of, rollout
+from backbones.analysis.relations import Relation, mean_distance, places, token_relations
+from tests.families import SMALLEST, rest_slow, short, shorten
+from tests.tensors import build_mixer, images, tokens
+
+SIZE = (64, 96)
+ATTEND = ("deit_t", "edgevit_xxs", "gcvit_xxt", "lvt_r1", "pvt_v2_b1", "swin_t", "visionllama_s")
+RELATE = ("gcvit_xxt", "gmlp_ti", "posmlp_t", "sbm_t", "swin_t")
+# Attention over the map, of reduced keys, in windows; a matrix; nothing of these.
+QUICK = ("deit_t", "gmlp_ti", "pvt_v2_b1", "resnet18", "swin_t")
+
+
+@functools.cache
+def network(name, mixer=None):
+    torch.manual_seed(0)
+    backbone = shorten(create_backbone(name, token_mixer=mixer)) if mixer else short(name)
+    return backbone.double().eval().requires_grad_(False)
+
+
+def test_mean_distances_by_hand():
+    """Tokens that look at themselves, at all alike, or at the next one."""
+    size = (3, 5)
+    at = places(size)
+    assert at[7].tolist() == [1, 2]
+    every = [math.dist(a, b) for a, b in itertools.product(at.tolist(), repeat=2)]
+    weights = torch.stack([torch.eye(15), torch.full((15, 15), -0.2), torch.eye(15).roll(1, 1)])
+    found = mean_distance(weights.double(), at, at)
+    assert found[0].item() == 0
+    assert found[1].item() == pytest.approx(sum(every) / len(every))
+    steps = [math.dist(at[i].tolist(), at[(i + 1) % 15].tolist()) for i in range(15)]
+    assert found[2].item() == pytest.approx(sum(steps) / 15)
+    one = torch.zeros(1, 15, 15, dtype=torch.float64)
+    assert mean_distance(one, at, at).isnan().all()
+    one[0, 0, 4] = 2.0
+    assert mean_distance(one, at, at).item() == 4
+
+
+@pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
+def test_every_host_has_relations_or_says_that_it_has_none(name):
+    if name not in RELATE:
+        with pytest.raises(ValueError, match="no matrix over tokens"):
+            token_relations(network(name))
+        return
+    backbone = network(name)
+    found = token_relations(backbone)
+    assert len(found) == len(backbone.token_mixers())
+    for key, one in found.items():
+        count = one.size[0] * one.size[1]
+        assert any(key.startswith(mixer) for mixer in backbone.token_mixers())
+        assert one.matrix.shape[1:] == (count, count)
+        assert one.centre_maps().shape == (len(one.matrix), *one.size)
+        assert (one.mean_distance() >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["ggqpe", "glrpe", "lrpe", "lrpe_m", "sgu"])
+def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
+    """M u + b for a map of one window, one group of channels at a time."""
+    mixer = build_mixer(name, dim=32, window=4)
+    unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
+    u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
+    mixed = unit.relation.mix(u)[0].flatten(0, 1)
+    groups = len(relation.matrix)
+    for channel in range(u.shape[-1]):
+        expected = relation.matrix[channel % groups] @ u[0, ..., channel].flatten()
+        torch.testing.assert_close(mixed[:, channel], expected + relation.bias.flatten())
+    assert (relation.non_locality is not None) == (name == "ggqpe")
+    if name == "lrpe_m":
+        torch.testing.assert_close(sum(relation.parts.values()), relation.matrix)
+    else:
+        assert not relation.parts
+
+
+def test_the_matrix_of_sbm_is_what_it_applies():
+    mixer = build_mixer("sbm", dim=8, grid=(5, 4))
+    mapping, relation = mixer.bilinear, token_relations(mixer)["bilinear"]
+    x = tokens(1, 5, 4, 8)
+    expected = relation.matrix[0] @ x[0].flatten(0, 1) @ mapping.proj.weight.T
+    torch.testing.assert_close(mapping(x)[0].flatten(0, 1), expected + mapping.proj.bias)
+
+
+def test_non_locality_of_known_gaussians():
+    """P = 4 I has sqrt(det P) = 4, and is nearer than P = I / 4."""
+    mixer = build_mixer("ggqpe", dim=8, groups=2)
+    found = []
+    for spread in (2.0, 0.5):
+        with torch.no_grad():
+            mixer.gate.relation.spreads.copy_(spread * torch.eye(2).expand(2, 2, 2))
+        relation = token_relations(mixer)["gate.relation"]
+        found.append((relation.non_locality, float(relation.mean_distance().mean())))
+    assert [g for g, _ in found] == pytest.approx([4, 0.25])
+    assert found[0][1] < found[1][1]
+
+
+def test_logits_become_weights_before_their_distance_is_measured():
+    logits = torch.zeros(1, 4, 4)
+    even = Relation("position logits", logits, (2, 2)).mean_distance().item()
+    assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
+    assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
+
+
+@pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
+def test_attention_of_every_host_that_attends(name):
+    backbone = network(name)
+    if name not in ATTEND:
+        with pytest.raises(ValueError, match="no attention"):
+            attention_of(backbone, images(*SIZE))
+        return
+    for size in (SIZE, (80, 112)):
+        found = attention_of(backbone, images(*size, batch=2))
+        assert set(found) <= set(backbone.token_mixers())
+        for one in found.values():
+            total = one.weights.sum(-1)
+            torch.testing.assert_close(total, torch.ones_like(total))
+            prefix, queries, keys = one.num_prefix_tokens, one.query_size, one.key_size
+            assert one.weights.shape[0] == 2
+            assert one.weights.shape[3] == prefix + queries[0] * queries[1]
+            assert one.weights.shape[4] == prefix + keys[0] * keys[1]
+            assert one.distances().shape == (2, one.weights.shape[2])
+            assert (one.distances() <= math.dist((0, 0), (256, 256))).all()
+            assert one.maps().shape[2:] == keys
+
+
+def test_attention_is_what_the_layer_computes():
+    """DeiT's, from its weights."""
+    backbone = network("deit_t")
+    layer = backbone.blocks[1].attn
+    kept = []
+    handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
+    found = attention_of(backbone, images(*SIZE))["blocks.1.attn"]
+    handle.remove()
+    query, key, _ = layer.qkv(kept[0]).unflatten(-1, (3, 3, 64)).permute(2, 0, 3, 1, 4)
+    expected = (query @ key.mT / 8).softmax(-1)
+    torch.testing.assert_close(found.weights[:, 0], expected)
+    torch.testing.assert_close(found.maps(), expected[:, :, 0, 1:].unflatten(-1, (4, 6)))
+
+
+def test_attention_of_swin_has_its_bias_and_its_mask():
+    backbone = network("swin_t")
+    found = attention_of(backbone, images(*SIZE))
+    first = found["layers.0.blocks.0.attn"].weights
+    shifted = found["layers.0.blocks.1.attn"].weights
+    # The last window of a shifted map holds regions that do not see each other.
+    assert (shifted[0, -1, 0] < 1e-12).any()
+    assert (first[0, 0] > 0).all()
+
+
+def test_attention_of_a_swapped_in_mixer_is_found():
+    backbone = network("poolformer_s12", "attention")
+    found = attention_of(backbone, images(*SIZE))
+    assert len(found) == len(backbone.block_names())
+    one = found["stages.2.blocks.0.token_mixer"]
+    assert one.query_size == (4, 6)
+    assert one.stride == 16
+
+
+def test_keys_of_a_reduced_map_lie_in_the_middle_of_what_they_stand_for():
+    found = attention_of(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
+    assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
+    uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
+    assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
+
+
+def test_rollout_by_a_plain_product():
+    layers = []
+    for seed in range(3):
+        weights = F.softmax(tokens(2, 1, 2, 5, 5, seed=seed), dim=-1)
+        layers.append(Attention(weights, 1, (2, 2), (2, 2), 1.0, 1.0, 16.0))
+    expected = torch.eye(5, dtype=torch.float64)
+    for one in layers:
+        expected = (0.5 * one.weights[0, 0].mean(0) + 0.5 * torch.eye(5)) @ expected
+    found = rollout(layers)
+    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="whole map"):
+        rollout(attention_of(network("swin_t"), images(*SIZE)))

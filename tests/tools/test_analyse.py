@@ -1,0 +1,232 @@
+"""tools/analyse.py: from checkpoints to pictures and tables, and what it refuses."""
+
+import csv
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from PIL import Image
+
+from backbones import create_backbone
+from heads.linear import LinearClassifier
+from tests.runs import arguments, run_here
+from tests.tensors import tokens
+from tools import analyse
+from tools.analysing import analyses
+from tools.analysing.coco_errors import KINDS, precision_curves
+from tools.analysing.judged import confused_pairs, confusion, reliability
+
+ENDINGS = {".csv", ".png", ".svg"}
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(3):
+        noise = (tokens(80, 112, 3, seed=number).clamp(-2, 2) * 60 + 128).byte().numpy()
+        Image.fromarray(noise).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def released(tmp_path):
+    """A checkpoint of a short classifier that lies in no run folder."""
+    path = tmp_path / "deit.pth"
+    torch.manual_seed(0)
+    torch.save(LinearClassifier(create_backbone("deit_t"), 7).state_dict(), path)
+    return path
+
+
+def refused(arguments, capsys):
+    assert analyse.main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("analyse.py: ")
+    assert "\n" not in error
+    return error
+
+
+def test_the_table_has_a_line_for_each_file(capsys):
+    assert analyse.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    known = analyses()
+    assert {"cam", "entropy", "erf", "relations", "activations"} <= set(known)
+    for one in known.values():
+        assert f"{one.name:14} {one.summary}" in text
+        assert one.summary
+        assert analyse.main([one.name, "--help"]) == 0
+        own = capsys.readouterr().out
+        assert all(f"{key}={value}" in own for key, value in one.options.items())
+
+
+def test_what_is_refused(capsys, pictures, released):
+    assert "did you mean" in refused(["entrpy"], capsys)
+    assert "say what to analyse" in refused(["cam"], capsys)
+    assert "cannot use 'bims=3'" in refused(["entropy", "backbone=deit_t", "bims=3"], capsys)
+    assert "no run folder" in refused(["cam", f"ckpt={released}"], capsys)
+    alone = refused(["entropy", "backbone=deit_t"], capsys)
+    assert "say which images" in alone
+    typed = ["backbone=resnet18", f"input={pictures}"]
+    assert "no classifier" in refused(["cam", *typed], capsys)
+    for name in ("activations", "relations", "mappings", "attention"):
+        assert "resnet18" in refused([name, *typed], capsys) or name == "activations"
+    assert "known classes" in refused(
+        ["errors", f"ckpt={released}", "backbone=deit_t", f"input={pictures}"], capsys
+    )
+
+
+def test_images_of_any_size_and_networks_side_by_side(tmp_path, capsys, pictures):
+    out = tmp_path / "out"
+    typed = ["backbone=resnet18,edgevit_xxs", f"input={pictures}", "image_size=64x96"]
+    assert analyse.main(["entropy", *typed, f"out={out}"]) == 0
+    assert {path.suffix for path in out.iterdir()} == ENDINGS
+    found = rows(out / "entropy.csv")
+    assert {row["backbone"] for row in found} == {"resnet18 (random)", "edgevit_xxs (random)"}
+    assert all(0 < float(row["entropy"]) < 8 and row["images"] == "3" for row in found)
+    shown = capsys.readouterr().out
+    assert "stages.3.blocks.1" in shown
+    with Image.open(out / "entropy.png") as picture:
+        assert min(picture.size) > 200
+
+
+def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
+    out = tmp_path / "out"
+    typed = [f"ckpt={released}", "backbone=deit_t", f"input={pictures}", "image_size=64"]
+    assert analyse.main(["cam", *typed, "class=3", f"out={out}"]) == 0
+    found = rows(out / "cam.csv")
+    assert [row["image"] for row in found] == ["0.png", "1.png", "2.png"]
+    assert {row["class"] for row in found} == {"class 3"}
+    assert {row["layer"] for row in found} == {"blocks.11.norm1"}
+    assert all(0 <= float(row["probability"]) <= 1 for row in found)
+
+
+@pytest.mark.parametrize("name", ["relations", "mappings"])
+def test_analyses_of_weights_need_no_images(name, tmp_path):
+    backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"
+    assert analyse.main([name, f"backbone={backbone}", f"out={tmp_path}"]) == 0
+    assert {path.suffix for path in tmp_path.iterdir()} == ENDINGS
+
+
+def test_reliability_by_hand():
+    shares = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.65, 0.35], [0.22, 0.78], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, 0, 1, 1])
+    found = reliability(shares, labels, bins=5)
+    assert found.counts.tolist() == [0, 0, 0, 3, 2]
+    assert found.accuracy[3].item() == pytest.approx(2 / 3)
+    assert found.confidence[3].item() == pytest.approx((0.7 + 0.65 + 0.78) / 3)
+    expected = (abs(0.7 + 0.65 + 0.78 - 2) + abs(0.9 + 1.0 - 2)) / 5
+    assert found.error == pytest.approx(expected)
+
+
+def test_confusions_by_hand():
+    labels, guesses = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 1, 0, 0, 2])
+    counts = confusion(guesses, labels, 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [2, 0, 1]]
+    assert confused_pairs(counts) == [(2, 0, 2), (0, 1, 1)]
+    assert confused_pairs(counts, 1) == [(2, 0, 2)]
+
+
+def coco(*boxes):
+    """One image with objects (category, box); 1 and 2 are similar, 3 is not."""
+    groups = {1: "animal", 2: "animal", 3: "thing"}
+    return {
+        "images": [{"id": 5, "width": 100, "height": 100}],
+        "categories": [{"id": k, "name": str(k), "supercategory": v} for k, v in groups.items()],
+        "annotations": [
+            {"id": i, "image_id": 5, "category_id": category, "bbox": list(box),
+             "area": box[2] * box[3], "iscrowd": 0}
+            for i, (category, box) in enumerate(boxes, start=1)
+        ],
+    }  # fmt: skip
+
+
+def detections(*rows):
+    return [
+        {"image_id": 5, "category_id": category, "bbox": list(box), "score": score}
+        for score, category, box in rows
+    ]
+
+
+def test_the_breakdown_of_a_detectors_errors_by_hand():
+    """One kind of false positive, surer than the right box, costs half until it is forgiven."""
+    pytest.importorskip("pycocotools")
+    own, near, other, nothing = (0, 0, 40, 40), (60, 0, 30, 30), (0, 60, 30, 30), (60, 60, 30, 30)
+    truth = coco((1, own), (2, near), (3, other))
+    right = (0.5, 1, own)
+    cases = {
+        "C75": (right,),
+        "Sim": ((0.9, 1, near), right),
+        "Oth": ((0.9, 1, other), right),
+        "BG": ((0.9, 1, nothing), right),
+        "Loc": ((0.9, 1, (0, 0, 40, 16)),),  # an IoU of 0.4
+        "FN": (),
+    }
+    for kind, found in cases.items():
+        curve = dict(zip(KINDS, precision_curves(truth, detections(*found), [5])[1], strict=True))
+        before = 0.0 if kind in ("Loc", "FN") else 0.5
+        for place, name in enumerate(KINDS):
+            forgiven = place >= KINDS.index(kind)
+            assert curve[name].tolist() == pytest.approx([1.0 if forgiven else before] * 101), (
+                kind,
+                name,
+            )
+    assert set(precision_curves(coco((1, own)), [], [5])) == {1}
+
+
+class Page(HTMLParser):
+    """Every reference of a page, its headings, and whether its elements are closed in order."""
+
+    ALONE = ("meta", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.references, self.headings, self.open = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.references += [v for k, v in attributes if k in ("src", "href", "srcset", "data")]
+        if tag not in self.ALONE:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_needs_no_other_file(tmp_path, capsys):
+    """Made at the end of a training, and again by the command; opened without a browser."""
+    ended = run_here(
+        arguments("classification", tmp_path, "report=true", backbone="deit_t"), capsys
+    )
+    assert ended.status == 0, ended.err
+    folder = ended.folder()
+    text = (folder / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    assert page.references
+    assert all(one.startswith("data:image/png;base64,") for one in page.references)
+    assert not re.search(r"@import|url\(|<script|<link|<iframe", text)
+    assert {"Results", "Curves", "Predictions", "Settings"} <= set(page.headings)
+    assert all(one.summary in page.headings for one in analyses().values() if one.name != "report")
+    assert "Does not apply: deit_t has no matrix over tokens" in text
+    assert text.count("Does not apply: ") == 2  # nor has it learnt activations
+    out = tmp_path / "again"
+    assert analyse.main(["report", f"ckpt={folder}", "only=entropy", f"out={out}"]) == 0
+    assert "Feature entropy" in (out / "report.html").read_text()
+    for name in ("errors", "cam", "coefficients", "attention"):
+        assert analyse.main([name, f"ckpt={folder}", "images=4", f"out={out / name}"]) == 0
+        assert {path.suffix for path in (out / name).iterdir()} == ENDINGS
+    keys = [row for row in rows(out / "coefficients" / "coefficients.csv") if row["top_keys"]]
+    assert keys
+    assert all(len(row["top_keys"].split()) == 5 for row in keys)

@@ -1,0 +1,106 @@
+"""Looks inside trained networks: the papers' pictures, and the numbers behind them.
+
+usage: python tools/analyse.py WHAT ckpt=RUN[,RUN ...] [key=value ...]
+
+{kinds}
+
+  ckpt=RUN,RUN         run folders or checkpoints, side by side in one picture with shared scales
+  backbone=NAME        of a checkpoint that lies in no run folder; alone, random weights
+  backbone.KEY=VALUE   an option that it was built with, in run.py's words
+  input=PATH           image, folder of images, or data set such as imagenet with data.root=PATH
+                       (default: the validation data of the run)
+  images=16            how many images at most, evenly spaced
+  image_size=          side, or HEIGHTxWIDTH, of the images (default: as the run validates)
+  out=FOLDER           (default: analyses/WHAT in the first run folder, else in this one)
+  format=table         of what is printed: table, markdown, latex, csv or json
+
+Each writes its pictures as PNG and SVG and its numbers as CSV. python tools/analyse.py WHAT --help
+lists the options of one.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.analysing import Analysis, analyses, find_analysis
+from tools.command_line.arguments import image_size, number, parse
+from tools.command_line.tables import FORMATS, TEXT_FORMATS, write
+
+SHARED = {
+    "ckpt": "", "backbone": "", "input": "", "images": "16", "image_size": "", "out": "",
+    "format": "table",
+}  # fmt: skip
+PASSED_ON = ("backbone.", "data.")
+REFUSALS = (ValueError, ImportError, OSError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    asked = {"-h", "--help", "help"} & set(arguments)
+    try:
+        if not arguments or arguments[0] in asked:
+            kinds = "\n".join(f"  {one.name:14} {one.summary}" for one in analyses().values())
+            print((__doc__ or "").format(kinds=kinds).strip())
+            return 0 if asked else 2
+        analysis = find_analysis(arguments[0])
+        if asked:
+            print(_help_on(analysis))
+            return 0
+        run(analysis, arguments[1:])
+    except REFUSALS as error:
+        print(f"analyse.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
+    """Analyse, print the short table and the folder, and return what was written."""
+    words = [one for one in arguments if one.lstrip("+").startswith(PASSED_ON)]
+    options = parse(
+        [one for one in arguments if one not in words],
+        {**SHARED, **analysis.options},
+        {"format": (*FORMATS, *TEXT_FORMATS), **analysis.choices},
+        takes_backbone=True,
+    )
+    number("images", options["images"])
+    if options["image_size"]:
+        image_size(options["image_size"])
+    from tools.analysing.subjects import open_subjects
+    from tools.analysing.writing import write_findings
+
+    subjects = open_subjects(options, words)
+    findings = analysis.analyse(subjects, options)
+    first = subjects[0].folder
+    beside = Path("analyses") if first is None else first / "analyses"
+    folder = Path(options["out"]) if options["out"] else beside / analysis.name
+    written = write_findings(analysis.name, findings, folder)
+    if findings.shown:
+        write(findings.shown, options["format"], findings.columns)
+    for note in findings.notes:
+        print(note, file=sys.stderr)
+    names = ", ".join(path.name for path in written)
+    print(f"{folder}: {names}", file=sys.stderr if options["format"] == "json" else sys.stdout)
+    return written
+
+
+def _help_on(analysis: Analysis) -> str:
+    module = sys.modules[analysis.analyse.__module__]
+    own = [f"  {key}={default}" for key, default in analysis.options.items()]
+    for place, key in enumerate(analysis.options):
+        if key in analysis.choices:
+            own[place] += f"   ({', '.join(analysis.choices[key])})"
+    lines = [f"usage: python tools/analyse.py {analysis.name} ckpt=RUN [key=value ...]", ""]
+    lines += [(module.__doc__ or "").strip(), "", "Its own options:" if own else "", *own]
+    return "\n".join(lines).strip()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""How a classifier errs: confusions and calibration, out of probabilities and labels.
+
+Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
+https://arxiv.org/abs/1706.04599, Sec. 2 (reliability and ECE, with 15 bins of equal width).
+
+Axes: n images, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Accuracy over confidence.
+
+    Attributes:
+        counts: Images of each bin; bin i has confidences in (i / bins, (i + 1) / bins].
+        confidence: Their mean confidence, NaN of an empty bin.
+        accuracy: The share of them that is right, NaN of an empty bin.
+        error: ECE, the mean of |accuracy - confidence| over images.
+    """
+
+    counts: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+    error: float
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """Of probabilities (n, K) and labels (n,)."""
+    import torch
+
+    confidence, guess = probabilities.double().max(1)
+    right = (guess == labels).double()
+    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    sums = torch.zeros(3, bins, dtype=torch.float64)
+    for row, values in enumerate((torch.ones_like(right), confidence, right)):
+        sums[row].index_add_(0, place, values)
+    counts = sums[0]
+    error = float((sums[2] - sums[1]).abs().sum() / len(labels))
+    return Reliability(counts.long(), sums[1] / counts, sums[2] / counts, error)
+
+
+def confusion(guesses: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Counts (K, K), rows the right classes, columns the guesses."""
+    import torch
+
+    flat = torch.bincount(labels * classes + guesses, minlength=classes * classes)
+    return flat.view(classes, classes)
+
+
+def confused_pairs(counts: Tensor, most: int = 10) -> list[tuple[int, int, int]]:
+    """The most frequent errors: right class, guess, how often."""
+    wrong = counts.clone().fill_diagonal_(0)
+    values, places = wrong.flatten().sort(descending=True, stable=True)
+    classes = len(counts)
+    return [
+        (int(place) // classes, int(place) % classes, int(value))
+        for value, place in zip(values[:most], places[:most], strict=True)
+        if value > 0
+    ]

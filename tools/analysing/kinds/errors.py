@@ -1,0 +1,240 @@
+"""Confusions, calibration, worst images; COCO's error breakdown of detectors, IoU of segmentors.
+
+Classifiers: the confusion matrix, the most confused pairs, the reliability curve with ECE (15 bins)
+and the images whose right class got the least probability. Segmentors: the IoU of each class over
+all pixels. Detectors: the area under precision over recall of the boxes as counted at an IoU of
+0.75 and 0.5, then with errors of localisation (Loc), similar classes (Sim), other classes (Oth) and
+background (BG) forgiven one after the other. All validation images, unless images=N says fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analysing import Findings
+from tools.analysing.pictures import COLOURS, bare, finish, new_figure, picture_of, wrapped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tools.analysing.subjects import Subject
+
+OPTIONS = {"images": "1000000", "pairs": "10"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "images": ("images", "{}"),
+    "top1": ("top-1 %", "{:.2f}"),
+    "ece": ("ECE %", "{:.2f}"),
+    "class": ("class", "{}"),
+    "guess": ("taken for", "{}"),
+    "count": ("times", "{}"),
+    "iou": ("IoU %", "{:.2f}"),
+    "share": ("of the pixels", "{:.1%}"),
+}
+BREAKDOWN = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
+COLUMNS |= {kind: (kind, "{:.3f}") for kind in BREAKDOWN}
+WORST = 8
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The errors of each network; all have to be of one task."""
+    from tasks.detection import DetectionTask
+    from tasks.segmentation import SegmentationTask
+    from tools.command_line.arguments import number
+
+    segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
+    if all(segmenting):
+        return _of_segmentors(subjects)
+    detecting = [isinstance(subject.task, DetectionTask) for subject in subjects]
+    if all(detecting):
+        return _of_detectors(subjects)
+    if any(segmenting) or any(detecting):
+        raise ValueError("networks of several tasks err in different ways; analyse them apart")
+    return _of_classifiers(subjects, number("pairs", options["pairs"]))
+
+
+def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
+    from tools.analysing.judged import confused_pairs, confusion, reliability
+
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    drawn, worst = [], []
+    for subject in subjects:
+        probabilities, labels, images = _judged(subject)
+        guesses, classes = probabilities.argmax(1), probabilities.shape[1]
+        counts = confusion(guesses, labels, classes)
+        calibration = reliability(probabilities, labels)
+        total = {
+            "backbone": subject.label, "images": len(labels),
+            "top1": 100 * float((guesses == labels).double().mean()),
+            "ece": 100 * calibration.error,
+        }  # fmt: skip
+        confused = [
+            {"backbone": subject.label, "class": subject.class_name(right),
+             "guess": subject.class_name(guess), "count": count}
+            for right, guess, count in confused_pairs(counts, pairs)
+        ]  # fmt: skip
+        shown += [{**dict.fromkeys(("class", "guess", "count")), **total}, *({
+            **dict.fromkeys(("images", "top1", "ece")), **one} for one in confused)]  # fmt: skip
+        rows += [total, *confused]
+        rows += [
+            {"backbone": subject.label, "bin": place + 1, "count": int(count),
+             "confidence": float(confidence), "accuracy": float(accuracy)}
+            for place, (count, confidence, accuracy) in enumerate(
+                zip(calibration.counts, calibration.confidence, calibration.accuracy, strict=True)
+            )
+        ]  # fmt: skip
+        rows += [
+            {"backbone": subject.label, "image": name, "class": subject.class_name(label),
+             "guess": subject.class_name(guess), "probability": share}
+            for share, _, name, label, guess in images
+        ]  # fmt: skip
+        drawn.append((subject, counts, calibration))
+        worst.append((subject, images))
+    order = ("backbone", "images", "top1", "ece", "class", "guess", "count")
+    shown = [{key: record[key] for key in order} for record in shown]
+    figures = {"errors": _draw(drawn), "worst": _draw_worst(worst)}
+    return Findings(rows, shown, COLUMNS, figures)
+
+
+Worst = tuple[
+    float, Any, str, int, int
+]  # probability of the right class, image, file, both classes
+
+
+def _judged(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
+    """Probabilities and labels of all images, and the worst images."""
+    import torch
+
+    parts, labels = [], []
+    worst: list[Worst] = []
+    with torch.no_grad():
+        for batch in subject.batches():
+            if int(batch.labels.min()) < 0:
+                raise ValueError(
+                    f"the errors of {subject.label} need images of known classes: leave input= "
+                    "out, or name a data set"
+                )
+            found = subject.logits(batch.images).double().softmax(1)
+            shares = found.gather(1, batch.labels[:, None]).flatten().tolist()
+            worst += zip(
+                shares, batch.images, batch.names, batch.labels.tolist(),
+                found.argmax(1).tolist(), strict=True,
+            )  # fmt: skip
+            worst = sorted(worst, key=lambda one: one[0])[:WORST]
+            parts.append(found)
+            labels.append(batch.labels)
+    return torch.cat(parts), torch.cat(labels), worst
+
+
+def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
+    figure, axes = new_figure(2, len(drawn), 4.0, 4.0)
+    for column, (subject, counts, calibration) in enumerate(drawn):
+        shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        above, below = axes[:, column]
+        above.imshow(shares, cmap="magma_r", vmin=0, vmax=1)
+        above.set(xlabel="guess", ylabel="right class")
+        above.set_title(wrapped(subject.label, 36), fontsize=9)
+        if len(counts) <= 20:
+            names = [subject.class_name(label) for label in range(len(counts))]
+            above.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=6)
+            above.set_yticks(range(len(names)), names, fontsize=6)
+        bins = len(calibration.counts)
+        heights = calibration.accuracy.nan_to_num()
+        places = [(place + 0.5) / bins for place in range(bins)]
+        below.bar(places, heights, 1 / bins, color=COLOURS[0], edgecolor="white")
+        below.plot([0, 1], [0, 1], color="black", linestyle=":", linewidth=1)
+        below.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        below.set_title(f"ECE {100 * calibration.error:.2f} %", fontsize=9)
+        finish(below, legend=False)
+    return figure
+
+
+def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
+    figure, axes = new_figure(len(worst), max(len(images) for _, images in worst), 1.6, 2.0)
+    for row, (subject, images) in enumerate(worst):
+        for axis in axes[row]:
+            bare(axis)
+        for axis, (share, image, _, label, guess) in zip(axes[row], images, strict=False):
+            axis.imshow(picture_of(image, subject))
+            text = (
+                f"{subject.class_name(label)} ({share:.2g})\ntaken for {subject.class_name(guess)}"
+            )
+            axis.set_title(text, fontsize=6)
+        axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=6)
+    return figure
+
+
+def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
+    import torch
+
+    rows: list[dict[str, Any]] = []
+    for subject in subjects:
+        task: Any = subject.task
+        task.reset_metrics()
+        with torch.no_grad():
+            for batch in subject.batches():
+                task.update_metrics(batch.samples, task.model.predict(batch.samples))
+        counts = task.confusion.compute().double()
+        hits, truth = counts.diag(), counts.sum(1)
+        union = truth + counts.sum(0) - hits
+        rows += [
+            {
+                "backbone": subject.label, "class": subject.class_name(label),
+                "iou": 100 * float(hits[label] / union[label]) if union[label] > 0 else None,
+                "share": float(truth[label] / truth.sum()),
+            }
+            for label in range(len(counts))
+        ]  # fmt: skip
+        task.reset_metrics()
+    figure, axes = new_figure(width=7.0, height=4.0)
+    width = 0.8 / len(subjects)
+    for place, subject in enumerate(subjects):
+        own = [record["iou"] or 0.0 for record in rows if record["backbone"] == subject.label]
+        left = [label + place * width for label in range(len(own))]
+        axes[0, 0].bar(left, own, width, label=subject.label, color=COLOURS[place % len(COLOURS)])
+    names = subjects[0].class_names
+    axes[0, 0].set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    axes[0, 0].set(ylabel="IoU in %")
+    finish(axes[0, 0], len(subjects) > 1)
+    return Findings(rows, rows, COLUMNS, {"iou": figure})
+
+
+def _of_detectors(subjects: Sequence[Subject]) -> Findings:
+    import numpy as np
+    import torch
+
+    from tasks.coco_metric import instances
+    from tools.analysing.coco_errors import KINDS, precision_curves
+
+    rows: list[dict[str, Any]] = []
+    figure, axes = new_figure(1, len(subjects), 4.6, 3.8)
+    for axis, subject in zip(axes[0], subjects, strict=True):
+        task: Any = subject.task
+        found: list[dict[str, Any]] = []
+        seen: list[int] = []
+        with torch.no_grad():
+            for batch in subject.batches():
+                for sample in task.model.predict(batch.samples):
+                    found += instances(sample, subject.data.category_ids)
+                    seen.append(int(sample.img_id))
+        annotations = getattr(subject.data, "annotations", None)
+        if annotations is None:
+            raise ValueError(
+                f"the errors of {subject.label} need annotated images: leave input= out, or name a "
+                "data set"
+            )
+        curves = precision_curves(annotations, found, seen)
+        names = {one["id"]: one["name"] for one in annotations["categories"]}
+        mean = np.mean(list(curves.values()), axis=0)
+        for name, curve in {"all": mean, **{names[k]: v for k, v in curves.items()}}.items():
+            areas = dict(zip(KINDS, curve.mean(1).tolist(), strict=True))
+            rows.append({"backbone": subject.label, "class": name, **areas})
+        recalls = np.linspace(0, 1, mean.shape[1])
+        for place in reversed(range(len(KINDS))):
+            axis.fill_between(recalls, mean[place], color=COLOURS[place], label=KINDS[place])
+        axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="recall", ylabel="precision")
+        axis.set_title(wrapped(subject.label, 36), fontsize=9)
+        finish(axis)
+    return Findings(rows, rows, COLUMNS, {"errors": figure})

@@ -1,0 +1,118 @@
+"""The loss along two filter-normalised directions, and the Hessian's largest eigenvalue.
+
+Cross entropy of the images with their labels, on a grid of ``points`` x ``points`` from -``span``
+to ``span`` filter lengths around the weights. All networks have the same colours and levels. The
+eigenvalue is found by power iteration in double precision; "unsettled" is by how much its last
+iteration still changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analysing import Findings
+from tools.analysing.pictures import new_figure, wrapped
+from tools.command_line.arguments import number
+
+if TYPE_CHECKING:
+    from tools.analysing.subjects import Subject
+
+OPTIONS = {"points": "9", "span": "1.0", "iterations": "20", "seed": "0"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "images": ("images", "{}"),
+    "loss": ("loss", "{:.4f}"),
+    "eigenvalue": ("largest eigenvalue", "{:.4g}"),
+    "unsettled": ("unsettled", "{:.1%}"),
+    "rise": ("mean loss at the edge", "{:.4f}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The surface of each network."""
+    import torch
+
+    from backbones.analysis.landscape import largest_curvature, surface
+
+    points = number("points", options["points"], 2)
+    span = _span(options["span"])
+    seed = number("seed", options["seed"], 0)
+    places = torch.linspace(-span, span, points).tolist()
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    surfaces = []
+    for subject in subjects:
+        network, objective, images = _objective(subject)
+        values = surface(network, objective, places, seed)
+        network.double()
+        iterations = number("iterations", options["iterations"])
+        eigenvalue, unsettled = largest_curvature(network, objective, iterations, seed)
+        edge = torch.cat([values[0], values[-1], values[1:-1, 0], values[1:-1, -1]])
+        with torch.no_grad():
+            own = float(objective())
+        shown.append({
+            "backbone": subject.label, "images": images, "loss": own, "eigenvalue": eigenvalue,
+            "unsettled": unsettled, "rise": float(edge.mean()),
+        })  # fmt: skip
+        rows += [
+            {"backbone": subject.label, "a": a, "b": b, "loss": float(value)}
+            for a, line in zip(places, values, strict=True)
+            for b, value in zip(places, line, strict=True)
+        ]
+        surfaces.append((subject.label, values))
+    figures = {"landscape": _draw(surfaces, places)}
+    return Findings([*shown, *rows], shown, COLUMNS, figures)
+
+
+def _objective(subject: Subject) -> tuple[Any, Any, int]:
+    """A copy of the classifier, its cross entropy on the images, and how many there are."""
+    import copy
+
+    import torch
+    import torch.nn.functional as F
+
+    network: Any = copy.deepcopy(subject.classifier())
+    batches = [(batch.images, batch.labels) for batch in subject.batches()]
+    labels = torch.cat([own for _, own in batches])
+    if int(labels.min()) < 0:
+        raise ValueError(
+            f"the landscape of {subject.label} needs images of known classes: leave input= out, or "
+            "name a data set"
+        )
+
+    def objective() -> torch.Tensor:
+        weights = next(network.parameters())
+        parts = [
+            F.cross_entropy(network(images.to(weights)), own, reduction="sum")
+            for images, own in batches
+        ]
+        return torch.stack(parts).sum() / len(labels)
+
+    return network, objective, len(labels)
+
+
+def _span(text: str) -> float:
+    try:
+        span = float(text)
+    except ValueError:
+        span = 0.0
+    if not 0 < span < 1e6:
+        raise ValueError(f"span must be a number above 0; got {text!r}")
+    return span
+
+
+def _draw(surfaces: Sequence[tuple[str, Any]], places: Sequence[float]) -> Any:
+    import numpy as np
+
+    figure, axes = new_figure(1, len(surfaces), 3.6, 3.6)
+    finite = np.concatenate([np.asarray(v).ravel() for _, v in surfaces])
+    finite = finite[np.isfinite(finite)]
+    levels = np.linspace(finite.min(), np.quantile(finite, 0.98) + 1e-9, 16)
+    for axis, (label, values) in zip(axes[0], surfaces, strict=True):
+        drawn = axis.contourf(places, places, np.asarray(values), levels, cmap="viridis",
+                              extend="max")  # fmt: skip
+        axis.plot([0], [0], marker="+", color="white")
+        axis.set_title(wrapped(label, 32), fontsize=9)
+    figure.colorbar(drawn, ax=axes[0, -1], label="cross entropy", shrink=0.8)
+    return figure
