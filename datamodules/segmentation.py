@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ class SegmentationDataModule(DenseDataModule):
         self.flip = probability("flip", flip)
         self._seen: dict[Split, set[int]] = {}  # labels that count in the masks looked at
 
+    @abstractmethod
     def pairs(self) -> Pairs:
         """Check the folders; set ``class_names``, ``category_ids`` and ``code``."""
         raise NotImplementedError

@@ -86,9 +86,16 @@ def _data_modules() -> tuple[str, ...]:
     for file in pkgutil.iter_modules(importlib.import_module(DATA).__path__, f"{DATA}."):
         for name, content in vars(importlib.import_module(file.name)).items():
             is_own = isinstance(content, type) and content.__module__ == file.name
-            if is_own and issubclass(content, base) and content.build is not base.build:
+            is_own = is_own and issubclass(content, base) and content.build is not base.build
+            if is_own and not _is_abstract(content):
                 found.append(f"{file.name}.{name}")
     return tuple(found)
+
+
+def _is_abstract(module: type) -> bool:
+    """Whether a subclass has to say more, in a method that is marked so."""
+    parts = (getattr(module, name) for name in dir(module))
+    return any(getattr(part, "__isabstractmethod__", False) for part in parts)
 
 
 def _is_target(value: Any) -> bool:

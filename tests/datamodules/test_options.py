@@ -8,6 +8,7 @@ from tests.runs import CONFIGS
 # What says where a set's files are, or how a sample is made.
 OF_FOLDERS = {"num_classes", "train_share", "token_labels", "token_boxes"}
 SPLIT = {"val_share", "split_seed"}
+SHARDS = {"cache_dir", "image_column", "label_column"}
 PLACES = {"train_annotations", "train_images", "val_annotations", "val_images"}
 MADE = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
         "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
@@ -33,5 +34,5 @@ def test_sample_and_real_set_have_the_same_options(sample, real):
 )
 def test_sets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
-    own = options(other) - SPLIT - {"_like_"} | OF_FOLDERS & options(kind)
+    own = options(other) - SPLIT - SHARDS - {"_like_"} | OF_FOLDERS & options(kind)
     assert own == options(kind)

@@ -345,6 +345,7 @@ def test_doctor_notes_a_full_disk():
     assert checks.check_disk(2**40).level == "ok"
 
 
+@pytest.mark.slow
 def test_doctor_command_prints_json():
     command = [sys.executable, ROOT / "tools" / "doctor.py", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, cwd="/")

@@ -64,6 +64,7 @@ def test_python_example_runs():
     assert scope["mixer"]
 
 
+@pytest.mark.slow
 def test_prediction_example_runs(trained, tmp_path):
     Image.new("RGB", (80, 60)).save(tmp_path / "photo.jpg")
     code = next(block for block in _python_blocks() if "from tasks import load" in block)

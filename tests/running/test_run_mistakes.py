@@ -36,7 +36,7 @@ MISTAKES = {
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "add --multirun",
     "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
-    "task=classification takes recipe=convnext, recipe=cyclemlp, ",
+    "task=classification takes recipe=cifar100_scratch, recipe=convnext, ",
     "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
     "task=segmentation takes recipe=ffnet_ade20k, ",
     "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
@@ -79,7 +79,7 @@ MISTAKES = {
     "task=detection head.num_rois=some": "head.num_rois=some is not a whole number",
     "task=detection head.name=yolo": "known: mask_rcnn",
     "head._target_=os.system": "head._target_=os.system is refused",
-    "head._target_=heads.mm_adapter.base_config": "is refused: it must be one of heads.linear",
+    "head._target_=heads.mm_adapter.base_config": "is refused: it must be one of heads.frozen",
     "data.augmentation._target_=datamodules.dense.require_package": "is refused: it must be one",
     "task=detection +head.options.rpn_head.loss_cls.type=os.system": "type=os.system is refused",
     "task=detection +head.options={rpn_head.type:antigravity}": "type=antigravity is refused",
@@ -140,7 +140,7 @@ MISTAKES = {
     "backbone.pretrained=/nowhere": "there is no checkpoint or run folder at /nowhere",
     "task=detection head=upernet": "task=detection takes head=cascade_mask_rcnn, ",
     "task=segmentation head=mask_rcnn": "task=segmentation takes head=ffnet_seg, ",
-    "head=retinanet": "task=classification takes head=linear",
+    "head=retinanet": "task=classification takes head=frozen, head=linear",
     "task=detection data=cifar100": "task=detection takes data=coco",
     "data=coco": "task=classification takes data=cifar10",
     "task=transfer": "backbone.pretrained=",

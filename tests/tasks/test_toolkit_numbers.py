@@ -59,7 +59,7 @@ def scenes(kind, cache, **options):
     return data
 
 
-def tested(task, data, tmp_path):
+def our_figures(task, data, tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, **QUIET)
     (found,) = trainer.test(task, datamodule=data, verbose=False)
     return {name.removeprefix("test/"): value for name, value in found.items()}
@@ -72,7 +72,7 @@ def runner(model, tmp_path, scope, **parts):
     )  # fmt: skip
 
 
-def tested_by_runner(model, tmp_path, scope, dataset, metric):
+def figures_of_runner(model, tmp_path, scope, dataset, metric):
     loader = {
         "batch_size": 1,
         "num_workers": 0,
@@ -138,7 +138,7 @@ def test_iou_is_that_of_mmsegs_runner(protocol, cache, tmp_path):
     views, windows = PROTOCOLS[protocol]
     data, model = scenes(SampleSegmentation, cache, **views), segmentor(**windows)
     theirs = copy.deepcopy(model.model)
-    ours = tested(SegmentationTask(model, data.class_names, **RECIPE), data, tmp_path)
+    ours = our_figures(SegmentationTask(model, data.class_names, **RECIPE), data, tmp_path)
     metric = ExactIoU()
     folder = Path(data.folder)
     flips = [False, True] if data.test_flip else [False]
@@ -155,7 +155,7 @@ def test_iou_is_that_of_mmsegs_runner(protocol, cache, tmp_path):
         "pipeline": mmsegs_pipeline(data.scale, data.test_scales, flips),
         "test_mode": True,
     }
-    tested_by_runner(
+    figures_of_runner(
         SegTTAModel(module=theirs) if views else theirs, tmp_path, "mmseg", dataset, metric
     )
     assert 0.5 < metric.exact["mIoU"] < 99
@@ -257,12 +257,12 @@ def stats_of(annotations, results, kind):
 
 def test_average_precision_is_that_of_mmdets_runner_and_pycocotools(coco, tmp_path):
     data = coco_data(coco)
-    ours = tested(DetectionTask(Near(), data.class_names, **RECIPE), data, tmp_path)
+    ours = our_figures(DetectionTask(Near(), data.class_names, **RECIPE), data, tmp_path)
     annotations = coco / "annotations/instances_val2017.json"
     metric = TheirCocoMetric(
         ann_file=str(annotations), metric=["bbox", "segm"], outfile_prefix=str(tmp_path / "found")
     )
-    theirs = tested_by_runner(
+    theirs = figures_of_runner(
         NearTheTruth(), tmp_path, "mmdet", mmdets_dataset(coco, data.scale), metric
     )
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
@@ -293,7 +293,7 @@ def test_detections_are_those_of_mmdets_runner(coco, tmp_path):
     data, model = coco_data(coco), detector("retinanet")
     model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else nothing is found
     metric = Kept(ann_file=str(coco / "annotations/instances_val2017.json"), metric="bbox")
-    tested_by_runner(
+    figures_of_runner(
         copy.deepcopy(model.model), tmp_path, "mmdet", mmdets_dataset(coco, data.scale), metric
     )
     model.eval()

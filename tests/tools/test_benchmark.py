@@ -349,7 +349,7 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
         (["mixers", "rounds=1"], "rounds must be a whole number from 2 up; got '1'"),
         (["mixers", "threads=none"], "threads must be a whole number from 1 up; got 'none'"),
-        (["mixers", "image_size=32"], "image_size must be 224 or 800x1280"),
+        (["mixers", "image_size=16"], "image_size must be 224 or 800x1280"),
         (["mixers", "device=tpu"], "device must be one of cpu, cuda; got 'tpu'"),
         (["mixers", "dtype=float8"], "dtype must be one of float32, bfloat16; got 'float8'"),
         (["mixers", "train=yes"], "train must be one of false, true; got 'yes'"),

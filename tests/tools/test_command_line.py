@@ -48,7 +48,7 @@ def test_help_fits_a_screen():
     assert "python tools/run.py task=detection backbone=swin_t_afbo" in text
     words = set(re.findall(r"[\w{},]+", text.replace(", ", " ")))
     for word in ("swin_{t,s,b}", "poolformer_{s12,s24,s36,m36,m48}", "convnext_t", "glu", "sbm",
-                 "retinanet", "sample_long", "ddp_cpu", "linear_probe",
+                 "retinanet", "sample_long", "ddp_cpu", "upernet",
                  "afbo_t2_deit_t_afbo"):  # fmt: skip
         assert word in words
     assert f"all {len(list_backbones())} names" in text
@@ -73,6 +73,7 @@ def test_help_on_a_subject_says_all_of_it():
     assert run_help.subject_of(["task=detection", "-h"]) == ["task=detection"]
 
 
+@pytest.mark.slow
 def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_path):
     typed = arguments("classification", tmp_path, "trainer.limit_train_batches=1")
     typed = [a for a in typed if not a.startswith(("backbone=", "data.batch_size="))]

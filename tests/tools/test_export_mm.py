@@ -612,6 +612,7 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
         torch.testing.assert_close(trained(x), after, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmdet.apis import inference_detector, init_detector
 

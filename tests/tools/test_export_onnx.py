@@ -41,10 +41,9 @@ def check_sizes(name, sizes):
 @pytest.mark.parametrize(
     "name",
     [
-        "deit_t_afbo",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("resnet18", "posmlp_t", "convnext_t", "lvt_r1")
+            for name in ("deit_t_afbo", "resnet18", "posmlp_t", "convnext_t", "lvt_r1")
         ),
     ],
 )

@@ -23,7 +23,6 @@ python tools/run.py [option=value ...]      train, evaluate or apply a backbone 
 
   python tools/run.py task=classification backbone=deit_t_afbo trainer.max_epochs=50
   python tools/run.py task=detection backbone=swin_t_afbo data=coco data.root=/data/coco
-  python tools/run.py mode=test ckpt=<run folder>
   python tools/run.py mode=predict ckpt=<run folder> input=<image or folder>
   python tools/run.py -m task=classification backbone=deit_t,swin_t,poolformer_s12
 
@@ -35,7 +34,6 @@ python tools/run.py [option=value ...]      train, evaluate or apply a backbone 
 backbone is a host, alone (swin_t) or with a channel mixer (swin_t_afbo); not all pairs fit.
 {hosts}
 {mixers}
-backbone.token_mixer=NAME replaces attention or pooling.
 {tokens}
 
 python tools/run.py --help backbone         all {count} names; so with any option above, or mixer
@@ -86,13 +84,13 @@ def screen() -> str:
     rows = []
     for group in groups():
         names = [name for name, _ in _choices(group)]
-        rows.append(_wrapped(f"  {group:11} ", _compact(names)))
+        rows.append(_wrapped(f"  {group:11} ", _compact(names, r"(?<=_).*$")))
     rows.append(_wrapped("  experiment  ", [_rows_in_brief()]))
     return SCREEN.format(
         groups="\n".join(rows),
         hosts=_wrapped("  hosts       ", _compact(list_hosts())),
         mixers=_wrapped("  mixers      ", list_mixers("channel")),
-        tokens=_wrapped("  mixers      ", list_mixers("token")),
+        tokens=_wrapped("backbone.token_mixer    ", list_mixers("token")),
         count=len(list_backbones()),
     ).rstrip()
 
@@ -124,11 +122,8 @@ def _rows_in_brief() -> str:
     from tools.comparing.experiments import experiments
 
     rows = experiments()
-    papers = dict.fromkeys(row.paper for row in rows.values())
-    return (
-        f"{len(rows)} rows of the papers, <{'|'.join(papers)}>_t<table>_<backbone> and what tells "
-        "rows apart, such as afbo_t2_deit_t_afbo"
-    )
+    papers = ", ".join(dict.fromkeys(row.paper for row in rows.values()))
+    return f"{len(rows)} rows of {papers}: afbo_t2_deit_t_afbo is paper, table, network"
 
 
 def _experiments() -> str:
@@ -145,11 +140,11 @@ def _experiments() -> str:
     return "\n".join(lines)
 
 
-def _compact(names: Iterable[str]) -> list[str]:
-    """Neighbours that differ behind their last underscore as one: ``swin_{t,s,b}``."""
+def _compact(names: Iterable[str], end: str = r"(?<=_)[a-z]{0,3}\d*$|\d+$") -> list[str]:
+    """Neighbours that differ in their ends alone as one: ``swin_{t,s,b}``."""
 
     def family(name: str) -> str:
-        return re.sub(r"(?<=_)[a-z]{0,3}\d*$|\d+$", "", name)
+        return re.sub(end, "", name, count=1)
 
     words = []
     for stem, members in itertools.groupby(names, family):

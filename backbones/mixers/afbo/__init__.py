@@ -52,7 +52,8 @@ choice or contradicts itself:
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.mixers.afbo import variants
+from backbones.layers.fused_forms import FUSED_FORMS
+from backbones.mixers.afbo import fused, variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -60,6 +61,8 @@ from backbones.mixers.afbo.channel_mappings import (
     OverlappedCycleMapping,
 )
 from backbones.mixers.afbo.scfbo import SCFBO
+
+FUSED_FORMS[SCFBO] = fused
 
 __all__ = [
     "SCFBO",

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.eval_cache import in_graph
+from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
-from backbones.mixers.afbo import fused
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.joined_tokens import mix_joined
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
@@ -107,7 +107,8 @@ class SCFBO(Mixer):
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
-        if fused.serves(self, x):
+        fused = FUSED_FORMS.get(type(self))
+        if fused is not None and fused.serves(self, x):
             return fused.mix(self, x, prefix)
         mapped_first = self.order == "cs" and self.cm_b is not None
         if prefix is None or not mapped_first or torch.is_grad_enabled() or in_graph():
