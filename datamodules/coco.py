@@ -99,13 +99,23 @@ class CocoDataModule(DenseDataModule):
 
     @property
     def annotations(self) -> Mapping[str, Any]:
-        """The content of the validation json, for evaluators; known after ``setup``."""
+        """The content of the validation json, for evaluators; known after ``setup``.
+
+        Raises:
+            ValueError: There are images without any annotation, as of test-dev.
+        """
+        if not self._annotations_of_val["annotations"]:
+            raise ValueError(
+                f"{self.folder / self.val_annotations} has no annotations: its images can be "
+                "predicted, for a server to judge (mode=predict), but neither tested nor validated "
+                "here"
+            )
         return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
         train_content = self._read(self.train_annotations, self.train_images)
-        val_content = self._read(self.val_annotations, self.val_images)
+        val_content = self._read(self.val_annotations, self.val_images, annotated=False)
         train = self._check(train_content, self.train_annotations, self.train_images, training=True)
         val = self._check(val_content, self.val_annotations, self.val_images, training=False)
         if train.class_names != val.class_names:
@@ -203,9 +213,9 @@ class CocoDataModule(DenseDataModule):
         step: Step = LoadAnnotations(with_bbox=True, with_mask=self.with_mask)
         return step
 
-    def _read(self, annotations: str, images: str) -> dict[str, Any]:
+    def _read(self, annotations: str, images: str, *, annotated: bool = True) -> dict[str, Any]:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
-        return read_coco(self.folder / annotations)
+        return read_coco(self.folder / annotations, annotated=annotated)
 
     def _check(
         self, content: Mapping[str, Any], annotations: str, images: str, *, training: bool

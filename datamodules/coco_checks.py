@@ -91,8 +91,13 @@ def check_coco(
     return facts
 
 
-def read_coco(path: Path) -> dict[str, list[Entry]]:
+def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
     """Parse an annotation file, which is done once; what it says is not checked yet.
+
+    Args:
+        path: The json.
+        annotated: Whether it must have the list "annotations", which COCO's image_info_test-*.json
+            lack; they are given an empty one.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -118,6 +123,8 @@ def read_coco(path: Path) -> dict[str, list[Entry]]:
         raise ValueError(f"{path} is no UTF-8 text at byte {error.start} of {len(raw)}") from error
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    if not annotated and isinstance(content, dict):
+        content.setdefault("annotations", [])
     for kind, keys in REQUIRED_KEYS.items():
         if not isinstance(content, dict) or not isinstance(content.get(kind), list):
             found = sorted(content) if isinstance(content, dict) else type(content).__name__

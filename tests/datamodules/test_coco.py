@@ -235,6 +235,19 @@ def test_predict(root):
     assert "val2017" in first(default.predict_dataloader())[1].img_path
 
 
+def test_images_of_a_server_are_predicted_by_their_ids_and_not_tested(root):
+    """As COCO's image_info_test-dev2017.json, which has no list of annotations."""
+    info = {key: value for key, value in content().items() if key != "annotations"}
+    save(root, info, "val2017")
+    data = module(root)
+    data.setup()
+    samples = [s for batch in data.predict_dataloader() for s in batch["data_samples"]]
+    assert [sample.img_id for sample in samples] == [10, 11, 12, 13]
+    assert data.category_ids == (3, 8)
+    with pytest.raises(ValueError, match=r"has no annotations: .*mode=predict.* neither tested"):
+        _ = data.annotations
+
+
 def changed(path, value):
     entry = content()
     *parents, key = path
