@@ -46,7 +46,7 @@ def cifar100(root):
 # What writes the stand-in, and what is typed besides.
 KINDS = {
     "imagenet": (folders, ()),
-    "imagenet recipe=deit": (folders, ()),
+    "imagenet recipe=deit": (folders, ("optimizer.reference_batch=null",)),
     "imagenet_tar": (packed(write_tars), ()),
     "imagenet_parquet": (
         packed(lambda here, there: write_parquet(here, there, SYNSETS)),
