@@ -103,7 +103,7 @@ def check_trains(head, data, steps=2):
         "semantic_fpn",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ffnet_seg", "mask2former", "dino", "cascade_mask_rcnn_4conv")
+            for name in ("ffnet_seg", "segformer", "mask2former", "dino", "cascade_mask_rcnn_4conv")
         ),
     ],
 )
