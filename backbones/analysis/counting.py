@@ -56,10 +56,11 @@ def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if not isinstance(model, nn.Module):
-        return RULES[rule](model, size)
-    with _evaluating(model):
-        return RULES[rule](model, size)
+    with _usual_algorithms():
+        if not isinstance(model, nn.Module):
+            return RULES[rule](model, size)
+        with _evaluating(model):
+            return RULES[rule](model, size)
 
 
 def count_products(model: Model, size: Size) -> int:
@@ -141,6 +142,18 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _usual_algorithms() -> Iterator[None]:
+    """Count the same in a process that computes deterministically: there resizing is products."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=warns)
 
 
 def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -86,6 +86,20 @@ def test_size_is_height_and_width():
     assert count_macs(conv, (4, 6)) == 2 * 6 * 6
 
 
+def test_counts_do_not_depend_on_how_a_run_computes():
+    """Torch resizes by products where a run is deterministic and no CPU's tensor comes in."""
+
+    def resize(images):
+        return F.interpolate(images, size=(16, 16), mode="bilinear", align_corners=False)
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert count_macs(resize, 8, "torchprofile") == 0
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_counting_leaves_the_model_alone():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     model[2].eval()
