@@ -179,7 +179,7 @@ def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
 
 
 @pytest.mark.parametrize(
-    "name", rest_slow(["iffn", "affn", "iffn_spatial", "nonlinear_sum"], ["iffn"])
+    "name", rest_slow(["iffn", "affn", "iffn_spatial", "nonlinear_sum"], ["affn"])
 )
 def test_compiles_into_one_graph(name):
     mixer = create_mixer(name, 8)

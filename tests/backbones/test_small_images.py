@@ -30,8 +30,14 @@ def test_every_host_takes_small_images_with_each_patch_size(name):
 # Of every way in which a stem is made for small images one.
 @pytest.mark.parametrize(
     ("name", "patch_size"),
-    [("deit_t_afbo", 4), ("mixer_s16", 8), ("convnext_t", 2), ("swin_t", 1), ("resnet18", 1),
-     ("poolformer_s12_glu", 2), ("lvt_r1", 1)],
+    [("deit_t_afbo", 4), ("resnet18", 1)]
+    + [
+        pytest.param(name, patch_size, marks=pytest.mark.slow)
+        for name, patch_size in (
+            ("mixer_s16", 8), ("convnext_t", 2), ("swin_t", 1), ("poolformer_s12_glu", 2),
+            ("lvt_r1", 1),
+        )
+    ],
 )  # fmt: skip
 def test_a_small_network_learns_and_its_weights_load(name, patch_size):
     def build():

@@ -69,6 +69,7 @@ def test_segmentors_merge_views_as_mmsegs_does(cache):
             assert torch.equal(probabilities.argmax(0), sample.pred_sem_seg.data[0])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_windows_slide_as_mmsegs_do(cache):
     data = scenes(SampleSegmentation, cache, eval_batch_size=3)
