@@ -10,9 +10,9 @@ import functools
 import torch
 from torch import Tensor
 
-from backbones.layers import rotary
 from backbones.layers.eval_cache import in_graph
-from backbones.layers.rotary import Lattice
+from backbones.layers.rotary import Lattice, as_pairs, turning_angles
+from backbones.layers.rotary import rotate as rotate_plainly
 
 # A network asks for two lattices a stage and the window's; a few sizes of images stay in memory.
 MAX_TABLES = 24
@@ -21,8 +21,8 @@ MAX_TABLES = 24
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
     if in_graph():  # compilers make no code for complex numbers
-        return rotary.rotate(x, lattice)
-    pairs = rotary.as_pairs(x)
+        return rotate_plainly(x, lattice)
+    pairs = as_pairs(x)
     turns = cached_turns(lattice, x.shape[-1], x.device, pairs.dtype)
     return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2).to(x.dtype)
 
@@ -34,5 +34,5 @@ def cached_turns(
     """Complex numbers of size 1, (N, 1, d / 2)."""
     # A tensor made under inference_mode could not serve a later training step from the cache.
     with torch.inference_mode(mode=False), torch.no_grad():
-        angles = rotary.turning_angles(lattice, channels, device, dtype)
+        angles = turning_angles(lattice, channels, device, dtype)
         return torch.polar(torch.ones_like(angles), angles)
