@@ -18,7 +18,7 @@ from timm.layers import DropPath
 from tasks import gather
 from tasks.exact_resume import random_state, seed_process, set_random_state
 from tasks.loggers import read_rows
-from tests.runs import ROOT, arguments, command, run_here
+from tests.runs import ROOT, arguments, command, run_here, summary
 from tools.running import process_group, processes
 from tools.running.processes import check_trainer
 
@@ -347,6 +347,49 @@ def test_two_processes_with_half_the_batch_have_the_losses_of_one(task, tmp_path
     for one, two in zip(rows["cpu"], rows["ddp_cpu"], strict=True):
         losses = {name: value for name, value in one.items() if "loss" in name}
         assert {name: two[name] for name in losses} == pytest.approx(losses, rel=1e-6, abs=1e-6)
+
+
+NEAR = """
+import sys
+sys.path.insert(0, {root!r})
+import datamodules.dense  # lends mmcv its operators before a toolkit asks
+from heads.mmdet_adapter import Detector
+from tests import near_truth
+
+Detector.predict_once = near_truth.predict_once
+__file__ = {script!r}
+exec(compile(open(__file__).read(), __file__, "exec"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_two_processes_have_the_dense_figures_of_one(task, trained, tmp_path, capsys, monkeypatch):
+    """Of 5 images in batches of 2: one process has batches of 2 and 1, the other one of 2."""
+    typed = ["mode=test", f"ckpt={trained(task).folder()}", "data.num_val=5", "data.num_workers=0",
+             "data.eval_batch_size=2"]  # fmt: skip
+    script = tmp_path / "near.py"
+    script.write_text(NEAR.format(root=str(ROOT), script=str(ROOT / "tools" / "run.py")))
+    if task == "detection":
+        # What little training finds has a precision of 0.
+        from heads.mmdet_adapter import Detector
+        from tests import near_truth
+
+        monkeypatch.setattr(Detector, "predict_once", near_truth.predict_once)
+    found, classes = [], []
+    for trainer in ("cpu", "ddp_cpu"):
+        own = [*typed, f"trainer={trainer}", f"output_dir={tmp_path / trainer}"]
+        ended = run_here(own, capsys) if trainer == "cpu" else command(own, script=script)
+        assert ended.status == 0, ended.err
+        facts = summary(ended.folder())
+        found.append(facts["metrics"])
+        classes.append((ended.folder() / "classes.csv").read_text())
+        assert facts["processes"] == len(found)
+    names = {"detection": ("AP", "AP50", "mask_AP"), "segmentation": ("mIoU", "mAcc", "aAcc")}
+    most = {"detection": 0.95, "segmentation": 99}[task]
+    assert all(0.01 < found[0][name] < most for name in names[task]), found
+    assert found[1] == pytest.approx(found[0], abs=1e-9 if task == "detection" else 1e-4)
+    assert classes[0] == classes[1]
 
 
 @pytest.mark.slow

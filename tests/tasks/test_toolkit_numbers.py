@@ -21,7 +21,6 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from mmengine.structures import InstanceData
 from mmseg.evaluation import IoUMetric
 from torch import nn
 
@@ -32,6 +31,7 @@ from heads.mmseg_adapter import build_segmentor
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
 from tests.families import short
+from tests.near_truth import near_the_truth
 from tests.runs import RECIPE
 
 NETWORK = "resnet18"
@@ -172,20 +172,7 @@ class NearTheTruth(BaseModel):
 
     def forward(self, inputs, data_samples=None, mode="predict"):
         for sample in data_samples:
-            generator = torch.Generator().manual_seed(int(sample.img_id))
-            truth = sample.gt_instances
-            boxes = getattr(truth.bboxes, "tensor", truth.bboxes).clone().float()
-            count = len(boxes)
-            boxes += 2.0 * torch.randn(boxes.shape, generator=generator)
-            other = torch.tensor([[5.0, 5.0, 30.0, 25.0]])
-            masks = torch.from_numpy(truth.masks.to_ndarray().astype(bool)).reshape(-1, 64, 64)
-            masks = torch.roll(masks, (1, 0), dims=(1, 2))
-            sample.pred_instances = InstanceData(
-                bboxes=torch.cat([boxes, other]),
-                labels=torch.cat([truth.labels, torch.tensor([count % 10])]),
-                scores=torch.rand(count + 1, generator=generator),
-                masks=torch.cat([masks, torch.ones(1, 64, 64, dtype=torch.bool)]),
-            )
+            sample.pred_instances = near_the_truth(sample)
         return data_samples
 
 
