@@ -14,6 +14,7 @@ from torch import nn
 
 from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
+from datamodules.dense import size_of
 from datamodules.token_labels import LabelledTransform
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
@@ -329,3 +330,46 @@ def test_every_dense_recipe_is_stated():
     recipes = {path.stem for path in (CONFIGS / "recipe").glob("*.yaml")}
     dense = {name for name in recipes if name.endswith(DENSE)}
     assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "per_epoch", "steps"),
+    [
+        (["data=cityscapes"], 371, 160_000),  # of 8 images, 2,975 in all
+        (["data=voc"], 91, 20_000),  # of 16 images, 1,464 in all
+        (["data=cityscapes", "recipe=ffnet_seg_cityscapes", "backbone=ffnet_seg",
+          "head=ffnet_seg"], 185, 160_000),
+    ],
+)  # fmt: skip
+def test_schedules_have_the_steps_that_are_said(typed, per_epoch, steps):
+    config = composed("task=segmentation", *typed, "data.root=/data")
+    assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(steps, abs=per_epoch)
+    assert config["schedule"]["warmup"] * per_epoch == pytest.approx(1500, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("data", "base"),
+    [("ade20k", "ade20k"), ("cityscapes", "cityscapes"), ("voc", "pascal_voc12")],
+)
+def test_images_are_prepared_as_mmsegs_own_configs_do(data, base):
+    pytest.importorskip("mmseg")
+    from mmengine import Config
+
+    from heads.mm_adapter import base_configs
+
+    theirs = Config.fromfile(base_configs("mmseg") / f"datasets/{base}.py")
+    steps = {step.pop("type"): step for step in theirs.train_pipeline}
+    config = composed("task=segmentation", f"data={data}", "data.root=/data")
+    ours = config["data"]
+    assert tuple(ours["scale"]) == steps["RandomResize"]["scale"]
+    assert tuple(ours["scale_jitter"]) == steps["RandomResize"]["ratio_range"]
+    assert tuple(size_of("crop_size", ours["crop_size"])) == steps["RandomCrop"]["crop_size"]
+    assert ours["cat_max_ratio"] == steps["RandomCrop"]["cat_max_ratio"]
+    assert ours["flip"] == steps["RandomFlip"]["prob"]
+    assert ours["photometric"] == ("PhotoMetricDistortion" in steps)
+    (resize,) = (step for step in theirs.test_pipeline if step["type"] == "Resize")
+    assert tuple(ours["scale"]) == resize["scale"]
+    # Their models pad training images to the crop.
+    assert config["head"]["pad_to"] == ours["crop_size"]
+    larger = composed("task=segmentation", f"data={data}", "data.root=/d", "data.crop_size=640")
+    assert larger["head"]["pad_to"] == 640
