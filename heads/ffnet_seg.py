@@ -13,6 +13,7 @@ authors' code (github.com/ysj9909/FFNet), from which the published figures come.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from backbones.layers.axes import mix_nchw
 from backbones.layers.init import init_all
-from backbones.layers.reparam import ConvBN, depthwise, fuse
+from backbones.layers.reparam import NO_WAY_BACK, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
 
@@ -59,6 +60,10 @@ class FFNetSegDecoder(nn.Module):
             raise ValueError(
                 f"depth and expansion of the decoder must be at least 1, got {depth}, {expansion}"
             )
+        self.options: dict[str, Any] = {
+            "in_channels": tuple(in_channels), "out_channels": out_channels, "width": width,
+            "depth": depth, "expansion": expansion,
+        }  # fmt: skip
         total = sum(in_channels)
         self.squeeze = nn.Sequential(ConvBN(total, total), nn.GELU(), ConvBN(total, width))
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
@@ -75,6 +80,21 @@ class FFNetSegDecoder(nn.Module):
         others = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in others]
         x = torch.cat([finest, *others], dim=1)
         return self.align(self.blocks(self.squeeze(x)))
+
+    def fold_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fold weights of the training form for a fused decoder; others stay as they are.
+
+        Raises:
+            ValueError: Fused weights for the training form, to which there is no way back.
+        """
+        if "squeeze.0.weight" in state_dict and not is_fused(self):
+            option = "head.model.decode_head.fused=true"
+            raise ValueError(NO_WAY_BACK.format(part="head", option=option))
+        if "squeeze.0.conv.weight" not in state_dict or not is_fused(self):
+            return state_dict
+        twin = FFNetSegDecoder(**self.options).to(state_dict["squeeze.0.conv.weight"].dtype)
+        twin.load_state_dict(state_dict)
+        return fuse(twin).state_dict()
 
 
 class DecoderBlock(nn.Module):

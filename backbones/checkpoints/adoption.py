@@ -169,7 +169,8 @@ def adopt(
     has, and BatchNorm's counters of batches. Where the host's own module is the same mixer with
     other options, what fits is taken over. A warning lists what is missing beside absent mixers.
 
-    Into the model of a task goes a checkpoint of that task, in which nothing may differ.
+    Into the model of a task goes a checkpoint of that task, in which nothing may differ, but that
+    a training form is folded for parts that are fused (modules with ``fold_state_dict``).
 
     Args:
         network: A backbone, a network with ``backbone`` and ``classifier``, or a task's model.
@@ -200,18 +201,35 @@ def adopt(
 
 
 def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
-    refuse_other_model(model, checkpoint.tensors, checkpoint.path)
-    model.load_state_dict(_without_task(checkpoint.tensors))
-    return LoadReport(checkpoint.path, len(checkpoint.tensors), (), (), ())
+    tensors = _folded(model, _without_task(checkpoint.tensors))
+    _refuse_others(model, tensors, checkpoint.path)
+    model.load_state_dict(tensors)
+    return LoadReport(checkpoint.path, len(tensors), (), (), ())
+
+
+def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A task's tensors; what they hold of a training form is folded for parts that are fused."""
+    found = dict(tensors)
+    for name, part in model.named_modules():
+        fold: Any = getattr(part, "fold_state_dict", None)
+        inside = _below(f"{name}.", found) if fold is not None else {}
+        if inside:
+            found = {key: value for key, value in found.items() if not key.startswith(f"{name}.")}
+            found |= {f"{name}.{key}": value for key, value in fold(inside).items()}
+    return found
 
 
 def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Check that a task's tensors are those of its model, as ``adopt`` does; nothing is loaded.
+    """Check that a task's tensors are those of its model, form and all; nothing is loaded.
 
     Raises:
         ValueError: Weights of another model; the keys that differ are listed.
     """
-    own, given = model.state_dict(), _without_task(tensors)
+    _refuse_others(model, _without_task(tensors), source)
+
+
+def _refuse_others(model: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
+    own = model.state_dict()
     used = {key: value for key, value in given.items() if key in own}
     missing, surplus = (key for key in own if key not in used), (k for k in given if k not in used)
     wrong = _differences(own, used, missing, surplus)

@@ -20,6 +20,11 @@ from backbones.layers.norms import scale_and_shift
 from backbones.options import check_odd
 
 Kernel = tuple[int, int]
+NO_WAY_BACK = (
+    "these weights are of the fused form, from which branches and BatchNorm cannot be "
+    "taken out again; build the {part} with {option}, or load weights of the training "
+    "form to train it further"
+)
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -9,6 +9,8 @@ import yaml
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.layers.reparam import fuse
 from datamodules import SampleDetection, SampleSegmentation
 from heads.ffnet_seg import FFNetSegDecoder
@@ -275,8 +277,46 @@ def test_ffnet_seg_decoder_is_its_equations_and_fuses():
     expected = F.gelu(align.norm(align.conv(x)))
     torch.testing.assert_close(decoder(maps), expected, rtol=1e-10, atol=1e-10)
     plain = FFNetSegDecoder(widths, 16, **options, fused=True).double().eval()
+    plain.load_state_dict(plain.fold_state_dict(decoder.state_dict()))
+    torch.testing.assert_close(plain(maps), expected, rtol=1e-10, atol=1e-10)
     plain.load_state_dict(fuse(decoder).state_dict())
     torch.testing.assert_close(plain(maps), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_trained_ffnet_seg_loads_into_its_fused_form():
+    """Backbone and head, out of the checkpoint of a task; there is no way back."""
+    head = HEADS["ffnet_seg"]
+    small = head["model"]["decode_head"] | {"width": 16, "depth": 1, "channels": 32}
+
+    def segmentor(*, fused):
+        own = head | {"model": head["model"] | {"decode_head": small | {"fused": fused}}}
+        return model_of(own, create_backbone("ffnet_seg", dense=True, fused=fused), 5).eval()
+
+    trained = segmentor(fused=False)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in trained.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 2.0, generator=generator)
+        elif name.endswith("running_mean"):
+            tensor.normal_(std=0.1, generator=generator)
+        elif name.endswith("conv_seg.weight"):
+            tensor.normal_(generator=generator)
+    weights = {f"model.{key}": value for key, value in trained.state_dict().items()}
+    plain = segmentor(fused=True)
+    adopt(plain, in_memory(weights, "trained.ckpt"))
+    images = torch.randn(1, 3, 64, 96, generator=generator)
+    expected = trained.model(images, mode="tensor")
+    assert expected.std() > 0.1
+    torch.testing.assert_close(plain.model(images, mode="tensor"), expected, rtol=1e-3, atol=1e-4)
+    weights = {f"model.{key}": value for key, value in plain.state_dict().items()}
+    adopt(plain, in_memory(weights, "fused.ckpt"))
+    with pytest.raises(ValueError, match=r"fused form.*build the backbone with fused=True"):
+        adopt(trained, in_memory(weights, "fused.ckpt"))
+    own = FFNetSegDecoder((8, 8, 8), 8, width=8, depth=1, fused=True)
+    with pytest.raises(ValueError, match=r"build the head with head\.model\.decode_head\.fused"):
+        FFNetSegDecoder((8, 8, 8), 8, width=8, depth=1).fold_state_dict(own.state_dict())
 
 
 def test_drop_path_of_the_decoder_rises():

@@ -35,7 +35,7 @@ from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_d
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.init import init_all
-from backbones.layers.reparam import fuse, is_fused
+from backbones.layers.reparam import NO_WAY_BACK, fuse, is_fused
 from backbones.options import variant_of
 from backbones.registry import register_host
 
@@ -129,12 +129,12 @@ class FFNet(HierarchicalBackbone):
         form = official_form(state_dict)
         if form is not None:
             state_dict = convert_official_state_dict(state_dict, self.variant, form)
+        return self.fold_state_dict(state_dict)
+
+    def fold_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fold weights of the training form for a fused backbone; see ``convert_state_dict``."""
         if "stem.0.weight" in state_dict and not is_fused(self):
-            raise ValueError(
-                "these weights are of the fused form, from which branches and BatchNorm cannot be "
-                "taken out again; build the backbone with fused=True, or load weights of the "
-                "training form to train it further"
-            )
+            raise ValueError(NO_WAY_BACK.format(part="backbone", option="fused=True"))
         if "stem.0.conv.weight" in state_dict and is_fused(self):
             return self._folded(state_dict)
         return state_dict
