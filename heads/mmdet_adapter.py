@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,6 +45,30 @@ class Detector(ToolkitModel):
         merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=self.model)
         merged: list[Any] = merger.merge_preds([list(views) for views in zip(*found, strict=True)])
         return merged
+
+    def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """As in the base class; see ``_enough_places`` for errors."""
+        with self._enough_places():
+            return super().loss(batch)
+
+    def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
+        """As in the base class; see ``_enough_places`` for errors."""
+        with self._enough_places():
+            return super().predict_once(batch)
+
+    @contextlib.contextmanager
+    def _enough_places(self) -> Iterator[None]:
+        """Say in words that a DETR has more queries than its maps have places to begin at."""
+        try:
+            yield
+        except RuntimeError as error:
+            queries = getattr(self.model, "num_queries", None)
+            if queries is None or "selected index k out of range" not in str(error):
+                raise
+            raise ValueError(
+                f"the images are so small that their maps have fewer places than the {queries} "
+                "queries of this detector; pass a lower head.num_proposals, or larger images"
+            ) from error
 
     def check_merges(self) -> None:
         """Refuse several views where masks are predicted, which MMDetection does not merge.
@@ -107,6 +132,7 @@ def build_detector(
     freeze_unread(backbone, maps[first:])
     set_classes(config, num_classes)
     _resize(config, num_rois, num_proposals, mask_size, anchor_scale)
+    _cap_detections(config, num_classes)
     if group_norm:
         _normalise(config)
     # SyncBN runs on CUDA alone; trainer.sync_batchnorm=true turns BatchNorm back into it.
@@ -223,6 +249,15 @@ def _resize(
             stage.mask_size = mask_size
     if mask_size is not None:
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
+
+
+def _cap_detections(config: Any, num_classes: int) -> None:
+    """Let a DETR keep no more detections of an image than it has pairs of query and class."""
+    if "num_queries" not in config or "max_per_img" not in config.get("test_cfg", {}):
+        return
+    of_pairs = config.bbox_head.get("loss_cls", {}).get("use_sigmoid", False)
+    most = config.num_queries * (num_classes if of_pairs else 1)
+    config.test_cfg.max_per_img = min(config.test_cfg.max_per_img, most)
 
 
 def _scale_anchors(head: Any, scale: float) -> None:

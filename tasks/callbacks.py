@@ -1,4 +1,4 @@
-"""Progress lines for logs."""
+"""Progress lines for logs, and the memory in which convolutions work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -14,6 +15,14 @@ from tasks.pace import Pace
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+class ChannelsLast(Callback):
+    """Keeps the weights of convolutions in channels-last memory, where their maps follow."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Turn the weights, before there is an optimiser."""
+        pl_module.to(memory_format=torch.channels_last)
 
 
 class ProgressLines(Callback):

@@ -27,8 +27,8 @@ plain host, it is shown beside ours and diff is theirs. The verdict says whether
 tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
 or what can be), rounding (to whole millions), quoted (another paper's figure), counting (by another
 rule, which fits) or unexplained. Rows of which a paper prints accuracies alone have none. Rows of
-detection, segmentation and transfer are not counted anew: theirs are the parameters of the whole
-model in configs/published, and no MACs. A name under experiment= is what run.py takes.
+detection, segmentation and transfer are not counted anew: theirs are the whole model's
+in configs/published. A name under experiment= is what run.py takes.
 """
 
 from __future__ import annotations

@@ -165,6 +165,25 @@ def test_a_detector_without_anchors_has_no_scale_of_them():
         model_of(read("dino"), short(SMALL, dense=True), 10, anchor_scale=4)
 
 
+def test_a_detr_with_more_queries_than_places_says_so(data):
+    model = model_of(HEADS["dino"], short("resnet18", dense=True), 10, num_proposals=500)
+    (batch, *_) = data("detection").train_dataloader()
+    with pytest.raises(ValueError, match=r"fewer places than the 500 queries .*num_proposals"):
+        model.loss(batch)
+
+
+@torch.no_grad()
+def test_a_detr_of_few_queries_predicts(data):
+    """MMDetection's 300 detections of an image are more than 20 queries and 10 classes give."""
+    model = model_of(HEADS["dino"], short("resnet18", dense=True), 10, num_proposals=20).eval()
+    assert model.model.test_cfg.max_per_img == 200
+    (batch, *_) = data("detection").val_dataloader()
+    assert all(len(sample.pred_instances) == 200 for sample in model.predict(batch))
+    assert model_of(HEADS["dino"], short("resnet18", dense=True), 10).config["test_cfg"] == {
+        "max_per_img": 300
+    }
+
+
 def test_a_head_that_reads_no_pyramid_is_refused():
     head = yaml.safe_load(FCOS) | {"base": "faster-rcnn_r50-caffe-c4"}
     with pytest.raises(ValueError, match=r"reads maps .* name such a config as head.base"):

@@ -25,6 +25,7 @@ from tools.running import trainer as trainers
 from tools.running.config import compose_config
 from tools.running.resume import find_start
 
+CHANNELS_LAST = torch.channels_last
 # Options of the task, all others are the trainer's.
 TASK = {"ema", "mixup", "model", "optimizer", "random_erasing", "schedule"}
 
@@ -102,6 +103,22 @@ class TestTraining:
             return task.model.seen, folder
 
         return train
+
+    def test_channels_last_memory_changes_no_number(self, train):
+        formats = []
+
+        class Look(Callback):
+            def on_train_batch_end(self, trainer, pl_module, *_):
+                convolution = pl_module.model.net[0]
+                formats.append(convolution.weight.is_contiguous(memory_format=CHANNELS_LAST))
+                formats.append(convolution.weight.is_contiguous())
+
+        _, usual = train("usual", extra=[Look()], precision="64-true")
+        _, last = train("last", extra=[Look()], precision="64-true", channels_last=True)
+        assert formats == [False, True] * 18 + [True, False] * 18
+        torch.testing.assert_close(
+            self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
+        )
 
     def test_what_a_checkpoint_has_done_is_in_the_log_on_the_disk(self, train, monkeypatch):
         """A kill right after it loses no row: what is done never comes again."""

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.options import check_arguments
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
-from tasks.callbacks import ProgressLines
+from tasks.callbacks import ChannelsLast, ProgressLines
 from tasks.checkpoint_io import LAST, AtomicCheckpointIO
 from tasks.exact_resume import ExactResume
 from tasks.keeping import KeepLast
@@ -56,7 +56,7 @@ def make_trainer(
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
-        options: Arguments of Lightning's Trainer.
+        options: Arguments of Lightning's Trainer, and ``channels_last``.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
         training: Whether to keep logs, which an evaluation does not need.
@@ -71,6 +71,8 @@ def make_trainer(
     # A user need not read Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    options = dict(options)
+    layout = [ChannelsLast()] if options.pop("channels_last", False) else []
     _check(options)
     interactive = sys.stdout.isatty()
     pace = Pace()
@@ -95,7 +97,7 @@ def make_trainer(
             },
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[ExactResume(), pace, progress, *callbacks, *shown, best, last],
+            callbacks=[*layout, ExactResume(), pace, progress, *callbacks, *shown, best, last],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
