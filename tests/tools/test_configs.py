@@ -55,7 +55,9 @@ def check(config):
         needed = {p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_KEYWORD}
         needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
         assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
-    check_arguments(Trainer, config["trainer"], "trainer")
+    trainer = dict(config["trainer"])
+    assert trainer.pop("channels_last") is False
+    check_arguments(Trainer, trainer, "trainer")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
     check_arguments(learning_rate_factor, config["schedule"], "schedule")
     check_arguments(create_backbone, config["backbone"], "backbone")

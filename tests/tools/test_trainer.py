@@ -58,6 +58,12 @@ def test_every_trainer_is_made(name, overrides, expected, tmp_path):
     assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
 
 
+def test_channels_last_is_a_switch(tmp_path):
+    config = composed("trainer=cpu", "trainer.channels_last=always")
+    with pytest.raises(ValueError, match=r"trainer\.channels_last"):
+        make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+
+
 def test_sharded_gradients_cannot_be_clipped(tmp_path):
     config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
     with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):

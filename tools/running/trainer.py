@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from backbones.options import check_arguments
+from backbones.options import check_arguments, check_value
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.callbacks import ChannelsLast, ProgressLines
@@ -72,7 +72,9 @@ def make_trainer(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     options = dict(options)
-    layout = [ChannelsLast()] if options.pop("channels_last", False) else []
+    channels_last = options.pop("channels_last", False)
+    check_value("trainer.channels_last", channels_last, bool)
+    layout = [ChannelsLast()] if channels_last else []
     _check(options)
     interactive = sys.stdout.isatty()
     pace = Pace()
