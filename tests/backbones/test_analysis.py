@@ -289,7 +289,7 @@ def test_a_class_map_lies_where_the_evidence_is():
 
 
 def test_class_maps_equal_those_of_pytorch_grad_cam():
-    cams = pytest.importorskip("pytorch_grad_cam")
+    cams = pytest.importorskip("pytorch_grad_cam", reason="pip install -e '.[dev]' brings it")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     torch.manual_seed(0)
     model = LinearClassifier(short("poolformer_s12"), 5).eval()
