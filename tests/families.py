@@ -40,6 +40,11 @@ def drawn(*seeds: int) -> list[str]:
     return [name for name in list_backbones() if name in chosen]
 
 
+def rest_slow_pairs(cases: Sequence[tuple], quick: Collection[tuple]) -> list:
+    """``rest_slow`` for a test of several arguments."""
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
 _FILES = {
     find_host(name).build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
     for name in reversed(list_hosts())
@@ -58,6 +63,33 @@ SWAPPED = [name for name in _BOTH if f"{name}_afbo" not in _BOTH]
 _QUICK = ("deit_t_afbo", "swin_t_afbo")
 NAMES = rest_slow(_BOTH, (*SMALLEST, *_QUICK))
 TOKEN_SLOTS = [host for host in SMALLEST if "token" in find_host(host).slots]
+
+
+def by_turns(*targets: str) -> list[tuple[str, str]]:
+    """(target, name): every host and every mixer goes to one target, by turns.
+
+    The first host of each file goes to all of them, with the mixers of as many drawings.
+    """
+    drawings = [{look_up(n)[0].name: n for n in drawn(seed)} for seed in range(len(targets))]
+    cases = []
+    for turn, host in enumerate(list_hosts()):
+        own = turn % len(targets)
+        others = [i for i in range(len(targets)) if i != own] if host in SMALLEST else []
+        # The first drawing has every mixer, so no name of it is left out.
+        names = [drawings[0][host], *(drawing[host] for drawing in drawings[1:])]
+        cases += [(targets[i], name) for i, name in zip([own, *others], names, strict=False)]
+    return cases
+
+
+def sparse(seed: int) -> list[str]:
+    """Of a drawing those of the first host of each file, and the first with each mixer."""
+    mixers, names = set(), []
+    for name in drawn(seed):
+        host, mixer = look_up(name)
+        if host.name in SMALLEST or mixer not in mixers:
+            names.append(name)
+            mixers.add(mixer)
+    return names
 
 
 def shorten(network: nn.Module) -> nn.Module:

@@ -74,7 +74,7 @@ def loaded(backbone, tensors):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(NAMES, ("ffnet_1", "ffnet_seg")))
 def test_has_the_tensors_of_the_authors(name, form):
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(name, fused=form == "fused"), 1000)

@@ -1,16 +1,15 @@
 """The contract of a backbone: its maps at any size, its embedding, its parameters."""
 
 import math
+from itertools import cycle, product
 
 import pytest
 import torch
 
 from backbones import Backbone, create_backbone, list_hosts
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, rest_slow, short, shorten
+from tests.families import NAMES, SMALLEST, rest_slow, rest_slow_pairs, short, shorten
 from tests.tensors import images
-
-SIZES = [(65, 93), (136, 200)]
 
 
 def expected_sizes(backbone, size):
@@ -20,17 +19,24 @@ def expected_sizes(backbone, size):
     ]
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize(
+    ("dense", "size"),
+    [
+        pytest.param(False, (65, 93), id="classify-65x93"),
+        pytest.param(False, (136, 200), id="classify-136x200", marks=pytest.mark.slow),
+        pytest.param(True, (65, 93), id="dense-65x93", marks=pytest.mark.slow),
+        pytest.param(True, (136, 200), id="dense-136x200"),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_maps_have_the_promised_sizes(name, dense):
+def test_maps_have_the_promised_sizes(name, dense, size):
     backbone = short(name, dense=dense).eval()
     strides = [info.stride for info in backbone.feature_info]
     assert strides == [4, 8, 16, 32] or (strides == [16] and not dense)
-    for size in SIZES:
-        with torch.no_grad():
-            maps = backbone(images(*size).float())
-        assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
-        assert all(x.isfinite().all() for x in maps)
+    with torch.no_grad():
+        maps = backbone(images(*size).float())
+    assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, size)
+    assert all(x.isfinite().all() for x in maps)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
@@ -46,7 +52,9 @@ def test_no_image_gives_maps_of_none(host, dense):
         assert model(images(64, 64, batch=0).float()).shape == (0, 3)
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
+@pytest.mark.parametrize(
+    "dense", [pytest.param(False, marks=pytest.mark.slow), True], ids=["classify", "dense"]
+)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_every_map_is_contiguous(name, dense):
@@ -57,8 +65,12 @@ def test_every_map_is_contiguous(name, dense):
         assert all(m.is_contiguous() for m in backbone(x.contiguous(memory_format=memory_format)))
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize(
+    ("host", "assign"),
+    rest_slow_pairs(
+        list(product(SMALLEST, (False, True))), list(zip(SMALLEST, cycle((False, True))))
+    ),
+)
 def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
     built = short(host).eval()
     with torch.device("meta"):

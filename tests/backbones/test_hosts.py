@@ -104,8 +104,8 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
         ("mixer_s16", (224, 224)),
         ("pvt_v2_b1", (75, 110)),
         ("resnet18", (75, 110)),
-        ("resnet50", (75, 110)),
-        ("convnext_t", (64, 96)),
+        pytest.param("resnet50", (75, 110), marks=pytest.mark.slow),
+        pytest.param("convnext_t", (64, 96), marks=pytest.mark.slow),  # by the test below as well
     ],
     ids=str,
 )

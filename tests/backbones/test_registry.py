@@ -408,7 +408,7 @@ def classifier(name, **options):
         return LinearClassifier(create_backbone(name, **options), 1000)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", rest_slow(list(ROWS), [*SMALLEST, *SWAPPED]))
 def test_parameters_are_exact(name):
     assert count_parameters(plain_classifier(name)) == ROWS[name][0]
 
@@ -534,7 +534,7 @@ def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
 # What a built backbone can do
 
 # Hosts of tokens and of maps, with and without windows, positions, batch norms and forms.
-QUICK = ("deit_t", "ffnet_1", "lvt_r1", "poolformer_s12", "sbm_t", "swin_t")
+QUICK = ("deit_t", "ffnet_1", "poolformer_s12", "swin_t")
 
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, [f"{host}_afbo" for host in QUICK]))
@@ -566,8 +566,8 @@ def test_compiles_into_one_graph(name):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SWAPPED)
+@pytest.mark.slow  # a minute of a C++ compiler each, so every second host
+@pytest.mark.parametrize("name", SWAPPED[::2])
 @torch.no_grad()
 def test_compiled_code_gives_the_same(name):
     backbone = short(name).eval()

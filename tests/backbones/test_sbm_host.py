@@ -209,6 +209,7 @@ def test_macs_grow_as_the_pixels():
     assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
 
 
+@pytest.mark.slow  # the smallest row is in the tests of the registry
 def test_rows_of_classification_are_exact():
     # Rows with options are compared by the tests of the registry.
     rows = load_rows("sbm", task="classification")

@@ -9,22 +9,28 @@ from backbones import create_backbone, list_hosts
 from backbones.factory import small_patch_sizes
 from backbones.registry import find_host
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow, shorten
+from tests.families import SMALLEST, rest_slow_pairs, shorten
 from tests.tensors import images
 
+PATCHES = [(name, size) for name in list_hosts() for size in small_patch_sizes(find_host(name))]
+# Of each host that is the first of its file one patch size, the sizes by turns.
+TURNS = [
+    (name, sizes[index % len(sizes)])
+    for index, name in enumerate(SMALLEST)
+    if (sizes := small_patch_sizes(find_host(name)))
+]
 
-@pytest.mark.parametrize("name", rest_slow(list_hosts(), SMALLEST))
-def test_every_host_takes_small_images_with_each_patch_size(name):
-    host = find_host(name)
-    for patch_size in small_patch_sizes(host):
-        with torch.device("meta"), torch.no_grad():
-            backbone = shorten(create_backbone(name, img_size=32, patch_size=patch_size))
-            strides = [patch_size * 2**level for level in range(len(backbone.feature_info))]
-            assert [info.stride for info in backbone.feature_info] == strides
-            for height, width in ((32, 32), (33, 47)):
-                maps = backbone(torch.empty(2, 3, height, width))
-                sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in strides]
-                assert [tuple(x.shape[2:]) for x in maps] == sizes
+
+@pytest.mark.parametrize(("name", "patch_size"), rest_slow_pairs(PATCHES, TURNS))
+def test_every_host_takes_small_images_with_each_patch_size(name, patch_size):
+    with torch.device("meta"), torch.no_grad():
+        backbone = shorten(create_backbone(name, img_size=32, patch_size=patch_size))
+        strides = [patch_size * 2**level for level in range(len(backbone.feature_info))]
+        assert [info.stride for info in backbone.feature_info] == strides
+        for height, width in ((32, 32), (33, 47)):
+            maps = backbone(torch.empty(2, 3, height, width))
+            sizes = [(math.ceil(height / s), math.ceil(width / s)) for s in strides]
+            assert [tuple(x.shape[2:]) for x in maps] == sizes
 
 
 # Of every way in which a stem is made for small images one.

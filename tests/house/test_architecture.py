@@ -390,7 +390,7 @@ def test_importing_backbones_takes_little_longer_than_importing_timm():
     for name in names:
         fresh_interpreter(code.format(name))
     seconds = {name: [] for name in names}
-    for _ in range(7):
+    for _ in range(5):
         for name in names:
             seconds[name].append(float(fresh_interpreter(code.format(name))))
     ratio = statistics.median(seconds["backbones"]) / statistics.median(seconds["timm"])

@@ -7,7 +7,7 @@ import pytest
 
 from backbones import list_hosts, list_mixers
 from backbones.registry import look_up
-from tests.families import drawn
+from tests.families import SMALLEST, by_turns, drawn, sparse
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -34,3 +34,21 @@ def test_a_draw_has_every_host_and_every_channel_mixer(seed):
     assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
     assert drawn(seed) == drawn(seed)
     assert set(drawn(seed)) != set(drawn(seed + 1))
+
+
+@pytest.mark.parametrize("targets", [("a", "b"), ("a", "b", "c", "d")], ids=len)
+def test_turns_have_every_host_every_mixer_and_every_target(targets):
+    cases = by_turns(*targets)
+    assert len(cases) == len(set(cases)) == len(list_hosts()) + (len(targets) - 1) * len(SMALLEST)
+    pairs = [look_up(name) for _, name in cases]
+    assert {host.name for host, _ in pairs} == set(list_hosts())
+    assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
+    for host in SMALLEST:
+        assert {target for target, name in cases if look_up(name)[0].name == host} == {*targets}
+
+
+def test_a_sparse_draw_has_every_mixer_and_the_first_host_of_each_file():
+    pairs = [look_up(name) for name in sparse(3)]
+    assert {host.name for host, _ in pairs} >= set(SMALLEST)
+    assert {mixer for _, mixer in pairs} == {look_up(name)[1] for name in drawn(3)}
+    assert len(pairs) < len(drawn(3))

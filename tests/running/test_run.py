@@ -11,7 +11,7 @@ from PIL import Image
 
 from datamodules import SampleClassification
 from tasks.loggers import read_rows
-from tests.families import drawn
+from tests.families import by_turns
 from tests.runs import TINY, arguments, command, run_here, same, summary
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -89,7 +89,7 @@ def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
     ("task", "mode", "ckpt"),
     [
         ("classification", "test", "checkpoints/best.ckpt"),
-        ("transfer", "validate", ""),
+        pytest.param("transfer", "validate", "", marks=pytest.mark.slow),
         ("detection", "validate", "checkpoints/best.ckpt"),
         ("segmentation", "test", ""),
     ],
@@ -207,9 +207,7 @@ def test_each_task_trains_in_two_processes_and_is_evaluated_alike(task, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "name"), [(task, name) for seed, task in enumerate(TASKS) for name in drawn(seed)]
-)
+@pytest.mark.parametrize(("task", "name"), by_turns(*TASKS))
 def test_every_host_and_mixer_take_a_step_of_every_task(name, task, tmp_path, capsys):
     more = ["trainer.fast_dev_run=true", "backbone.pretrained=false"]
     ended = run_here(arguments(task, tmp_path, *more, backbone=name), capsys)

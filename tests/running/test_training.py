@@ -18,6 +18,7 @@ from tasks.base import EMA, UNREPORTED
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
 from tools.command_line.lazy_groups import register
@@ -73,6 +74,9 @@ def test_processes_without_a_core_are_announced(
         )
     said = "trainer.devices=2 starts more processes than there are cores (1)"
     assert caplog.text.count(said) == (cores == 1)
+
+
+STOPS = [{"step": 8}, {"validation": 1}]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -141,8 +145,10 @@ class TestTraining:
     @pytest.mark.parametrize(
         ("stop", "options", "seen_before"),
         [
-            pytest.param({"step": 8}, {}, 9, id="mid epoch", marks=pytest.mark.slow),
-            pytest.param({"step": 8}, {"workers": 2}, 9, id="mid epoch, workers"),
+            pytest.param({"step": 8}, {}, 9, id="mid epoch"),
+            pytest.param(
+                {"step": 8}, {"workers": 2}, 9, id="mid epoch, workers", marks=pytest.mark.slow
+            ),
             pytest.param({"step": 5}, {}, 6, id="last step of an epoch"),
             pytest.param(
                 {"step": 6},
@@ -161,7 +167,13 @@ class TestTraining:
             ),
             pytest.param({"step": 17}, {}, 18, id="last step of all", marks=pytest.mark.slow),
             pytest.param({"step": 7}, {"val_check_interval": 0.5}, 8, id="validation by steps"),
-            pytest.param({"step": 6}, {"accumulate_grad_batches": 2}, 8, id="accumulation"),
+            pytest.param(
+                {"step": 6},
+                {"accumulate_grad_batches": 2},
+                8,
+                id="accumulation",
+                marks=pytest.mark.slow,
+            ),
             pytest.param(
                 {"step": 8},
                 {"check_val_every_n_epoch": 2},
@@ -176,7 +188,13 @@ class TestTraining:
                 id="part of the data",
                 marks=pytest.mark.slow,
             ),
-            pytest.param({"step": 7}, {"max_steps": 14}, 8, id="an end by steps"),
+            pytest.param(
+                {"step": 7},
+                {"max_steps": 14},
+                8,
+                id="an end by steps",
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_a_resumed_run_equals_an_unbroken_one(self, train, stop, options, seen_before):
@@ -189,7 +207,7 @@ class TestTraining:
             expected, got = self.weights(whole, name), self.weights(broken, name)
             assert all(value.equal(got[key]) for key, value in expected.items()), name
 
-    @pytest.mark.parametrize("stop", [{"step": 8}, {"validation": 1}], ids=str)
+    @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[:1]), ids=str)
     def test_an_average_goes_on_exactly(self, train, stop):
         _, whole = train("whole", ema={"decay": 0.9})
         train("broken", ema={"decay": 0.9}, extra=[SignalAt(**stop)])
@@ -200,7 +218,7 @@ class TestTraining:
                 assert expected.keys() == got.keys()
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
 
-    @pytest.mark.parametrize("stop", [{"step": 8}, {"validation": 1}], ids=str)
+    @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[1:]), ids=str)
     def test_rates_by_layer_and_all_that_is_drawn_go_on_exactly(self, train, stop):
         """LAMB, layer-wise rates, groups by name, erasing, and the better of weights and average.
 

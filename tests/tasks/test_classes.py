@@ -119,7 +119,11 @@ def renamed(run, tmp_path, task):
 
 @pytest.mark.parametrize(
     ("task", "mode"),
-    [("classification", "test"), ("segmentation", "validate"), ("detection", "predict")],
+    [
+        ("classification", "test"),
+        pytest.param("segmentation", "validate", marks=pytest.mark.slow),
+        pytest.param("detection", "predict", marks=pytest.mark.slow),
+    ],
 )
 def test_another_order_is_refused(task, mode, trained, tmp_path, capsys):
     run = renamed(trained(task).folder(), tmp_path, task)

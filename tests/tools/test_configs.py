@@ -14,6 +14,7 @@ from backbones.options import check_arguments
 from tasks.ema import WeightEMA
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
+from tests.families import rest_slow
 from tests.runs import CONFIGS, composed, options
 from tools.command_line.errors import one_line_errors
 from tools.command_line.lazy_groups import register
@@ -74,13 +75,25 @@ def locate(target):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_head_and_dataset_of_a_task(task):
+    """Each once, by turns."""
     heads, data = fitting("head", task), fitting("data", task)
     assert heads
     assert len(data) > 1
-    for head in heads:
-        for name in data:
-            # The sample sets give options to their tasks' default head; others are as they are.
-            check(composed(f"task={task}", f"head={head}", f"data={name}"))
+    for index in range(max(len(heads), len(data))):
+        check_together(task, heads[index % len(heads)], data[index % len(data)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_head_with_every_dataset_of_a_task(task):
+    for head in fitting("head", task):
+        for name in fitting("data", task):
+            check_together(task, head, name)
+
+
+def check_together(task, head, name):
+    # The sample sets give options to their tasks' default head; others are as they are.
+    check(composed(f"task={task}", f"head={head}", f"data={name}"))
 
 
 def test_every_head_and_dataset_is_for_some_task():
@@ -218,8 +231,11 @@ def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
     )
 
 
+NAMED = list_backbones()[::100]
+
+
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", list_backbones()[::100])
+@pytest.mark.parametrize("name", rest_slow(NAMED, NAMED[::3]))
 def test_backbones_are_options_of_every_task(name, task):
     config = composed(f"task={task}", f"backbone={name}", "backbone.drop_path_rate=0.1")
     assert config["backbone"]["name"] == name

@@ -357,8 +357,8 @@ def test_an_experiment_beside_others_weights_compares_model_and_data(tmp_path):
 STAND_INS = {
     "classification": (SampleClassification, {"digits_per_class": 4, "train_copies": 1}),
     "transfer": (SampleTransfer, {"train_per_class": 1, "val_per_class": 1}),
-    "detection": (SampleDetection, {"num_train": 6, "num_val": 2}),
-    "segmentation": (SampleSegmentation, {"num_train": 6, "num_val": 2}),
+    "detection": (SampleDetection, {"num_train": 2, "num_val": 1}),
+    "segmentation": (SampleSegmentation, {"num_train": 4, "num_val": 1}),
 }
 DRAWN = (
     "afbo_t2_deit_t_afbo",
@@ -382,7 +382,8 @@ def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, t
     data = kind(sample_cache, **sizes)
     data.prepare_data()
     typed = [f"experiment={name}", f"data.root={data.root}", "trainer=cpu", "data.num_workers=0",
-             "data.batch_size=2", "data.eval_batch_size=2", "trainer.max_steps=2",
+             f"data.batch_size={1 if task == 'detection' else 2}", "data.eval_batch_size=2",
+             "trainer.max_steps=2",
              "trainer.limit_val_batches=1", "backbone.pretrained=false",
              "optimizer.reference_batch=null", f"output_dir={tmp_path}"]  # fmt: skip
     ended = run_here(typed, capsys)
@@ -395,7 +396,14 @@ def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, t
     assert all(figures["paper"] > 0 for figures in summary["paper"]["metrics"].values())
     assert set(summary["paper"]["metrics"]) & set(summary["metrics"])
     ended = run_here(
-        ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path}", "trainer=cpu"], capsys
+        [
+            "mode=test",
+            f"ckpt={folder}",
+            f"output_dir={tmp_path}",
+            "trainer=cpu",
+            "trainer.limit_val_batches=1",
+        ],
+        capsys,
     )
     assert ended.status == 0, ended.err
     assert "does not compare" in ended.out

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from backbones import create_backbone, list_hosts
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, drawn, rest_slow
+from tests.families import SMALLEST, by_turns, drawn, rest_slow, sparse
 from tests.runs import arguments, run_here
 from tools import export
 
@@ -333,9 +333,7 @@ def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to", "name"), [(to, name) for seed, to in enumerate(TOOLKITS) for name in drawn(seed)]
-)
+@pytest.mark.parametrize(("to", "name"), by_turns(*TOOLKITS))
 def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
     check_export(tmp_path, name, to)
 
@@ -547,6 +545,7 @@ def test_two_meanings_of_a_name_stay_apart(tmp_path, monkeypatch):
     assert space["two_scale"](10) == 20 + 30 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin_t_afbo"])
 def test_a_standalone_export_runs_without_us(tmp_path, capsys, name):
     folder = exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
@@ -554,7 +553,7 @@ def test_a_standalone_export_runs_without_us(tmp_path, capsys, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", drawn(3))
+@pytest.mark.parametrize("name", sparse(3))
 def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
     exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.families import drawn, shorten
+from tests.families import by_turns, shorten
 from tests.small_export import FAMILIES, small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
@@ -240,7 +240,7 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "name"),
-    [(to, name) for seed, to in enumerate(("onnx", "torch_export")) for name in drawn(seed)],
+    by_turns("onnx", "torch_export"),
 )
 def test_every_host_and_mixer_go_out(name, to, tmp_path):
     check_sizes(name, written(name, to, tmp_path, network="classifier"))
