@@ -11,11 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.layers.axes import to_nhwc
-from backbones.mixers.sbm import BilinearMapping, evaluation, resample_factors
+from backbones.mixers.sbm import BilinearMapping, resample_factors
+from backbones.mixers.sbm import mixer as sbm_mixer
+from backbones.mixers.sbm.evaluation import mix_evaluation
 from tests.references import sbm as reference
 from tests.tensors import build_mixer, tokens
 
-fast = evaluation.mix
 EXACT = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -78,7 +79,9 @@ def test_mixer_equals_the_equations(options, grid, size):
 def test_evaluation_has_a_form_of_its_own_that_gives_the_same(monkeypatch):
     """Served where no gradient is recorded and nobody looks inside; equal to 1e-10."""
     served = []
-    monkeypatch.setattr(evaluation, "mix", lambda *given: served.append(1) or fast(*given))
+    monkeypatch.setattr(
+        sbm_mixer, "mix_evaluation", lambda *given: served.append(1) or mix_evaluation(*given)
+    )
     for batch, size, options in (
         (1, (4, 5), {}), (3, (4, 5), {"out_proj": True}), (2, (7, 6), {"kernel_size": 5}),
     ):  # fmt: skip

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PLAIN = (torch.float32, torch.float64)
 
 
-def serves(mixer: StarBilinearMapping, x: Tensor) -> bool:
-    """Whether ``mix`` computes just what this mixer is, and nobody looks inside."""
+def serves_evaluation(mixer: StarBilinearMapping, x: Tensor) -> bool:
+    """Whether ``mix_evaluation`` computes just what this mixer is, and nobody looks inside."""
     bilinear = mixer.bilinear
     return (
         not torch.is_grad_enabled()
@@ -32,7 +32,7 @@ def serves(mixer: StarBilinearMapping, x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._functorch.peek_interpreter_stack()
         and bilinear is not None
-        and bilinear.rank < x.shape[1] * x.shape[2]  # the order of products that ``mix`` takes
+        and bilinear.rank < x.shape[1] * x.shape[2]  # the order of products that it takes
         and type(mixer.in_proj) is nn.Linear
         and mixer.in_proj.weight.dtype is x.dtype
         and mixer.in_proj.out_features == 2 * mixer.dim
@@ -44,7 +44,7 @@ def serves(mixer: StarBilinearMapping, x: Tensor) -> bool:
     )
 
 
-def mix(mixer: StarBilinearMapping, x: Tensor) -> Tensor:
+def mix_evaluation(mixer: StarBilinearMapping, x: Tensor) -> Tensor:
     """SiLU(x W_G) * LN(SiLU(U) * V), before ``out_proj``: (B, h, w, C) -> (B, h, w, C)."""
     bilinear, lin_proj, gate_proj = mixer.bilinear, mixer.lin_proj, mixer.gate_proj
     assert bilinear is not None
