@@ -23,12 +23,15 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
   image_size=224,448        sides, or HEIGHTxWIDTH, of images (default: 224)
+  out=growth.png            backbones: a picture of how time grows over several image sizes
   rounds=30                 a round times every network once, in an order of its own
   train=false               true: also a training step, that is forward and backward
   compile=false             true: after torch.compile
   device=cpu                cpu or cuda
   dtype=float32             or bfloat16: of the network itself, in training by autocast
   threads=N                 of the CPU (default: torch's choice)
+  clock=wall                process: processor time, with threads=1 on a machine that does other
+                            things as well
   keep_memory=true          false: let glibc return freed memory to the system (see below)
   format=table              table, json or csv
 
@@ -36,7 +39,8 @@ Timed is the classification network with 1000 classes, or a mixer alone. A ratio
 over the baseline's in the same round: its median, and where a tenth and nine tenths of the rounds
 lie. The baseline stands among the others as a second network of its own; its ratio shows the noise.
 Of tokens, us/token is the time per token and growth this time over that on the first grid, taken
-round by round as well: 1 on every grid is a cost linear in the number of tokens.
+round by round as well: 1 on every grid is a cost linear in the number of tokens. Of whole
+networks on several image sizes growth is the time per pixel over that at the first size, likewise.
 Seconds of different runs do not compare, least of all on a shared machine; ratios do.
 
 By default glibc gives large blocks back to the system and fetches them anew in every layer; the
@@ -56,7 +60,7 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.benchmarking import networks
+from tools.benchmarking import growth, networks
 from tools.benchmarking.networks import COMPARISONS, comparison_runs
 from tools.command_line.arguments import image_size, number, parse
 from tools.command_line.tables import FORMATS, Record, write
@@ -74,19 +78,20 @@ from tools.command_line.typed_network import (
 SWITCH = ("false", "true")
 SHARED = {
     "batch": "1,8", "rounds": "30", "train": "false", "compile": "false", "device": "cpu",
-    "dtype": "float32", "threads": "", "keep_memory": "true", "format": "table",
+    "dtype": "float32", "threads": "", "clock": "wall", "keep_memory": "true", "format": "table",
 }  # fmt: skip
 IMAGES = {"image_size": "224", **SHARED}
 DEFAULTS = {
     "mixers": {"host": "deit_t,swin_t,poolformer_s12", "mixer": "*", **IMAGES},
-    "backbones": {"backbone": "", "baseline": "", "compare": "", **IMAGES},
+    "backbones": {"backbone": "", "baseline": "", "compare": "", "out": "", **IMAGES},
     "tokens": {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
         **SHARED, "batch": "1",
     },
 }  # fmt: skip
 CHOICES = {
-    "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "format": FORMATS,
+    "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "clock": ("wall", "process"),
+    "format": FORMATS,
     "train": SWITCH, "compile": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
@@ -184,19 +189,35 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     batches = [number("batch", item) for item in options["batch"].split(",")]
     sizes = [image_size(item or " ") for item in options["image_size"].split(",")]
     rounds = number("rounds", options["rounds"], least=2)
+    picture = options.get("out", "")
+    if picture:
+        growth.check_picture(picture, sizes)
     dtype = prepare(options)
-    records = []
+    kinds = ("forward", "training")[: 1 + (options["train"] == "true")]
+    records: list[Record] = []
     for run in runs:
         models = [networks.build(network, options) for network in run]
-        for size, batch in itertools.product(sizes, batches):
-            for kind in ("forward", "training")[: 1 + (options["train"] == "true")]:
-                side = f"{size[0]}x{size[1]}"
-                tell(f"{label(run[0])}: {kind}, {side}, batch {batch}, {rounds} rounds")
-                images = torch.randn(batch, 3, *size, device=options["device"])
-                steps = [make_step(model, images, kind, dtype) for model in models]
-                seconds = interleave(steps, rounds, options["device"])
-                for index in range(1, len(run)):
-                    records.append(record(run, index, seconds, kind, side, batch))
+        timed = {}
+        for batch, kind in itertools.product(batches, kinds):
+            shown = ", ".join(map(growth.name_of, sizes))
+            tell(f"{label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds")
+            images = [torch.randn(batch, 3, *size, device=options["device"]) for size in sizes]
+            steps = [make_step(model, one, kind, dtype) for one in images for model in models]
+            # All sizes in the same rounds, so that what else the machine does hits them alike.
+            seconds = interleave(steps, rounds, options["device"], options["clock"])
+            for place, size in enumerate(sizes):
+                timed[size, batch, kind] = seconds[place * len(models) :][: len(models)]
+        for size, batch, kind in itertools.product(sizes, batches, kinds):
+            seconds = timed[size, batch, kind]
+            for index in range(1, len(run)):
+                made = record(run, index, seconds, kind, growth.name_of(size), batch)
+                if len(sizes) > 1:
+                    first = timed[sizes[0], batch, kind][index]
+                    made["growth"] = growth.growth(seconds[index], size, first, sizes[0])
+                records.append(made)
+    if picture:
+        growth.draw(records, picture)
+        tell(f"picture written to {picture}")
     return records
 
 

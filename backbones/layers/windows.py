@@ -153,9 +153,12 @@ def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """(B, n, e, m, f, C) -> the same: one product per group over all windows of all images."""
     b, n, e, m, f, c = x.shape
     x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
-    mixed = torch.bmm(matrix, x.reshape(groups, e * f, -1))
-    if bias is not None:
-        mixed = mixed + bias.to(mixed.dtype)
+    # One copy of all groups; a product of strided ones copies each by itself, value by value.
+    columns = x.reshape(groups, e * f, -1).contiguous()
+    if bias is None:
+        mixed = torch.bmm(matrix, columns)
+    else:
+        mixed = torch.baddbmm(bias.to(matrix.dtype), matrix, columns)
     mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
     return mixed.permute(3, 4, 1, 5, 2, 6, 0).reshape(b, n, e, m, f, c)
 

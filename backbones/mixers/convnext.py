@@ -5,6 +5,12 @@ The residual around the block is the host's.
 Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Fig. 4;
 Woo et al., "ConvNeXt V2", CVPR 2023, https://arxiv.org/abs/2301.00808, Sec. 3.2 (global response
 normalisation) and Fig. 5.
+
+Where the time of version 2 goes, by a profile on one thread of a CPU: it has 1.03 (192 channels,
+14 x 14) and 1.06 times (96 channels, 56 x 56) the multiply-adds of an FFN and takes 1.16 and 1.12
+times as long. The convolution is 3 to 4 % of it; the rest of the difference is the response
+normalisation, which needs norms over the whole map before it can scale, so that it goes over the
+hidden map twice more and no pass can be joined with the products.
 """
 
 from __future__ import annotations

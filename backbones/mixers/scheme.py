@@ -8,6 +8,11 @@ https://arxiv.org/abs/2312.00412, with the authors' code for the scale, for w an
 in evaluation. That code forms Z^T by a reshape, which mixes tokens with channels; here it is the
 transpose. Its class for scheme_12 keeps CCA in evaluation, which ``cca="always"`` does.
 
+Where the time goes in evaluation, by a profile on one thread of a CPU: scheme_12 has 1.50 times the
+multiply-adds of an FFN of 4 C and takes 1.54 (192 channels, 14 x 14) to 1.73 times as long (96
+channels, 56 x 56). The products are 94 and 86 % of it, and GELU of 8 C channels, twice an FFN's, 4
+and 11 %.
+
 Axes: Z is a map as (H W, C); h hidden channels.
 """
 

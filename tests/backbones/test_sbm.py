@@ -12,6 +12,8 @@ from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.layers.axes import to_nhwc
 from backbones.mixers.sbm import BilinearMapping, resample_factors
+from backbones.mixers.sbm import mixer as sbm_mixer
+from backbones.mixers.sbm.evaluation import mix_evaluation
 from tests.references import sbm as reference
 from tests.tensors import build_mixer, tokens
 
@@ -71,6 +73,32 @@ def test_mixer_equals_the_equations(options, grid, size):
         ]
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@torch.no_grad()
+def test_evaluation_has_a_form_of_its_own_that_gives_the_same(monkeypatch):
+    """Served where no gradient is recorded and nobody looks inside; equal to 1e-10."""
+    served = []
+    monkeypatch.setattr(
+        sbm_mixer, "mix_evaluation", lambda *given: served.append(1) or mix_evaluation(*given)
+    )
+    for batch, size, options in (
+        (1, (4, 5), {}), (3, (4, 5), {"out_proj": True}), (2, (7, 6), {"kernel_size": 5}),
+    ):  # fmt: skip
+        mixer, x = build_mixer("sbm", 8, grid=(4, 5), rank=3, **options), tokens(batch, *size, 8)
+        served.clear()
+        found = mixer(x)
+        assert served
+        with torch.enable_grad():
+            expected = mixer(x).detach()
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        served.clear()
+        mixer(tokens(batch, 1, 3, 8))  # no more tokens than the rank: W_c first
+        with torch.autocast("cpu"):
+            mixer(x)
+        mixer.lin_proj.register_forward_hook(lambda *_: None)
+        torch.testing.assert_close(mixer(x), expected, rtol=1e-10, atol=1e-10)
+        assert not served
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")

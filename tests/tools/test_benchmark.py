@@ -7,9 +7,11 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
+from PIL import Image
 
 from backbones import create_backbone, list_backbones
 from tools import benchmark
@@ -74,6 +76,29 @@ def test_a_network_has_a_ratio_with_itself(capsys):
     rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
     assert [row["backbone"] for row in rows] == ["deit_t_glu backbone.mixer.act=gelu", "deit_t_glu"]
     assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
+
+
+def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_networks, monkeypatch):
+    """The step number i of a round takes i seconds; one size stands after the other."""
+    monkeypatch.setattr(
+        timing, "interleave", lambda steps, *_: [[i + 1.0] * 2 for i in range(len(steps))]
+    )
+    picture = tmp_path / "growth.png"
+    words = ("backbone=deit_t,swin_t", "image_size=64,128", f"out={picture}", "format=json")
+    records = json.loads(printed(capsys, "backbones", *words, *TINY[:2], TINY[3]))
+    found = [(one["backbone"], one["image_size"], one["ms"], one["growth"]) for one in records]
+    assert found == [
+        ("deit_t", "64x64", 2000, 1.0), ("swin_t", "64x64", 3000, 1.0),
+        ("deit_t", "128x128", 5000, pytest.approx(5 / 2 / 4)),
+        ("swin_t", "128x128", 6000, pytest.approx(6 / 3 / 4)),
+    ]  # fmt: skip
+    assert Image.open(picture).size[0] > 1000
+
+
+def test_processor_time_leaves_out_what_a_step_waits_for():
+    seconds = timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu", "process")
+    assert max(seconds[0]) < 0.01
+    assert min(timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu")[0]) >= 0.02
 
 
 class Widths(torch.nn.Module):
@@ -345,6 +370,13 @@ def test_cost_per_token_is_taken_round_by_round():
             ["backbones", "backbone=deit_t_afbo backbone.mixer.g2=["],
             "mixer.g2=[ cannot be read; a value",
         ),
+        (
+            ["backbones", "backbone=deit_t", "out=growth"],
+            "out must end in .png, .pdf, .svg; got 'growth'",
+        ),
+        (["backbones", "backbone=deit_t", "out=no/g.png"], "there is no folder no; make it"),
+        (["backbones", "backbone=deit_t", "out=g.png"], "give two at least: image_size=224,448"),
+        (["mixers", "out=g.png"], "cannot use 'out=g.png'"),
         (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
         (["mixers", "rounds=1"], "rounds must be a whole number from 2 up; got '1'"),

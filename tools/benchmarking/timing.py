@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import statistics
 import sys
@@ -32,6 +33,8 @@ def prepare(options: Mapping[str, str]) -> torch.dtype:
         raise ValueError(
             "device=cuda needs a GPU that torch can use, and there is none here; pass device=cpu"
         )
+    if options["device"] == "cuda" and options["clock"] != "wall":
+        raise ValueError("device=cuda is timed by the GPU's own events; leave out clock=")
     if options["threads"]:
         torch.set_num_threads(number("threads", options["threads"]))
     kept = options["keep_memory"] == "true" and keep_freed_memory()
@@ -73,9 +76,22 @@ def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -
     return forward
 
 
-def interleave(steps: Sequence[Step], rounds: int, device: str) -> list[list[float]]:
-    """Seconds of every step in every round; each round has its own order."""
-    timed = _cuda_seconds if device == "cuda" else _cpu_seconds
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
+
+
+def interleave(
+    steps: Sequence[Step], rounds: int, device: str, clock: str = "wall"
+) -> list[list[float]]:
+    """Seconds of every step in every round; each round has its own order.
+
+    Args:
+        steps: What is timed.
+        rounds: How often.
+        device: "cpu" or "cuda".
+        clock: A key of ``CLOCKS``, on a CPU.
+    """
+    on_cpu = functools.partial(_cpu_seconds, clock=CLOCKS[clock])
+    timed = _cuda_seconds if device == "cuda" else on_cpu
     for step in steps:
         for _ in range(WARM_UP):
             step()
@@ -97,11 +113,11 @@ def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, flo
     }
 
 
-def _cpu_seconds(step: Step) -> float:
-    """Wall time of one step."""
-    start = time.perf_counter()
+def _cpu_seconds(step: Step, clock: Callable[[], float]) -> float:
+    """Time of one step."""
+    start = clock()
     step()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _cuda_seconds(step: Step) -> float:

@@ -47,7 +47,7 @@ def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Re
                 for name, own in mixers:
                     mixer = placed(create_mixer(name, dim, grid=size, **own), options)
                     steps.append(make_step(mixer, x, kind, dtype))
-            seconds = interleave(steps, rounds, options["device"])
+            seconds = interleave(steps, rounds, options["device"], options["clock"])
             table = [seconds[i : i + len(mixers)] for i in range(0, len(steps), len(mixers))]
             records += table_records(mixers, grids, table, kind, batch)
     return records

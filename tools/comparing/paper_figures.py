@@ -50,8 +50,10 @@ METRICS: dict[str, tuple[str, float]] = {
 # A recipe's word for what a command has to name (datamodules.classification, which needs torch).
 REQUIRED = "required"
 # Besides what never matters, a run may be made on other devices than its experiment names.
-DEVICES = ("devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic",
-           "channels_last")  # fmt: skip
+DEVICES = (
+    "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic", "compile",
+    "channels_last",
+)  # fmt: skip
 MIXERS = ("mixer", "token_mixer")
 FREE = {
     "seed",

@@ -12,6 +12,7 @@ from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
+from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
 from tasks.loading import build_task
 from tools.running import frozen, prediction, report, resume, robustness, trainer
@@ -69,6 +70,9 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
+    if options.get("compile"):
+        check_compiler(engine.strategy.root_device)
+        compile_blocks(task.model)
     return Parts(datamodule, task, engine, facts, start)
 
 

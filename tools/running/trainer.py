@@ -36,6 +36,8 @@ from tools.running.resume import Start
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 BEST = "best.ckpt"
+# Options beside the arguments of Lightning's Trainer.
+EXTRA = {"compile"}
 # Arguments of Lightning's Trainer that a run sets by itself.
 OURS = {
     "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
@@ -56,7 +58,7 @@ def make_trainer(
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
-        options: Arguments of Lightning's Trainer, and ``channels_last``.
+        options: Arguments of Lightning's Trainer, and ``channels_last``; ``EXTRA`` is left to others.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
         training: Whether to keep logs, which an evaluation does not need.
@@ -71,7 +73,7 @@ def make_trainer(
     # A user need not read Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    options = dict(options)
+    options = {name: value for name, value in options.items() if name not in EXTRA}
     channels_last = options.pop("channels_last", False)
     check_value("trainer.channels_last", channels_last, bool)
     layout = [ChannelsLast()] if channels_last else []

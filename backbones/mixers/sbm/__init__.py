@@ -17,7 +17,8 @@ no code. Where the paper leaves a choice:
 Axes: C = d channels, m rank, (h, w) map, n = h * w tokens, (gh, gw) the stored map.
 
 In reading order: ``mixer`` (Eq. 2), ``bilinear_mapping`` (Sec. 4.2.1); ``orders`` computes the
-mapping in the cheaper of two orders, ``in_place`` spares memory where no gradient is recorded.
+mapping in the cheaper of two orders, ``in_place`` spares memory where no gradient is recorded, and
+``evaluation`` is Eq. 2 once more for that case, without what torch does between operations.
 
 https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
 """

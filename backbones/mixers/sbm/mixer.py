@@ -17,6 +17,7 @@ from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping, Resample, Size
+from backbones.mixers.sbm.evaluation import mix_evaluation, serves_evaluation
 from backbones.mixers.sbm.in_place import linear, product, silu
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -84,6 +85,8 @@ class StarBilinearMapping(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """SiLU(x W_G) * LN(SiLU(U) * V): (B, h, w, C) -> (B, h, w, C)."""
+        if serves_evaluation(self, x):
+            return self.out_proj(mix_evaluation(self, x))
         p = self.pre_proj(to_nhwc(self.conv(to_nchw(self.in_proj(x)))))
         mixed = self._normalise(self._star(p[..., : self.dim], p[..., -self.dim :]))
         if self.gate_proj is not None:

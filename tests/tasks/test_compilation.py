@@ -1,0 +1,143 @@
+"""trainer.compile: the same numbers and the same checkpoints, and no graph breaks in a mixer."""
+
+import copy
+import functools
+import logging
+
+import pytest
+import torch
+
+from backbones import create_mixer, list_mixers
+from backbones.checkpoints.opening import open_checkpoint
+from tasks import compilation
+from tasks.compilation import MAX_SHAPES, check_compiler, compile_blocks
+from tests.families import SMALLEST, rest_slow, short
+from tests.runs import arguments, composed, run_here
+from tools.command_line.lazy_groups import register
+from tools.running import parts
+
+TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that inductor writes
+
+
+def gradients(network, images):
+    """Of the sum of squares of what a network gives, by parameter."""
+    network.zero_grad()
+    torch.manual_seed(0)
+    found = network(images)
+    maps = found if isinstance(found, tuple) else (found,)
+    torch.stack([one.square().mean() for one in maps]).sum().backward()
+    grads = {key: p.grad for key, p in network.named_parameters() if p.grad is not None}
+    return {"output": maps[-1].detach(), **grads}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("name", rest_slow(SMALLEST, ["deit_t", "ffnet_1"]))
+def test_every_block_of_a_host_is_one_graph(name):
+    """In training and in evaluation; fullgraph refuses to break."""
+    torch._dynamo.reset()
+    plain = short(name)
+    compiled, images = copy.deepcopy(plain), torch.randn(2, 3, 64, 64)
+    assert compile_blocks(compiled, **TRACED) == len(plain.block_names())
+    assert_same(gradients(compiled.train(), images), gradients(plain.train(), images))
+    with torch.no_grad():
+        outputs = [network.eval()(images)[-1] for network in (compiled, plain)]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    for block in map(compiled.get_submodule, compiled.block_names()):
+        assert block._compiled_call_impl.shapes.keys() == {(True, True), (False, False)}
+    inside = tuple(f"{block}." for block in compiled.block_names())
+    mixers = (*compiled.token_mixers(), *compiled.channel_mixers())
+    assert all(mixer.startswith(inside) for mixer in mixers)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    assert (
+        copy.deepcopy(compiled).get_submodule(compiled.block_names()[0])._compiled_call_impl is None
+    )
+
+
+@pytest.mark.parametrize(
+    "name", rest_slow(list_mixers(), ["afbo", "iffn", "posmlp", "sbm", "ffnified"])
+)
+def test_every_mixer_is_one_graph(name):
+    torch._dynamo.reset()
+    mixer = create_mixer(name, 64, grid=(8, 8))
+    x = torch.randn(2, 8, 8, 64, requires_grad=True)  # pooling has no parameters
+    compiled = torch.compile(mixer, dynamic=False, **TRACED)
+    found = gradients(compiled, x)
+    expected = gradients(mixer, x)
+    assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected)
+
+
+@torch.no_grad()
+def test_few_sizes_are_compiled_and_it_is_said(caplog):
+    torch._dynamo.reset()
+    plain = short("deit_t").eval()
+    compiled, seen = copy.deepcopy(plain), []
+
+    def backend(graph, inputs):
+        seen.append(inputs)
+        return graph.forward
+
+    compile_blocks(compiled, backend=backend)
+    caplog.set_level(logging.INFO)
+    for turn in range(MAX_SHAPES + 2):
+        graphs = len(seen)
+        images = torch.randn(1, 3, 64, 64 + 32 * turn)
+        torch.testing.assert_close(compiled(images), plain(images))
+        assert (len(seen) > graphs) == (turn < MAX_SHAPES)
+    assert caplog.text.count(f"compiled for {MAX_SHAPES} sizes") == 1
+    compiled(torch.randn(1, 3, 64, 64))  # the first size still has its graph
+    assert len(seen) == graphs
+
+
+@pytest.mark.slow
+def test_a_compiled_run_leaves_what_any_other_does(outputs, sample_cache, capsys, monkeypatch):
+    """Keys without a prefix; tested, resumed and averaged as ever, and equal in what it learns."""
+    traced = functools.partial(compile_blocks, **TRACED)
+    monkeypatch.setattr(parts, "compile_blocks", traced)
+    monkeypatch.setattr(parts, "check_compiler", lambda device: None)
+    torch._dynamo.reset()
+    trained = {}
+    for word in ("true", "false"):
+        more = [f"trainer.compile={word}", "++task.ema.decay=0.5", "trainer.limit_train_batches=2"]
+        ended = run_here(arguments("classification", outputs / f"compile_{word}", *more), capsys)
+        assert ended.status == 0, ended
+        trained[word] = ended.folder() / "checkpoints" / "last.ckpt"
+    states = [open_checkpoint(path).content for path in trained.values()]
+    for part in ("state_dict", "state_dict_ema"):
+        assert_same(*(state[part] for state in states))
+    again = [f"ckpt={trained['true'].parent.parent}", f"output_dir={outputs}/compile_again"]
+    ended = run_here(["mode=test", *again], capsys)
+    assert ended.status == 0, ended
+    folder = outputs / "compile_true"
+    more = ["resume=true", "trainer.compile=true", "++task.ema.decay=0.5"]
+    longer = arguments("classification", folder, *more, "trainer.limit_train_batches=2", epochs=2)
+    ended = run_here(longer, capsys)
+    assert ended.status == 0, ended
+
+
+def test_a_machine_that_cannot_compile_is_told(monkeypatch):
+    def broken(function):
+        raise RuntimeError("No working C++ compiler found in config.cpp.cxx\nstack")
+
+    monkeypatch.setattr(compilation.torch, "compile", broken)
+    with pytest.raises(ValueError, match=r"No working C\+\+ compiler found.*trainer.compile=false"):
+        check_compiler(torch.device("cpu"))
+
+
+def test_runs_are_not_compiled_by_default():
+    register()
+    assert composed()["trainer"]["compile"] is False
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same():
+    torch._dynamo.reset()
+    check_compiler(torch.device("cpu"))
+    plain, images = short("deit_t_afbo").train(), torch.randn(2, 3, 64, 64)
+    compiled = copy.deepcopy(plain)
+    compile_blocks(compiled, fullgraph=True)
+    assert_same(gradients(compiled, images), gradients(plain, images))
