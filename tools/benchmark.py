@@ -35,6 +35,8 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
 Timed is the classification network with 1000 classes, or a mixer alone. A ratio is a network's time
 over the baseline's in the same round: its median, and where a tenth and nine tenths of the rounds
 lie. The baseline stands among the others as a second network of its own; its ratio shows the noise.
+MB is the most memory that one step takes beside the network's weights, in activations, gradients
+and working memory, exactly; MB ratio is that over the baseline's.
 Of tokens, us/token is the time per token and growth this time over that on the first grid, taken
 round by round as well: 1 on every grid is a cost linear in the number of tokens.
 Seconds of different runs do not compare, least of all on a shared machine; ratios do.
@@ -102,6 +104,8 @@ COLUMNS = {
     "ratio_p10": ("10 %", "{:.3f}"),
     "ratio_p90": ("90 %", "{:.3f}"),
     "paper_ratio": ("paper", "{:.3f}"),
+    "peak_mb": ("MB", "{:.1f}"),
+    "memory_ratio": ("MB ratio", "{:.3f}"),
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
 }
@@ -179,6 +183,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     """Time every run, whose first network is the baseline of the others; a record per network."""
     import torch
 
+    from tools.benchmarking.memory import peak_bytes
     from tools.benchmarking.timing import interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
@@ -195,8 +200,16 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
                 images = torch.randn(batch, 3, *size, device=options["device"])
                 steps = [make_step(model, images, kind, dtype) for model in models]
                 seconds = interleave(steps, rounds, options["device"])
+                for model in models:
+                    model.zero_grad()  # gradients of the last round
+                peaks = [peak_bytes(step, options["device"]) for step in steps]
                 for index in range(1, len(run)):
-                    records.append(record(run, index, seconds, kind, side, batch))
+                    memory = {
+                        "peak_mb": peaks[index] / 1e6,
+                        "memory_ratio": peaks[index] / peaks[0] if peaks[0] else None,
+                    }
+                    found = record(run, index, seconds, kind, side, batch)
+                    records.append({**found, **memory})
     return records
 
 
