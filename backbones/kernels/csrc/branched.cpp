@@ -230,7 +230,8 @@ class BranchedMixer {
         w2_{w2.const_data_ptr<T>(), out_dim_, h_, h_},
         b1_(b1.const_data_ptr<T>()),
         own_(own.const_data_ptr<T>()),
-        norms_(norms),
+        norms_{norms[0].const_data_ptr<T>(), norms[1].const_data_ptr<T>(),
+               norms[2].const_data_ptr<T>(), norms[3].const_data_ptr<T>()},
         conv_(kernel.const_data_ptr<T>(), nullptr, own_, h_, size),
         zeros_(h_),
         ones_(h_, T(1)),
@@ -446,7 +447,7 @@ class BranchedMixer {
   void set_dw(int64_t c, double mean, double variance) {
     dw_.set(c, of_norm(2, c), of_norm(3, c), 1, 0, mean, variance, mean);
   }
-  T of_norm(int64_t index, int64_t c) const { return norms_[index].template const_data_ptr<T>()[c]; }
+  T of_norm(int64_t index, int64_t c) const { return norms_[index][c]; }
 
   // Call `use(first, count)` for all tokens, as many at a time as a piece has.
   template <class Use>
@@ -537,7 +538,7 @@ class BranchedMixer {
   const T* const x_;
   const Matrix<const T> w1_, w2_;
   const T *const b1_, *const own_;
-  const at::TensorList norms_;
+  const T* const norms_[4];
   const Convolution<T> conv_;
   const std::vector<T> zeros_, ones_;
   std::vector<T> alpha_, beta_, gamma_, theta_;

@@ -49,17 +49,19 @@ def mix(mixer: IFFN, x: Tensor, prefix: Tensor | None) -> Tensor:
 
 def weights(mixer: IFFN) -> Sequence[Any]:
     """The operator's arguments behind tokens and size."""
+    # Each name is looked up once: torch finds a module's parts slowly.
     bn_mid, dw = cast("nn.BatchNorm1d", mixer.bn_mid), cast("DepthwiseBlock", mixer.dw)
+    bn, conv, fc1, fc2 = dw.bn, dw.conv, mixer.fc1, mixer.fc2
     branches = [cast("Arb", branch) for branch in mixer.branches]
     return (
-        (mixer.fc1.weight, mixer.fc1.bias),
+        (fc1.weight, fc1.bias),
         [part for b in branches for part in (b.alpha, b.beta, b.gamma, b.theta)],
-        [bn_mid.weight, bn_mid.bias, dw.bn.weight, dw.bn.bias],
-        [*_running(bn_mid), *_running(dw.bn)],
-        (bn_mid.eps, dw.bn.eps),
+        [bn_mid.weight, bn_mid.bias, bn.weight, bn.bias],
+        [*_running(bn_mid), *_running(bn)],
+        (bn_mid.eps, bn.eps),
         bn_mid.training,
-        (dw.conv.weight, cast("Tensor", dw.conv.bias)),
-        (mixer.fc2.weight, mixer.fc2.bias),
+        (conv.weight, cast("Tensor", conv.bias)),
+        (fc2.weight, fc2.bias),
     )
 
 
@@ -79,18 +81,18 @@ def _running(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
 def _is_usual(mixer: IFFN) -> bool:
     """Whether the mixer is the paper's: GELU, coefficients, batch norms and a kernel of side 3."""
     dw, bn_mid = mixer.dw, mixer.bn_mid
+    if dw is None or bn_mid is None or mixer.ln_out is not None:
+        return False
+    conv, bn = dw.conv, dw.bn
     return (
-        dw is not None
-        and bn_mid is not None
-        and mixer.ln_mid is None
-        and mixer.ln_out is None
-        and all(type(b) is Arb and b.base.name == "gelu" for b in mixer.branches)
+        all(type(b) is Arb and b.base.name == "gelu" for b in mixer.branches)
         and (dw.residual, dw.shortcut, dw.order) == (False, False, "bn_act")
-        and dw.conv.kernel_size == (3, 3)
+        and type(conv) is nn.Conv2d
+        and conv.kernel_size == (3, 3)
         and all(type(linear) is nn.Linear for linear in (mixer.fc1, mixer.fc2))
-        and type(dw.conv) is nn.Conv2d
-        and all(_is_plain(norm) for norm in (bn_mid, dw.bn))
-        and bn_mid.training == dw.bn.training
+        and _is_plain(bn_mid)
+        and _is_plain(bn)
+        and bn_mid.training == bn.training
     )
 
 
