@@ -38,6 +38,8 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
 Timed is the classification network with 1000 classes, or a mixer alone. A ratio is a network's time
 over the baseline's in the same round: its median, and where a tenth and nine tenths of the rounds
 lie. The baseline stands among the others as a second network of its own; its ratio shows the noise.
+MB is the most memory that one step takes beside the network's weights, in activations, gradients
+and working memory, exactly; MB ratio is that over the baseline's.
 Of tokens, us/token is the time per token and growth this time over that on the first grid, taken
 round by round as well: 1 on every grid is a cost linear in the number of tokens. Of whole
 networks on several image sizes growth is the time per pixel over that at the first size, likewise.
@@ -107,6 +109,8 @@ COLUMNS = {
     "ratio_p10": ("10 %", "{:.3f}"),
     "ratio_p90": ("90 %", "{:.3f}"),
     "paper_ratio": ("paper", "{:.3f}"),
+    "peak_mb": ("MB", "{:.1f}"),
+    "memory_ratio": ("MB ratio", "{:.3f}"),
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
 }
@@ -184,6 +188,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     """Time every run, whose first network is the baseline of the others; a record per network."""
     import torch
 
+    from tools.benchmarking.memory import peak_bytes
     from tools.benchmarking.timing import interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
@@ -198,6 +203,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     for run in runs:
         models = [networks.build(network, options) for network in run]
         timed = {}
+        peaks = {}
         for batch, kind in itertools.product(batches, kinds):
             shown = ", ".join(map(growth.name_of, sizes))
             tell(f"{label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds")
@@ -205,12 +211,18 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
             steps = [make_step(model, one, kind, dtype) for one in images for model in models]
             # All sizes in the same rounds, so that what else the machine does hits them alike.
             seconds = interleave(steps, rounds, options["device"], options["clock"])
+            for model in models:
+                model.zero_grad()  # gradients of the last round
+            highest = [peak_bytes(step, options["device"]) for step in steps]
             for place, size in enumerate(sizes):
-                timed[size, batch, kind] = seconds[place * len(models) :][: len(models)]
+                own = slice(place * len(models), (place + 1) * len(models))
+                timed[size, batch, kind], peaks[size, batch, kind] = seconds[own], highest[own]
         for size, batch, kind in itertools.product(sizes, batches, kinds):
-            seconds = timed[size, batch, kind]
+            seconds, highest = timed[size, batch, kind], peaks[size, batch, kind]
             for index in range(1, len(run)):
                 made = record(run, index, seconds, kind, growth.name_of(size), batch)
+                made["peak_mb"] = highest[index] / 1e6
+                made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
                 if len(sizes) > 1:
                     first = timed[sizes[0], batch, kind][index]
                     made["growth"] = growth.growth(seconds[index], size, first, sizes[0])

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
@@ -30,18 +32,22 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, named[:1] or COMPILERS)), None)
 
 
-def command(compiler: str, target: Path, portable: bool) -> list[str]:
-    """What is typed to compile all operators into one library."""
-    torch = Path(sysconfig.get_path("purelib")) / "torch"
-    include = torch / "include"
+def compilation(compiler: str, source: Path, target: Path, portable: bool) -> list[str]:
+    """What is typed to compile one file."""
+    include = _torch() / "include"
     return [
         compiler,
-        *("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi"),
+        *("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-fopenmp", "-Wno-psabi"),
         *(() if portable else ("-march=native",)),
         *(f"-I{path}" for path in (include, include / "torch" / "csrc" / "api" / "include")),
-        *map(str, sorted(SOURCES.glob("*.cpp"))),
-        *("-o", str(target), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"),
+        *("-c", str(source), "-o", str(target)),
     ]
+
+
+def link(compiler: str, objects: Sequence[Path], target: Path) -> list[str]:
+    """What is typed to make one library of all."""
+    libraries = (f"-L{_torch() / 'lib'}", "-lc10", "-ltorch_cpu")
+    return [compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(target), *libraries]
 
 
 def build(portable: bool = False) -> str:
@@ -53,12 +59,17 @@ def build(portable: bool = False) -> str:
     COMPILED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
         whole = Path(folder) / target.name
-        done = subprocess.run(
-            command(compiler, whole, portable), capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            return f"{compiler} says: {(errors or [f'status {done.returncode}'])[0]}"
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        commands = [
+            compilation(compiler, source, target, portable)
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failures = list(pool.map(_run, commands))
+        failure = next(filter(None, failures), "") or _run(link(compiler, objects, whole))
+        if failure:
+            return f"{compiler} says: {failure}"
         probe = f"import torch; torch.ops.load_library({str(whole)!r})"
         loaded = subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=False
@@ -70,6 +81,19 @@ def build(portable: bool = False) -> str:
         if old not in (compiled_file(True), compiled_file(False)):
             old.unlink(missing_ok=True)
     return ""
+
+
+def _torch() -> Path:
+    return Path(sysconfig.get_path("purelib")) / "torch"
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a compiler; its first complaint, or nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return ""
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    return (errors or [f"status {done.returncode}"])[0]
 
 
 def main() -> int:

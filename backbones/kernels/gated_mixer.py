@@ -58,10 +58,9 @@ def gated_mixer(
 
 
 def register() -> None:
-    """Tell torch what the operator is on "meta", in autograd and in a count."""
+    """Tell torch what the operator is on "meta" and in a count; see csrc for its gradients."""
     torch.library.register_fake(NAME, _fake)
     torch.library.register_fake(f"{NAME}_backward", _fake_backward)
-    torch.library.register_autograd(NAME, _backward, setup_context=_keep)
     register_flop_formula(torch.ops.mixerlab.gated_mixer)(_flops)
 
 
@@ -94,46 +93,6 @@ def _fake_backward(
         proj.new_empty(2, hidden),
         torch.empty_like(proj),
     )
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tokens, prefix, height, width, weights, blocks, *rest = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], tokens, *rest[:7], *weights)
-    ctx.layout, ctx.blocks, ctx.has_bias = (prefix, height, width), blocks, rest[7] is not None
-
-
-def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    kept, tokens, *rest = ctx.saved_tensors
-    (before_a, before_b, kernel_a, kernel_b, own_a, own_b, proj), weights = rest[:7], rest[7:]
-    if grad is None:
-        return (*[None] * 4, [None] * len(weights), *[None] * 10)
-    if torch.is_grad_enabled():  # by create_graph=True
-        raise RuntimeError(
-            "mixerlab::gated_mixer has no second derivative; compute what shall be differentiated "
-            "twice under `with backbones.kernels.switched_off():`"
-        )
-    if not kept.shape[0] and tokens.shape[0]:
-        raise RuntimeError("mixerlab::gated_mixer has no gradient where keep is false")
-    grad = grad.contiguous()
-    grad_tokens, grad_weights, grad_before, grad_taps, grad_own, grad_proj = (
-        torch.ops.mixerlab.gated_mixer_backward(
-            grad, kept, tokens, *ctx.layout, weights, ctx.blocks, before_a, before_b, kernel_a,
-            kernel_b, own_a, own_b, proj,
-        )
-    )  # fmt: skip
-
-    def of(parameter: Tensor | None, value: Tensor) -> Tensor | None:
-        return None if parameter is None else value
-
-    return (
-        grad_tokens, None, None, None, grad_weights, None,
-        of(before_a, grad_before[0]), of(before_b, grad_before[1]),
-        grad_taps[0].t().reshape(kernel_a.shape), grad_taps[1].t().reshape(kernel_b.shape),
-        of(own_a, grad_own[0]), of(own_b, grad_own[1]),
-        grad_proj, grad.sum((0, 1)) if ctx.has_bias else None, None,
-    )  # fmt: skip
 
 
 def _flops(

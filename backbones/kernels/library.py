@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from backbones.kernels import gated_mixer
+from backbones.kernels import branched_mixer, gated_mixer
 from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
 
@@ -30,7 +30,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer,):
+            for operator in (gated_mixer, branched_mixer):
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -19,3 +20,27 @@ class FusedForm(Protocol):
 
 # By the class of mixers; a mixer's package enters its own.
 FUSED_FORMS: dict[type[nn.Module], FusedForm] = {}
+
+
+def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether all weights are of one type and whole in memory, and nobody waits for a part's call.
+
+    This is asked in every pass: torch's own walks over modules and parameters take longer than a
+    small map does.
+    """
+    modules = [mixer]
+    for module in modules:
+        if (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        ):
+            return False
+        for parameter in module._parameters.values():
+            if parameter is not None and not (
+                parameter.dtype is dtype and parameter.is_contiguous()
+            ):
+                return False
+        modules += [part for part in module._modules.values() if part is not None]
+    return True

@@ -11,6 +11,7 @@ from backbones import (
     backbone_schema,
     create_backbone,
     create_mixer,
+    kernels,
     list_backbones,
     mixer_options,
     register_mixer,
@@ -150,7 +151,7 @@ def test_inference_follows_every_change_of_the_weights():
 def test_batches_larger_than_the_cache_are_cut(monkeypatch):
     mixer = build_mixer("iffn")
     x = torch.randn(5, 4, 5, 8, dtype=torch.float64)
-    with torch.no_grad():
+    with torch.no_grad(), kernels.switched_off():
         whole = mixer(x)
         images = []
         cut = 2 * 4 * 5 * 32 * 8 // torch.get_num_threads()

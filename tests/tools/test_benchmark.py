@@ -16,11 +16,11 @@ from PIL import Image
 from backbones import create_backbone, list_backbones
 from tools import benchmark
 from tools.benchmark import COLUMNS
-from tools.benchmarking import networks, timing, token_mixers
+from tools.benchmarking import memory, networks, timing, token_mixers
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
-KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio"]
+KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio", "peak_mb", "memory_ratio"]
 TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false", "format=json")
 
@@ -65,6 +65,10 @@ def test_mixers_of_a_host_against_its_ffn(capsys):
         assert record["batch"] == 1
         assert record["ms"] > 0
         assert 0 < record["ratio_p10"] <= record["ratio"] <= record["ratio_p90"]
+        assert record["memory_ratio"] > 0
+    assert records[0]["memory_ratio"] == records[3]["memory_ratio"] == 1
+    for forward, training in zip(records[:3], records[3:], strict=True):
+        assert training["peak_mb"] > forward["peak_mb"] > 0
     # AFBO's Table 2: 13.2 ms against 11.4; its Table 1: GLU 12.9.
     papers = [record["paper_ratio"] for record in records[:3]]
     assert papers == [None, pytest.approx(12.9 / 11.4), pytest.approx(13.2 / 11.4)]
@@ -151,6 +155,29 @@ def test_steps_are_what_they_are_called(dtype):
         assert parameter.dtype == torch.float32
         if dtype == "float32":  # gradients of one step, not of all so far
             torch.testing.assert_close(parameter.grad, first[key], rtol=1e-4, atol=1e-5)
+
+
+def test_memory_is_that_of_the_highest_moment():
+    there = torch.ones(1000)
+
+    def step():
+        one, two = torch.empty(1000), torch.empty(500)
+        del one
+        three = there[:100] + there[:100]
+        return two, three
+
+    assert memory.peak_bytes(step, "cpu") == 6000
+    assert memory.peak_bytes(lambda: there.add_(there), "cpu") == 0
+
+
+def test_training_counts_what_the_backward_pass_keeps():
+    model, images = torch.nn.Conv2d(3, 4, 1, bias=False), torch.randn(1, 3, 100, 100)
+    step = timing.make_step(model, images, "training", torch.float32)
+    peak = memory.peak_bytes(step, "cpu")
+    # The convolution's output and, backward, what its square and mean make of it.
+    assert 2 * 160_000 <= peak <= 5 * 160_000 + 1000
+    model.zero_grad()
+    assert memory.peak_bytes(step, "cpu") == peak
 
 
 def test_every_round_times_every_step_once_in_its_own_order():

@@ -2,8 +2,8 @@
 //
 // Taps lie (9, h) in memory. A map has a stride between its tokens, so that two maps may lie side
 // by side. Whoever walks takes a block of channels at a time: taps and neighbours stay in the first
-// cache. A vector type L is a line of memory (`Lanes`) or one number (`One`), for what is left
-// over.
+// cache. A vector type L is a line of memory (`Lanes`), or half of one (`Half`) or one number
+// (`One`) for what is left over.
 #pragma once
 
 #include <algorithm>
@@ -108,22 +108,29 @@ inline void convolve(const Rows<T>& rows, const Convolution<T>& conv, int64_t x,
   }
 }
 
-// Call `step.run<L, N>(x, begin, end)` for all tokens of a row, N at a time, and all channels.
+// Call `step.run<L, N>(x, begin, end)` for all tokens of a row, N at a time, and some channels.
+template <class T, class Step>
+inline void walk_channels(int64_t width, int64_t begin, int64_t end, const Step& step) {
+  const int64_t lines = begin + (end - begin) / Lanes<T>::width * Lanes<T>::width;
+  const int64_t halves = lines + (end - lines) / Half<T>::width * Half<T>::width;
+  int64_t x = 0;
+  for (; x + 4 <= width; x += 4) {
+    step.template run<Lanes<T>, 4>(x, begin, lines);
+    step.template run<Half<T>, 4>(x, lines, halves);
+    step.template run<One<T>, 4>(x, halves, end);
+  }
+  for (; x < width; ++x) {
+    step.template run<Lanes<T>, 1>(x, begin, lines);
+    step.template run<Half<T>, 1>(x, lines, halves);
+    step.template run<One<T>, 1>(x, halves, end);
+  }
+}
+
+// The same for all channels.
 template <class T, class Step>
 inline void walk_row(int64_t width, int64_t h, const Step& step) {
-  for (int64_t begin = 0; begin < h; begin += kChannelBlock) {
-    const int64_t end = std::min(h, begin + kChannelBlock);
-    const int64_t lines = begin + (end - begin) / Lanes<T>::width * Lanes<T>::width;
-    int64_t x = 0;
-    for (; x + 4 <= width; x += 4) {
-      step.template run<Lanes<T>, 4>(x, begin, lines);
-      step.template run<One<T>, 4>(x, lines, end);
-    }
-    for (; x < width; ++x) {
-      step.template run<Lanes<T>, 1>(x, begin, lines);
-      step.template run<One<T>, 1>(x, lines, end);
-    }
-  }
+  for (int64_t begin = 0; begin < h; begin += kChannelBlock)
+    walk_channels<T>(width, begin, std::min(h, begin + kChannelBlock), step);
 }
 
 // What a convolution's backward pass adds up over all places.

@@ -347,13 +347,13 @@ std::tuple<Tensor, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor> gated_mi
 
 TORCH_LIBRARY(mixerlab, m) {
   m.def(
-      "gated_mixer(Tensor tokens, int prefix, int height, int width, Tensor[] weights, "
+      "gated_mixer(Tensor tokens, SymInt prefix, SymInt height, SymInt width, Tensor[] weights, "
       "int[] blocks, Tensor? before_a, Tensor? before_b, Tensor kernel_a, Tensor kernel_b, "
       "Tensor? own_a, Tensor? own_b, Tensor proj, Tensor? proj_bias, bool keep) "
       "-> (Tensor, Tensor)");
   m.def(
-      "gated_mixer_backward(Tensor grad, Tensor kept, Tensor tokens, int prefix, int height, "
-      "int width, Tensor[] weights, int[] blocks, Tensor? before_a, Tensor? before_b, "
+      "gated_mixer_backward(Tensor grad, Tensor kept, Tensor tokens, SymInt prefix, SymInt height, "
+      "SymInt width, Tensor[] weights, int[] blocks, Tensor? before_a, Tensor? before_b, "
       "Tensor kernel_a, Tensor kernel_b, Tensor? own_a, Tensor? own_b, Tensor proj) "
       "-> (Tensor, Tensor[], Tensor, Tensor, Tensor, Tensor)");
 }

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace mixerlab {
 
-// A line of 64 bytes of T, and as many integers of the same width; `One` is the same of one number.
+// A line of 64 bytes of T, and as many integers of the same width; `Half` and `One` are the same of
+// half a line and of one number.
 template <class T>
 struct Line;
 template <>
@@ -25,6 +27,13 @@ struct Lanes {
   using V = typename Line<T>::V;
   using I = typename Line<T>::I;
   static constexpr int64_t width = 64 / sizeof(T);
+};
+template <class T>
+struct Half {
+  typedef T V __attribute__((vector_size(32)));
+  typedef typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type Whole;
+  typedef Whole I __attribute__((vector_size(32)));
+  static constexpr int64_t width = 32 / sizeof(T);
 };
 template <class T>
 struct One {

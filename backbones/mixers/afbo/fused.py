@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from backbones import kernels
 from backbones.kernels.gated_mixer import gated_mixer
 from backbones.layers.axes import join_tokens
+from backbones.layers.fused_forms import is_plain
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv
 
@@ -26,8 +27,7 @@ def serves(mixer: SCFBO, x: Tensor) -> bool:
         and _is_depthwise(mixer.sm_b)
         and type(mixer.proj) is nn.Linear
         and not (mixer.drop.training and mixer.drop.p)
-        and all(p.dtype is x.dtype and p.is_contiguous() for p in mixer.parameters())
-        and not any(map(_is_watched, mixer.modules()))
+        and is_plain(mixer, x.dtype)
     )
 
 
@@ -63,14 +63,4 @@ def _is_depthwise(module: nn.Module) -> bool:
         type(module) is SameConv
         and module.kernel_size == (3, 3)
         and module.groups == module.in_channels
-    )
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody waits for this module to be called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
     )

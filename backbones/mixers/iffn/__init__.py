@@ -40,8 +40,11 @@ the released checkpoints.
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.mixers.iffn import ablations, nonlinear_sum
+from backbones.layers.fused_forms import FUSED_FORMS
+from backbones.mixers.iffn import ablations, fused, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
+
+FUSED_FORMS[IFFN] = fused
 
 __all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]

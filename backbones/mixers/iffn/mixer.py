@@ -5,12 +5,13 @@ Source: Xu et al., ICML 2024, Eq. 5 and Fig. 4, https://proceedings.mlr.press/v2
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.layers.norms import can_merge, normalise
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
@@ -160,6 +161,9 @@ class IFFN(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """W1, branches, depthwise block and W2: (B, H, W, C) -> (B, H, W, C)."""
+        fused = FUSED_FORMS.get(type(self))
+        if fused is not None and fused.serves(self, x):
+            return cast("Tensor", fused.mix(self, x, None))
         merged = self._merged(x)
         if merged is not None:
             return merged.mix(x)
