@@ -58,7 +58,8 @@ def make_trainer(
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
-        options: Arguments of Lightning's Trainer, and ``channels_last``; ``EXTRA`` is left to others.
+        options: Arguments of Lightning's Trainer, and ``channels_last``; those of ``EXTRA`` are
+            left to others.
         folder: Run folder.
         monitor: Metric, higher is better, that chooses the best checkpoint.
         training: Whether to keep logs, which an evaluation does not need.
