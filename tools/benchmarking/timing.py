@@ -73,9 +73,15 @@ def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -
     return forward
 
 
-def interleave(steps: Sequence[Step], rounds: int, device: str) -> list[list[float]]:
-    """Seconds of every step in every round; each round has its own order."""
-    timed = _cuda_seconds if device == "cuda" else _cpu_seconds
+def interleave(steps: Sequence[Step], rounds: int, clock: str) -> list[list[float]]:
+    """Seconds of every step in every round; each round has its own order.
+
+    Args:
+        steps: To be timed.
+        rounds: How often.
+        clock: "cuda" for the time on the GPU, "processor" for that of this process, else wall time.
+    """
+    timed = {"cuda": _cuda_seconds, "processor": _processor_seconds}.get(clock, _cpu_seconds)
     for step in steps:
         for _ in range(WARM_UP):
             step()
@@ -102,6 +108,13 @@ def _cpu_seconds(step: Step) -> float:
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
+
+
+def _processor_seconds(step: Step) -> float:
+    """Processor time of one step, whatever else the machine does."""
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 def _cuda_seconds(step: Step) -> float:
