@@ -1,22 +1,22 @@
-"""Backbones with swappable mixers: importing this package registers every host and every mixer."""
+"""Backbones with swappable mixers.
+
+Every host and every mixer registers as soon as the registry is asked for the first time; until one
+of the names below is used, importing this package loads nothing, not even torch.
+"""
 
 import importlib
-import pkgutil
+from typing import TYPE_CHECKING, Any
 
-from backbones import hosts, mixers
-from backbones.base import Backbone, FeatureInfo, Mixer, PointwiseMixer, Slot
-from backbones.factory import backbone_schema, create_backbone, create_mixer, mixer_options
-from backbones.registry import (
-    list_backbones,
-    list_hosts,
-    list_mixers,
-    register_host,
-    register_mixer,
-)
-
-for _package in (mixers, hosts):
-    for _module in pkgutil.iter_modules(_package.__path__, f"{_package.__name__}."):
-        importlib.import_module(_module.name)
+if TYPE_CHECKING:
+    from backbones.base import Backbone, FeatureInfo, Mixer, PointwiseMixer, Slot
+    from backbones.factory import backbone_schema, create_backbone, create_mixer, mixer_options
+    from backbones.registry import (
+        list_backbones,
+        list_hosts,
+        list_mixers,
+        register_host,
+        register_mixer,
+    )
 
 __all__ = [
     "Backbone",
@@ -34,3 +34,17 @@ __all__ = [
     "register_host",
     "register_mixer",
 ]
+_MODULES = {
+    "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),
+    "factory": ("backbone_schema", "create_backbone", "create_mixer", "mixer_options"),
+    "registry": ("list_backbones", "list_hosts", "list_mixers", "register_host", "register_mixer"),
+}
+
+if not TYPE_CHECKING:  # type checkers read the imports above
+
+    def __getattr__(name: str) -> Any:
+        """A name of the package, from its module."""
+        for module, names in _MODULES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"backbones.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

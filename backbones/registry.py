@@ -1,8 +1,8 @@
 """The one registry: hosts and mixers enter here, and the names of all backbones follow.
 
 A backbone name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``); it is
-looked up in the table of all fitting pairs, never cut at underscores. ``import backbones`` is the
-only act that registers, so nothing can be forgotten.
+looked up in the table of all fitting pairs, never cut at underscores. Whoever asks for an entry has
+all files of hosts/ and mixers/ imported first, which register themselves; nothing can be forgotten.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from backbones.base import Backbone, Mixer
-from backbones.options import unknown
+from backbones.options import unknown, unknown_backbone
 
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,6 +56,19 @@ _HOSTS: dict[str, HostEntry] = {}
 _MIXERS: dict[str, MixerEntry] = {}
 
 
+def hosts() -> dict[str, HostEntry]:
+    """All hosts by name, in the order of their families."""
+    importlib.import_module("backbones.mixers")
+    importlib.import_module("backbones.hosts")
+    return _HOSTS
+
+
+def mixers() -> dict[str, MixerEntry]:
+    """All mixers by name."""
+    importlib.import_module("backbones.mixers")
+    return _MIXERS
+
+
 def register_host(
     name: str,
     *,
@@ -79,7 +93,7 @@ def register_host(
     """
 
     def register(build: F) -> F:
-        _refuse_taken(name, build, {n: e.build for n, e in _HOSTS.items()})
+        _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
         _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn, patch_size)
         return build
 
@@ -125,7 +139,7 @@ def register_mixer(
     """
 
     def register(build: F) -> F:
-        _refuse_taken(name, build, {n: e.build for n, e in _MIXERS.items()})
+        _refuse_taken(name, build, {n: e.build for n, e in mixers().items()})
         _MIXERS[name] = MixerEntry(
             name=name,
             kind=kind,
@@ -146,24 +160,24 @@ def register_mixer(
 @contextlib.contextmanager
 def temporary_registrations() -> Iterator[None]:
     """Forget at the end which hosts and mixers were registered inside, for trials and tests."""
-    hosts, mixers = dict(_HOSTS), dict(_MIXERS)
+    hosts_before, mixers_before = dict(hosts()), dict(mixers())
     try:
         yield
     finally:
         _HOSTS.clear()
-        _HOSTS.update(hosts)
+        _HOSTS.update(hosts_before)
         _MIXERS.clear()
-        _MIXERS.update(mixers)
+        _MIXERS.update(mixers_before)
 
 
 def list_mixers(kind: Kind | None = None) -> list[str]:
     """Names of all mixers, or of one kind ("channel" or "token")."""
-    return sorted(name for name, entry in _MIXERS.items() if kind in (None, entry.kind))
+    return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
 
 
 def list_hosts() -> list[str]:
     """Names of all hosts, in the order of their families."""
-    return list(_HOSTS)
+    return list(hosts())
 
 
 def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
@@ -185,7 +199,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
 
 def _table() -> dict[str, tuple[str, str | None]]:
     """Backbone name -> (host, the mixer in its name or None for a plain host)."""
-    return _table_of(tuple(_HOSTS.values()), tuple(_MIXERS.values()))
+    return _table_of(tuple(hosts().values()), tuple(mixers().values()))
 
 
 @functools.lru_cache(maxsize=1)
@@ -227,12 +241,8 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
         name = plain
     if name not in table:
         _refuse_unfit(name)
-        mixers = [mixer for mixer in list_mixers("channel") if mixer != OWN_FFN]
-        summary = f"{', '.join(_HOSTS)}; most also as HOST_MIXER with {', '.join(mixers)}."
-        raise ValueError(
-            unknown("backbone", name, table, summary)
-            + f" list_backbones() and run.py --help backbone have all {len(table)}."
-        )
+        channel = [mixer for mixer in list_mixers("channel") if mixer != OWN_FFN]
+        raise ValueError(unknown_backbone(name, table, list_hosts(), channel))
     host, mixer = table[name]
     return _HOSTS[host], mixer
 
@@ -245,15 +255,25 @@ def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
 
 def _refuse_unfit(name: str) -> None:
     """Refuse a pair that does not exist because its mixer cannot serve its host."""
-    hosts = [host for host in _HOSTS.values() if "channel" in host.slots]
-    for host in hosts:
-        mixer = _MIXERS.get(name.removeprefix(f"{host.name}_"))
-        if mixer is not None and mixer.kind == "channel" and why_unfit(host, mixer):
-            fitting = [other.name for other in hosts if not why_unfit(other, mixer)]
-            raise ValueError(
-                f"there is no {name}: {mixer.name} does not serve {host.name}, because "
-                f"{why_unfit(host, mixer)}; it serves {', '.join(fitting)}"
-            )
+    reason = unfit_pairs().get(name)
+    if reason:
+        raise ValueError(reason)
+
+
+def unfit_pairs() -> dict[str, str]:
+    """Names of hosts with channel mixers that cannot serve them, and why."""
+    able = [host for host in hosts().values() if "channel" in host.slots]
+    pairs = {}
+    for mixer in mixers().values():
+        unfit = {host.name: why_unfit(host, mixer) for host in able if mixer.kind == "channel"}
+        fitting = ", ".join(host for host, why in unfit.items() if not why)
+        for host, why in unfit.items():
+            if why:
+                pairs[f"{host}_{mixer.name}"] = (
+                    f"there is no {host}_{mixer.name}: {mixer.name} does not serve {host}, because "
+                    f"{why}; it serves {fitting}"
+                )
+    return pairs
 
 
 def find_host(name: str) -> HostEntry:
@@ -262,7 +282,7 @@ def find_host(name: str) -> HostEntry:
     Raises:
         ValueError: Unknown name.
     """
-    if name not in _HOSTS:
+    if name not in hosts():
         raise ValueError(unknown("host", name, list_hosts()))
     return _HOSTS[name]
 
@@ -273,14 +293,14 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     Raises:
         ValueError: Unknown name.
     """
-    if name not in _MIXERS or kind not in (None, _MIXERS[name].kind):
+    if name not in mixers() or kind not in (None, _MIXERS[name].kind):
         raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
     return _MIXERS[name]
 
 
 def host_overrides_of(host: HostEntry, mixer: str | None) -> Mapping[str, Any]:
     """Defaults of a host's own options beside a mixer."""
-    return {} if mixer is None else first_match(_MIXERS[mixer].host_overrides, host.name)
+    return {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
 )
+ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
 MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
 
 
@@ -162,7 +163,7 @@ def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
         return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
         image = image.convert("RGBA")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def load_rgb(path: str | Path, *, upright: bool) -> Image.Image:
@@ -174,6 +175,7 @@ def load_rgb(path: str | Path, *, upright: bool) -> Image.Image:
             torchvision do not (classification), and published numbers depend on each.
     """
     image = decode(path)
-    if upright:
+    # Pillow would copy an image that stands upright.
+    if upright and image.getexif().get(ORIENTATION, UPRIGHT) != UPRIGHT:
         image = ImageOps.exif_transpose(image)
     return to_rgb(image, path)

@@ -76,6 +76,7 @@ class BaseTask(LightningModule):
         headline: The metrics that progress lines show.
         metric_stores: Attributes in which ``update_metrics`` keeps what it takes in.
         why_no_loss: Why validation logs no loss; empty where it does.
+        latest_loss: Of the last training batch of this process; None before the first.
         class_figures: Of the last evaluation, the metrics of each class; empty where a task has
             none.
     """
@@ -114,6 +115,7 @@ class BaseTask(LightningModule):
         check_arguments(WeightEMA, ema or {}, "task.ema")
         self.average = None if ema is None else WeightEMA(**ema)
         self._beside: SecondJudgement | None = None
+        self.latest_loss: Tensor | None = None
         self.class_figures: list[Row] = []
 
     @property
@@ -182,12 +184,15 @@ class BaseTask(LightningModule):
             ) from error
         total = torch.stack([value for name, value in losses.items() if "loss" in name]).sum()
         self._refuse_nan(total)
+        self.latest_loss = total.detach()
+        if not self._is_shown(batch_idx):
+            return total  # Lightning takes half a millisecond to log what nobody would read
         size = batch_size(batch)
         shown = {f"train/{name}": value.detach() for name, value in losses.items()}
         shown["train/loss"] = total.detach()
-        if self.trainer.world_size > 1 and self._is_shown(batch_idx):
+        if self.trainer.world_size > 1:
             shown = self._mean_over_processes(shown)
-        loss = shown.pop("train/loss")
+        self.latest_loss = loss = shown.pop("train/loss")
         rate = schedule_rate(self.trainer.optimizers[0].param_groups[0])
         self.log_dict({**shown, "train/lr": rate}, batch_size=size)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
@@ -196,17 +201,20 @@ class BaseTask(LightningModule):
     def _is_shown(self, batch_idx: int) -> bool:
         """Whether the losses of a batch are written down, or looked at when it is over.
 
-        Other batches need not wait for each other's losses. All processes must come to the same
-        answer.
+        Other batches are not logged and need not wait for each other's losses; what progress shows
+        of them is ``latest_loss``. All processes must come to the same answer.
         """
         trainer: Any = self.trainer
         every = trainer.log_every_n_steps
         if every and (self.global_step + 1) % every == 0:
             return True
-        if batch_idx + 1 == trainer.num_training_batches:
+        if (
+            batch_idx + 1 == trainer.num_training_batches
+            or self.global_step + 1 == trainer.max_steps
+        ):
             return True
         validated = trainer.val_check_batch  # None where validation goes by the clock
-        return validated is not None and (batch_idx + 1) % validated == 0
+        return validated is None or (batch_idx + 1) % validated == 0
 
     def _mean_over_processes(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stacked = torch.stack([value.float() for value in values.values()])

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.pace import Pace
+from tasks.pace import Pace, latest
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -56,13 +56,13 @@ class ProgressLines(Callback):
         """Print where training stands, now and then."""
         if time.perf_counter() - self._last_line >= self.every:
             self._last_line = time.perf_counter()
-            loss = {"train/loss": trainer.callback_metrics["train/loss"]}
-            self._print(f"  step {batch_idx + 1}/{trainer.num_training_batches}", loss)
+            where = f"  step {batch_idx + 1}/{trainer.num_training_batches}"
+            self._print(where, latest(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print loss, main metrics and time of the epoch."""
         where = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-        self._print(where, trainer.progress_bar_metrics)
+        self._print(where, trainer.progress_bar_metrics | latest(pl_module))
 
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:
         shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())

@@ -21,8 +21,9 @@ class Pace(Callback):
 
     def __init__(self) -> None:
         self._images = 0
-        self._seconds = 0.0
+        self._seconds = self._waited = 0.0
         self._mark: float | None = None
+        self._came = 0.0
         self._began = 0.0
         self._first_step = 0
         self._steps = 0.0
@@ -32,6 +33,11 @@ class Pace(Callback):
     def images_per_second(self) -> float | None:
         """Of all processes together; None before a second batch."""
         return self._images / self._seconds if self._seconds else None
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Of the time that counts, what this process waited for batches; None before a second."""
+        return self._waited / self._seconds if self._seconds else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -57,6 +63,12 @@ class Pace(Callback):
         """Training may go on within the epoch."""
         self._mark = time.perf_counter()
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is there, for which the run has waited since the one before ended."""
+        self._came = time.perf_counter()
+
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -70,10 +82,17 @@ class Pace(Callback):
         if self._mark is not None:
             self._images += batch_size(batch) * trainer.world_size
             self._seconds += now - self._mark
+            self._waited += self._came - self._mark
         self._mark = now
         done, left = trainer.global_step - self._first_step, self._steps - trainer.global_step
         if done and left < float("inf"):
             self._left = left * (now - self._began) / done
+
+
+def latest(task: Any) -> dict[str, Any]:
+    """The loss of the last training batch as progress shows it; nothing before the first."""
+    loss = getattr(task, "latest_loss", None)
+    return {} if loss is None else {"train/loss": loss}
 
 
 class PaceBar(RichProgressBar):
@@ -82,10 +101,26 @@ class PaceBar(RichProgressBar):
     def __init__(self, pace: Pace, refresh_rate: int = 5) -> None:
         super().__init__(refresh_rate=refresh_rate)
         self._pace = pace
+        self._drawn = 0.0
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Look at the losses, for which a GPU waits, only as often as the bar is drawn anew."""
+        due = time.perf_counter() - self._drawn >= 1 / self.refresh_rate
+        if due or batch_idx + 1 == trainer.num_training_batches:
+            self._drawn = time.perf_counter()
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """What stands behind the bar."""
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
         rate, left = self._pace.images_per_second, self._pace.seconds_left
         metrics |= {} if rate is None else {"images/s": f"{rate:.3g}"}
         return metrics | ({"left": duration(left)} if left else {})

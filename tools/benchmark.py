@@ -3,6 +3,8 @@
 usage: python tools/benchmark.py mixers [key=value ...]       mixers against the FFN of their host
        python tools/benchmark.py backbones [key=value ...]    any networks against one of them
        python tools/benchmark.py tokens [key=value ...]       single token mixers over map sizes
+       python tools/benchmark.py loop [key=value ...]         a step of run.py against a bare one
+       python tools/benchmark.py data [key=value ...]         image pipelines against timm's, MMs'
 
   host=NAME,NAME            mixers: plain hosts (default: {hosts})
   mixer=NAME,PATTERN        mixers: channel mixers (default: all that fit)
@@ -19,6 +21,10 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             ffnet   the training form, and fused (default: ffnet_1,ffnet_2)
                             posmlp  its token matrices made in each pass, and kept (posmlp_t)
                             sbm     softmax attention in place of SBM, and SBM (sbm_t)
+  task=classification       loop: or another. All else that run.py takes may be typed as well, such
+                            as data.batch_size=64 head=retinanet logger=csv (backbone=deit_t)
+                            data: classification, detection or segmentation
+  root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
@@ -40,6 +46,9 @@ over the baseline's in the same round: its median, and where a tenth and nine te
 lie. The baseline stands among the others as a second network of its own; its ratio shows the noise.
 MB is the most memory that one step takes beside the network's weights, in activations, gradients
 and working memory, exactly; MB ratio is that over the baseline's.
+Of a loop, the baseline is PyTorch alone with the same network, optimiser and data, which takes its
+steps by turns with those of the run; added ms is what the run's machinery adds to a step.
+Of data, the baseline reads the same files with the same augmentation by timm or the toolkit.
 Of tokens, us/token is the time per token and growth this time over that on the first grid, taken
 round by round as well: 1 on every grid is a cost linear in the number of tokens. Of whole
 networks on several image sizes growth is the time per pixel over that at the first size, likewise.
@@ -90,6 +99,16 @@ DEFAULTS = {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
         **SHARED, "batch": "1",
     },
+    "data": {
+        "task": "classification", "root": "", "batch": "8", "rounds": "30", "threads": "1",
+        "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
+        "format": "table",
+    },
+    "loop": {
+        "task": "classification", "backbone": "deit_t", "device": "cpu", "dtype": "float32",
+        "rounds": "100", "threads": "", "clock": "wall", "keep_memory": "true",
+        "format": "table",
+    },
 }  # fmt: skip
 CHOICES = {
     "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "clock": ("wall", "process"),
@@ -97,14 +116,21 @@ CHOICES = {
     "train": SWITCH, "compile": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
+PIPELINES = ("classification", "detection", "segmentation")
+
 COLUMNS = {
+    "task": ("task", "{}"),
     "backbone": ("backbone", "{}"),
+    "loop": ("loop", "{}"),
     "mixer": ("mixer", "{}"),
+    "pipeline": ("pipeline", "{}"),
     "step": ("step", "{}"),
+    "images_per_second": ("images/s", "{:.1f}"),
     "image_size": ("image", "{}"),
     "grid": ("grid", "{}"),
     "batch": ("batch", "{}"),
     "ms": ("ms", "{:.1f}"),
+    "added_ms": ("added ms", "{:.2f}"),
     "ratio": ("ratio", "{:.3f}"),
     "ratio_p10": ("10 %", "{:.3f}"),
     "ratio_p90": ("90 %", "{:.3f}"),
@@ -136,8 +162,20 @@ def timed(kind: str, arguments: Sequence[str]) -> None:
     if kind not in DEFAULTS:
         raise ValueError(f"say first what to time: {', '.join(DEFAULTS)}; see --help")
     words, own = separate(arguments)
-    options = parse(own, DEFAULTS[kind], CHOICES, takes_backbone=True)
-    if kind == "tokens":
+    if kind == "loop":
+        own = [one for one in arguments if one.partition("=")[0] in DEFAULTS[kind]]
+        words = [one for one in arguments if one not in own]
+    choices = {**CHOICES, "task": PIPELINES} if kind == "data" else CHOICES
+    options = parse(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
+    if kind == "data":
+        from tools.benchmarking.pipelines import pipeline_records
+
+        records = pipeline_records(options)
+    elif kind == "loop":
+        from tools.benchmarking.loop import loop_records
+
+        records = loop_records(options, words)
+    elif kind == "tokens":
         from tools.benchmarking.token_mixers import token_records
 
         records = token_records(options, words)

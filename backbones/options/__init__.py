@@ -1,7 +1,7 @@
 """What a user may set, and how a wrong name or value is refused, wherever options are taken."""
 
 from backbones.options.signatures import check_arguments, check_complete, keywords
-from backbones.options.suggestions import unknown
+from backbones.options.suggestions import unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
 from backbones.options.variants import variant_of
 
@@ -12,5 +12,6 @@ __all__ = [
     "check_value",
     "keywords",
     "unknown",
+    "unknown_backbone",
     "variant_of",
 ]

@@ -19,3 +19,19 @@ def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> 
     summary = summary or f"{', '.join(known) or 'none'}."
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {summary}"
     return f"there is no {what} called {name!r}; {hint}"
+
+
+def unknown_backbone(
+    name: str, known: Collection[str], hosts: Collection[str], mixers: Collection[str]
+) -> str:
+    """The message that refuses the name of a backbone.
+
+    Args:
+        name: The name.
+        known: All names that there are.
+        hosts: Those of the hosts.
+        mixers: Those of the channel mixers.
+    """
+    summary = f"{', '.join(hosts)}; most also as HOST_MIXER with {', '.join(mixers)}."
+    everywhere = f"list_backbones() and run.py --help backbone have all {len(known)}."
+    return f"{unknown('backbone', name, known, summary)} {everywhere}"

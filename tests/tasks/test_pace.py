@@ -11,6 +11,7 @@ from tasks import pace
 from tasks.callbacks import ProgressLines
 from tests.runs import RECIPE
 from tools.running import facts as run_facts
+from tools.running import report
 
 
 @pytest.fixture
@@ -29,7 +30,9 @@ def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0
     measured.on_train_start(trainer, None)
     measured.on_train_epoch_start(trainer, None)
     for index, duration in enumerate(seconds):
-        clock[0] += duration
+        clock[0] += duration / 4
+        measured.on_train_batch_start(trainer, None, None, index)
+        clock[0] += duration * 3 / 4
         trainer.global_step += 1
         measured.on_train_batch_end(trainer, None, None, {"image": torch.zeros(8)}, index)
     clock[0] += validation
@@ -45,6 +48,54 @@ def test_the_rate_leaves_out_start_up_and_validation(clock):
     measured = pace.Pace()
     train(measured, clock, [50.0, 2.0, 2.0], world_size=4)
     assert measured.images_per_second == 16.0
+
+
+def test_waiting_for_data_is_what_passes_before_a_batch_is_there(clock):
+    measured = pace.Pace()
+    assert measured.waiting_share is None
+    train(measured, clock, [50.0, 2.0, 2.0], validation=100.0)
+    assert measured.waiting_share == 0.25
+
+
+@pytest.mark.parametrize(
+    ("share", "workers", "text"),
+    [
+        (0.0, 0, "0% of training"),
+        (0.1, 4, "10% of training"),
+        (0.314, 0, "31% of training; data.num_workers=2 may be faster (it was 0)"),
+        (0.5, 4, "50% of training; data.num_workers=8 may be faster (it was 4)"),
+    ],
+)
+def test_the_setting_to_change_is_named_where_much_is_waited(share, workers, text):
+    assert report.waiting(share, workers) == text
+
+
+def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplog):
+    caplog.set_level("INFO")
+    task = SimpleNamespace(latest_loss=torch.tensor(0.5))
+    trainer = SimpleNamespace(
+        current_epoch=0, max_epochs=2, num_training_batches=9, loggers=[],
+        progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0},
+    )  # fmt: skip
+    lines = ProgressLines(every=0.0)
+    lines.on_train_batch_end(trainer, task, None, None, 1)
+    lines.on_train_epoch_end(trainer, task)
+    assert "step 2/9  train/loss 0.5" in caplog.text
+    assert "epoch 1/2  train/loss 0.5  val/top1 7" in caplog.text
+    shown = pace.PaceBar(pace.Pace()).get_metrics(trainer, task)
+    assert shown == {"train/loss": 0.5, "val/top1": 7.0}
+
+
+def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        pace.RichProgressBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
+    )
+    bar = pace.PaceBar(pace.Pace(), refresh_rate=5)
+    for index in range(10):
+        clock[0] += 0.06
+        bar.on_train_batch_end(SimpleNamespace(num_training_batches=10), None, None, None, index)
+    assert drawn == [3, 7, 9]
 
 
 def test_the_time_left_includes_them(clock):

@@ -21,6 +21,8 @@ WARM_UP = 3
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 Step = Callable[[], None]
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "process": time.process_time}
 
 
 def prepare(options: Mapping[str, str]) -> torch.dtype:
@@ -76,9 +78,6 @@ def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -
     return forward
 
 
-CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
-
-
 def interleave(
     steps: Sequence[Step], rounds: int, device: str, clock: str = "wall"
 ) -> list[list[float]]:
@@ -113,7 +112,7 @@ def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, flo
     }
 
 
-def _cpu_seconds(step: Step, clock: Callable[[], float]) -> float:
+def _cpu_seconds(step: Step, clock: Clock) -> float:
     """Time of one step."""
     start = clock()
     step()

@@ -87,13 +87,13 @@ def number(key: str, text: str, least: int = 1) -> int:
 
 def select(text: str) -> list[str]:
     """Registered names out of names and patterns with commas between them."""
-    from backbones import backbone_schema, list_backbones
+    from tools.command_line.catalogue import catalogue
 
-    names = []
+    known, names = catalogue(), []
     for item in text.split(","):
-        found = list_backbones(item)
+        found = known.list_backbones(item)
         if not found and any(sign in item for sign in "*?["):
             raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
         # Refuses an unknown name with the nearest ones, and knows names that are not listed.
-        names += found or [backbone_schema(item)["name"]]
+        names += found or [known.schema(item)["name"]]
     return list(dict.fromkeys(names))

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from backbones import backbone_schema, list_backbones
+from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import experiment_config
 from tools.comparing.experiments import experiments
 from tools.running.recipes import register_resolvers
@@ -58,8 +58,9 @@ def register() -> None:
     # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
     setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
     rows = experiments()
+    known = catalogue()
     for group in (
-        LazyGroup("backbone", list_backbones(), backbone_schema),
+        LazyGroup("backbone", known.list_backbones(), known.schema),
         LazyGroup("experiment", rows, lambda name: experiment_config(rows[name]), "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group

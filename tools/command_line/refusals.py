@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from backbones.registry import look_up
+from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import check_runs
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS, config_of, line_of, option_groups
@@ -56,6 +56,9 @@ def _check_group(override: str) -> None:
         raise ValueError(f"{override} is refused: a run needs its {group}")
     if key == "logger" and value in ("", "null"):
         raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
+    # Hydra would first make a config of every backbone, to name them.
+    if key == "backbone" and re.fullmatch(r"[\w-]+", value) and value not in catalogue().backbones:
+        raise ValueError(_refusal(value))
     if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
         check_runs(find_experiment(value))
     if group in GROUPS and value.startswith("["):
@@ -94,10 +97,10 @@ def _missing(error: MissingConfigException) -> str:
 def _refusal(backbone: str) -> str:
     """What the registry says to a name that it does not know."""
     try:
-        host, _ = look_up(backbone)
+        host = catalogue().host_of(backbone)
     except ValueError as refused:
         return str(refused)
-    return f"{backbone} is {host.name} itself; pass backbone={host.name}"
+    return f"{backbone} is {host} itself; pass backbone={host}"
 
 
 def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:

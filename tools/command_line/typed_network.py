@@ -60,13 +60,14 @@ def read_network(text: str, words: Sequence[str] = ()) -> Network:
 
 def known_options(name: str) -> list[str]:
     """The options of a backbone as they are typed."""
-    from backbones import backbone_schema, list_mixers, mixer_options
+    from tools.command_line.catalogue import catalogue
 
-    known = []
-    for option, default in backbone_schema(name).items():
+    registered, known = catalogue(), []
+    for option, default in registered.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
         if option == "token_mixer":
-            inner = ["name", *(key for one in list_mixers("token") for key in mixer_options(one))]
+            tokens = registered.list_mixers("token")
+            inner = ["name", *(key for one in tokens for key in registered.mixer(one)["options"])]
         if option != "name":
             known += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
     return list(dict.fromkeys(known))

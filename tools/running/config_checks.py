@@ -10,7 +10,6 @@ from typing import Any, Literal
 import yaml
 
 from backbones.options import check_value, unknown
-from datamodules.classification import REQUIRED
 from tasks.saved import SOLVED, checkpoint_file
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
@@ -31,6 +30,7 @@ TOP = {
 }
 # Other keys at the top.
 PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
+REQUIRED = "required"  # a recipe's word for label maps that a command has to name
 HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
 # Groups that every run has.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")

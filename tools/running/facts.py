@@ -39,11 +39,14 @@ def of_run(
     best = Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt"
     batch = datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
     optimizer = config["optimizer"]
-    rate = next(call.images_per_second for call in _callbacks(trainer) if isinstance(call, Pace))
+    pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
+    rate, waiting = pace.images_per_second, pace.waiting_share
     return facts | {
         "global_batch": batch,
         "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
         "images_per_second": None if rate is None else round(rate, 2),
+        "waiting_for_data": None if waiting is None else round(waiting, 4),
+        "num_workers": datamodule.num_workers,
         "checkpoint_step": (
             open_checkpoint(best, values_only=True).step if best.is_file() else None
         ),

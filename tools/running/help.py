@@ -13,6 +13,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
+
+from tools.command_line.catalogue import catalogue
 
 FLAGS = {"-h", "--help"}
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -64,9 +67,7 @@ def help_on(words: Sequence[str]) -> str:
     if subject == "config":
         return _config([word for word in words if "=" in word])
     if subject == "backbone":
-        from backbones import list_backbones
-
-        return _families(list_backbones())
+        return _families(catalogue().list_backbones())
     if subject == "mixer":
         return _mixers()
     if subject == "experiment":
@@ -79,8 +80,7 @@ def help_on(words: Sequence[str]) -> str:
 
 def screen() -> str:
     """Everything at a glance."""
-    from backbones import list_backbones, list_hosts, list_mixers
-
+    known = catalogue()
     rows = []
     for group in groups():
         names = [name for name, _ in _choices(group)]
@@ -88,10 +88,10 @@ def screen() -> str:
     rows.append(_wrapped("  experiment  ", [_rows_in_brief()]))
     return SCREEN.format(
         groups="\n".join(rows),
-        hosts=_wrapped("  hosts       ", _compact(list_hosts())),
-        mixers=_wrapped("  mixers      ", list_mixers("channel")),
-        tokens=_wrapped("backbone.token_mixer    ", list_mixers("token")),
-        count=len(list_backbones()),
+        hosts=_wrapped("  hosts       ", _compact(known.hosts)),
+        mixers=_wrapped("  mixers      ", known.list_mixers("channel")),
+        tokens=_wrapped("backbone.token_mixer    ", known.list_mixers("token")),
+        count=len(known.backbones),
     ).rstrip()
 
 
@@ -155,9 +155,7 @@ def _compact(names: Iterable[str], end: str = r"(?<=_)[a-z]{0,3}\d*$|\d+$") -> l
 
 def _families(names: Sequence[str]) -> str:
     """All names, a paragraph for each host."""
-    from backbones import list_hosts
-
-    hosts = set(list_hosts())
+    hosts = set(catalogue().hosts)
     paragraphs: list[list[str]] = []
     for name in names:
         if name in hosts:
@@ -170,15 +168,14 @@ def _families(names: Sequence[str]) -> str:
 
 
 def _mixers() -> str:
-    from backbones import list_mixers, mixer_options
-    from backbones.registry import find_mixer
-
-    lines = []
-    for kind in ("channel", "token"):
+    known, lines = catalogue(), []
+    kinds: tuple[Literal["channel", "token"], ...] = ("channel", "token")
+    for kind in kinds:
         lines.append(f"{kind} mixers")
-        for name in list_mixers(kind):
-            options = ", ".join(f"{key}={value}" for key, value in mixer_options(name).items())
-            lines += [f"  {name:14} {find_mixer(name).source}"]
+        for name in known.list_mixers(kind):
+            mixer = known.mixer(name)
+            options = ", ".join(f"{key}={value}" for key, value in mixer["options"].items())
+            lines += [f"  {name:14} {mixer['source']}"]
             lines.append(_wrapped(" " * 17, [options]))
     return "\n".join(lines)
 

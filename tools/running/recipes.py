@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from tools.command_line.catalogue import catalogue
+
 DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
 
 
@@ -45,9 +47,7 @@ def check_data(recipe: Mapping[str, Any], target: str, like: str | None = None) 
 
 
 def _of_host(option: str, *, _root_: Any) -> Any:
-    from backbones.registry import look_up
-
-    return _look_up(_root_.recipe.get(option), look_up(_root_.backbone.name)[0].name, option)
+    return _look_up(_root_.recipe.get(option), catalogue().host_of(_root_.backbone.name), option)
 
 
 def _of_head(option: str, *, _root_: Any) -> Any:

@@ -27,6 +27,7 @@ say = rank_zero_only(logging.getLogger(__name__).info)
 
 SUMMARY, CLASSES = "summary.json", "classes.csv"
 ROOT = Path(__file__).resolve().parents[2]
+MUCH_WAITING = 0.1  # of the time of training
 PACKAGES = (
     "torch",
     "torchvision",
@@ -132,6 +133,7 @@ def write(
     table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
     if known.get("images_per_second"):
         table["training"] = f"{known['images_per_second']:.3g} images/s"
+        table["waiting for data"] = waiting(known["waiting_for_data"], known["num_workers"])
     table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
@@ -174,6 +176,14 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
     if "why_not" in paper:
         shown["does not compare"] = paper["why_not"]
     return shown
+
+
+def waiting(share: float, workers: int) -> str:
+    """The share of training that waits for data, and what to change where it is high."""
+    text = f"{share:.0%} of training"
+    if share <= MUCH_WAITING:
+        return text
+    return f"{text}; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
 
 
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:

@@ -1,0 +1,73 @@
+"""Image pipelines against others on the same files: what they read, never how fast."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from datamodules.dense import StrictImage
+from datamodules.masks import StrictMask
+from tools import benchmark
+from tools.benchmarking import pipelines
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Sample pictures that are made in a second."""
+    monkeypatch.setattr(pipelines, "PHOTOGRAPH", 64)
+    monkeypatch.setattr(pipelines, "SCENE", 128)
+
+
+@pytest.mark.parametrize(
+    ("task", "other"),
+    [("classification", "timm"), ("detection", "mmdet"), ("segmentation", "mmseg")],
+)
+@pytest.mark.slow
+def test_both_pipelines_are_in_the_table(small, capsys, task, other):
+    typed = ["data", f"task={task}", "rounds=2", "batch=2", "format=json", "keep_memory=false"]
+    assert benchmark.main(typed) == 0
+    theirs, ours = json.loads(capsys.readouterr().out)
+    assert (theirs["pipeline"], ours["pipeline"]) == (other, "ours")
+    assert theirs["ratio"] == 1
+    assert ours["images_per_second"] > 0
+
+
+def test_timms_batches_are_like_ours(small):
+    ours = pipelines.datamodule("classification", None, 3)
+    ours.setup()
+    name, theirs = pipelines.counterpart("classification", ours)
+    assert name == "timm"
+    images, labels = next(iter(theirs))
+    batch = next(iter(ours.train_dataloader()))
+    assert images.shape == batch["image"].shape == (3, 3, 224, 224)
+    assert images.dtype == batch["image"].dtype == torch.float32
+    assert labels.max() < ours.num_classes
+    assert len(theirs.dataset) == len(ours.dataset("train"))
+
+
+def test_the_toolkit_reads_the_masks_that_we_read(small):
+    """Without chance in the pipelines, pixel by pixel."""
+    ours = pipelines.datamodule("segmentation", None, 2)
+    ours.setup()
+    _, theirs = pipelines.counterpart("segmentation", ours)
+    own = ours.dataset("train").dataset
+    assert len(theirs.dataset) == len(own)
+    strict = {type(step) for step in own.pipeline.transforms}
+    assert {StrictImage, StrictMask} <= strict
+    assert not {StrictImage, StrictMask} & {type(s) for s in theirs.dataset.pipeline.transforms}
+    for index in range(2):
+        read = []
+        for dataset in (own, theirs.dataset):
+            results = dataset.get_data_info(index)
+            for step in itertools.islice(dataset.pipeline.transforms, 2):
+                results = step(results)
+            read.append(results["gt_seg_map"])
+        assert (read[0] == read[1]).all()
+
+
+def test_a_task_without_images_of_its_own_is_refused(capsys):
+    assert benchmark.main(["data", "task=transfer"]) == 2
+    assert "task must be one of classification, detection" in capsys.readouterr().err

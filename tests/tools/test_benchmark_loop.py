@@ -1,0 +1,63 @@
+"""A run's steps against bare ones: what is timed, on small networks; never how long it took."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from tools import benchmark
+from tools.benchmarking import loop
+from tools.benchmarking.timing import CLOCKS
+from tools.command_line.overrides import read
+from tools.running.config import job_config
+from tools.running.config_checks import resolved
+from tools.running.parts import build_parts
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1")
+
+
+def test_both_loops_are_in_the_table(capsys):
+    typed = ["loop", "backbone=resnet18", "rounds=3", "format=json", "keep_memory=false", *SMALL]
+    assert benchmark.main(typed) == 0
+    bare, ours = json.loads(capsys.readouterr().out)
+    assert (bare["loop"], ours["loop"]) == ("bare", "run.py")
+    assert bare["ratio"] == 1
+    assert bare["added_ms"] == 0
+    assert ours["batch"] == 2
+    assert ours["ms"] > 0
+
+
+def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path):
+    """Step for step the same weights, so neither leaves anything out."""
+    typed = [
+        "task=classification", "backbone=resnet18", "trainer=cpu", "logger=csv",
+        f"trainer.max_epochs={loop.ENDLESS}", *SMALL,
+    ]  # fmt: skip
+    command = read(typed)
+    config = resolved(job_config(command.overrides, command.config))
+    parts = build_parts(config, tmp_path, resumed=False)
+    turns = loop.Turns(copy.deepcopy(parts.task), 3, CLOCKS["process"])
+    parts.engine.callbacks.append(turns)
+    with pytest.raises(loop.EnoughRounds):
+        parts.engine.fit(parts.task, datamodule=parts.datamodule)
+    own, other = (task.model.state_dict() for task in (parts.task, turns.twin))
+    for name, weight in own.items():
+        torch.testing.assert_close(other[name], weight, rtol=0, atol=0)
+    assert len(turns.bare) == len(turns.ours) == 3
+    assert all(seconds > 0 for seconds in (*turns.bare, *turns.ours))
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["task=detektion"], "there is no task called"),
+        (["roundz=3"], "roundz"),
+        (["clock=sun"], "clock must be one of wall, process"),
+        (["rounds=1"], "rounds must be a whole number from 2 up"),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys, typed, said):
+    assert benchmark.main(["loop", *typed]) == 2
+    assert said in capsys.readouterr().err

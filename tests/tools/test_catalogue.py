@@ -1,0 +1,136 @@
+"""The catalogue of names says what the registry says, and sees at once what changes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from backbones import backbone_schema, list_backbones, list_hosts, list_mixers, mixer_options
+from backbones.registry import find_mixer, look_up, register_mixer, unfit_pairs
+from tests.runs import ROOT
+from tools.command_line import catalogue
+
+MIXER = """
+from backbones import PointwiseMixer, register_mixer
+
+
+@register_mixer("unheard_of", kind="channel", source="A test.")
+class UnheardOf(PointwiseMixer):
+    def __init__(self, dim: int, *, width: int = 3) -> None:
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
+    return catalogue.cache_file()
+
+
+@pytest.fixture
+def read(cache):
+    """A catalogue as another process reads it."""
+    catalogue.refreshed()
+    return catalogue.Catalogue(**json.loads(cache.read_text())["catalogue"])
+
+
+def test_what_is_read_is_what_is_registered(read):
+    assert read.list_backbones() == list_backbones()
+    assert read.list_backbones("swin_?_afbo*") == list_backbones("swin_?_afbo*")
+    assert list(read.hosts) == list_hosts()
+    assert read.unfit == unfit_pairs()
+    assert [*read.list_mixers("channel"), *read.list_mixers("token")] == [
+        *list_mixers("channel"), *list_mixers("token"),
+    ]  # fmt: skip
+    for name in list_mixers():
+        assert read.mixer(name)["options"] == plain(mixer_options(name))
+        assert read.mixer(name)["source"] == find_mixer(name).source
+    for name in [*list_backbones(), "swin_t_ffn"]:
+        assert read.schema(name) == plain(backbone_schema(name)), name
+        assert list(read.schema(name)) == list(backbone_schema(name)), name
+        assert read.host_of(name) == look_up(name)[0].name, name
+
+
+def plain(options):
+    return OmegaConf.to_container(OmegaConf.create(options))
+
+
+@pytest.mark.parametrize("name", ["swin_t_afb", "nothing_like_it", *unfit_pairs()])
+def test_a_name_that_there_is_not_is_refused_in_the_words_of_the_registry(read, name):
+    with pytest.raises(ValueError, match="there is no") as ours:
+        read.schema(name)
+    with pytest.raises(ValueError, match="there is no") as of_registry:
+        look_up(name)
+    assert str(ours.value) == str(of_registry.value)
+
+
+def test_a_mixer_that_is_not_there_is_refused(read):
+    with pytest.raises(ValueError, match="did you mean afbo"):
+        read.mixer("afbbo")
+
+
+def test_registrations_of_this_process_are_known(registering):
+    assert "swin_t_unheard_of" not in catalogue.catalogue().backbones
+    register_mixer("unheard_of", kind="channel", source="A test.")(find_mixer("ffn").build)
+    assert catalogue.catalogue().schema("swin_t_unheard_of")["mixer"]["hidden_ratio"] is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"fingerprint": 1}', '{"catalogue": {}}'])
+def test_a_damaged_file_is_written_anew(cache, content):
+    catalogue.refreshed()
+    whole = cache.read_text()
+    cache.write_text(content)
+    catalogue.refreshed()
+    assert cache.read_text() == whole
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+def test_without_a_place_for_it_the_registry_answers(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "file"))
+    assert catalogue.refreshed().list_backbones() == list_backbones()
+
+
+def test_the_fingerprint_tells_every_change(tmp_path, monkeypatch):
+    package = tmp_path / "backbones"
+    package.mkdir()
+    monkeypatch.setattr(catalogue, "PACKAGE", package)
+    seen = [catalogue.fingerprint()]
+    file = package / "a.py"
+    for change in (
+        lambda: file.write_text("1"),
+        lambda: file.write_text("12"),
+        lambda: os.utime(file, ns=(1, 1)),
+        lambda: file.rename(package / "b.py"),
+        lambda: (package / "b.py").unlink() or (package / "c.py").touch(),
+    ):
+        change()
+        assert catalogue.fingerprint() not in seen
+        seen.append(catalogue.fingerprint())
+
+
+@pytest.mark.slow
+def test_a_new_file_is_seen_by_the_next_command(tmp_path):
+    """And what is removed is gone again."""
+    for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path / "cache")}
+
+    def mixers():
+        command = [sys.executable, "tools/run.py", "--help", "mixer"]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    before = mixers()
+    assert "unheard_of" not in before
+    file = tmp_path / "backbones" / "mixers" / "unheard_of.py"
+    file.write_text(MIXER)
+    assert "unheard_of" in mixers()
+    assert "width=3" in mixers()
+    file.unlink()
+    assert mixers() == before
