@@ -34,6 +34,8 @@ __all__ = [
     "register_host",
     "register_mixer",
 ]
+# The rooms whose files register themselves; see backbones.registry.
+REGISTERING = ("mixers", "hosts")
 _MODULES = {
     "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),
     "factory": ("backbone_schema", "create_backbone", "create_mixer", "mixer_options"),

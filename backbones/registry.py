@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -58,15 +59,22 @@ _MIXERS: dict[str, MixerEntry] = {}
 
 def hosts() -> dict[str, HostEntry]:
     """All hosts by name, in the order of their families."""
-    importlib.import_module("backbones.mixers")
-    importlib.import_module("backbones.hosts")
+    _import_rooms("mixers", "hosts")
     return _HOSTS
 
 
 def mixers() -> dict[str, MixerEntry]:
     """All mixers by name."""
-    importlib.import_module("backbones.mixers")
+    _import_rooms("mixers")
     return _MIXERS
+
+
+def _import_rooms(*rooms: str) -> None:
+    # A module that an export cut out of this source has what it needs, and no rooms beside it.
+    there = getattr(sys.modules["backbones"], "REGISTERING", ())
+    for room in rooms:
+        if room in there:
+            importlib.import_module(f"backbones.{room}")
 
 
 def register_host(

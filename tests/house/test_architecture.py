@@ -207,8 +207,7 @@ ROOMS = {
     "kernels": {"kernels", "layers"},
     "parameters": {"parameters", "base"},
     "base": {"layers", "parameters"},
-    # It imports these two rooms, whose files register, when it is asked for the first time.
-    "registry": {"base", "options", "hosts", "mixers"},
+    "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
     "factory": {"base", "checkpoints", "options", "registry"},
     "mixers": {"mixers", "kernels", "layers", "base", "options", "registry"},
@@ -244,8 +243,6 @@ def broken_walls(name: str, source: str) -> list[str]:
             broken.append(f"{found.place}: {room} must not know {found.module}")
         elif room == "layers" and known == "base" and not FOR_LAYERS.issuperset(rest or [""]):
             broken.append(f"{found.place}: layers know of base only {sorted(FOR_LAYERS)}")
-        elif room == "registry" and known in ("hosts", "mixers") and rest:
-            broken.append(f"{found.place}: the registry knows no file of {known}")
         elif SCAFFOLDS in as_module(name) and known == "hosts" and rest[0] != "scaffolds":
             broken.append(f"{found.place}: a scaffold must not know {found.module}")
     return broken

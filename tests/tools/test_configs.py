@@ -57,7 +57,7 @@ def check(config):
         needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
         assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
     trainer = dict(config["trainer"])
-    assert trainer.pop("channels_last") is False
+    assert not any(trainer.pop(name) for name in ("channels_last", "compile"))
     check_arguments(Trainer, trainer, "trainer")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
     check_arguments(learning_rate_factor, config["schedule"], "schedule")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def load(name: str, package: str) -> Module:
     names: dict[str, Entity] = {}
     defined_by: dict[str, ast.stmt] = {}
     body = []
-    for statement in tree.body:
+    for statement in _door(tree) if spec.submodule_search_locations else tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             names |= _imported(statement, package)
             continue
@@ -56,6 +57,15 @@ def load(name: str, package: str) -> Module:
             names[bound] = (name, bound)
             defined_by[bound] = statement
     return Module(name, source.splitlines(), ast.get_docstring(tree) or "", body, names, defined_by)
+
+
+def _door(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements of a package; one that loads its names late says for checkers whose they are."""
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            yield from statement.body
+        else:
+            yield statement
 
 
 def _imported(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, Entity]:
