@@ -40,7 +40,7 @@ from tasks.param_groups import schedule_rate
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 # Where a checkpoint keeps the average: if it is what a run reports, and if it is not.
-EMA, UNREPORTED = "state_dict_ema", "average_not_reported"
+EMA, UNREPORTED = "state_dict_ema", "state_dict_ema_not_reported"
 Batch = dict[str, Any]
 Row = dict[str, Any]
 
@@ -113,7 +113,7 @@ class BaseTask(LightningModule):
         check_optimizer(self.optimizer_options)
         learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
         check_arguments(WeightEMA, ema or {}, "task.ema")
-        self.average = None if ema is None else WeightEMA(**ema)
+        self.ema = None if ema is None else WeightEMA(**ema)
         self._beside: SecondJudgement | None = None
         self.latest_loss: Tensor | None = None
         self.class_figures: list[Row] = []
@@ -130,7 +130,7 @@ class BaseTask(LightningModule):
             # On a CPU torch loops over the parameters unless asked, which takes three times as
             # long. Lightning clips no gradients of a fused optimiser in mixed precision.
             options["fused"] = self.device.type == "cpu" and self.trainer.precision == "32-true"
-        if self.average is not None and isinstance(self.trainer.strategy, FSDPStrategy):
+        if self.ema is not None and isinstance(self.trainer.strategy, FSDPStrategy):
             raise ValueError(
                 "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
             )
@@ -138,7 +138,7 @@ class BaseTask(LightningModule):
         optimizer = build_optimizer(self.model, self._rules, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
-        slow = None if self.average is None else self.average.slow_for(steps)
+        slow = None if self.ema is None else self.ema.slow_for(steps)
         if slow is not None:
             say(slow)
         batches, accumulated = (
@@ -167,8 +167,8 @@ class BaseTask(LightningModule):
         super().optimizer_step(*args, **options)
         if self.trainer.world_size > 1:
             share_statistics(self.model, self.trainer.strategy.reduce)
-        if self.average is not None:
-            self.average.update(self.model)
+        if self.ema is not None:
+            self.ema.update(self.model)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum the losses of a batch."""
@@ -236,8 +236,8 @@ class BaseTask(LightningModule):
         """Hand the predictions of a batch to the task's metric, and take their loss."""
         self._judge(batch)
         if self._beside is not None:
-            assert self.average is not None
-            with self._beside.taken_in(self), self.average.worn_by(self.model):
+            assert self.ema is not None
+            with self._beside.taken_in(self), self.ema.worn_by(self.model):
                 self._judge(batch)
 
     def _judge(self, batch: Batch) -> None:
@@ -258,13 +258,13 @@ class BaseTask(LightningModule):
         self.loss_sum.reset()
         self.loss_count.reset()
         self._beside = None
-        if self.average is None:
+        if self.ema is None:
             return
         fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if self.average.report == "best" and self.average.tensors and fitting:
+        if self.ema.report == "best" and self.ema.tensors and fitting:
             self._beside = SecondJudgement(self, (*self.metric_stores, "loss_sum", "loss_count"))
-        elif self.average.is_reported:
-            self.average.put_into(self.model)
+        elif self.ema.is_reported:
+            self.ema.put_into(self.model)
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics over the whole set, equal on all processes; turn back to the weights."""
@@ -273,19 +273,19 @@ class BaseTask(LightningModule):
         else:
             self._log_better(self._beside)
             self._beside = None
-        if self.average is not None:
-            self.average.take_out(self.model)
+        if self.ema is not None:
+            self.ema.take_out(self.model)
 
     def _log_better(self, beside: SecondJudgement) -> None:
-        assert self.average is not None
+        assert self.ema is not None
         name = self.monitor.partition("/")[2]
         own = self._figures()
         with beside.taken_in(self):
             other = self._figures()
-        self.average.is_reported = bool(other[name] >= own[name])
-        self._log_figures("val", other if self.average.is_reported else own)
+        self.ema.is_reported = bool(other[name] >= own[name])
+        self._log_figures("val", other if self.ema.is_reported else own)
         self.log(f"{self.monitor}_weights", own[name])
-        self.log(f"{self.monitor}_average", other[name])
+        self.log(f"{self.monitor}_ema", other[name])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As in validation."""
@@ -303,23 +303,23 @@ class BaseTask(LightningModule):
         """Keep the names of the classes, and the average where loaders of weights look first."""
         checkpoint["class_names"] = list(self.class_names)
         checkpoint["category_ids"] = list(self.category_ids)
-        if self.average is not None and self.average.tensors:
-            state = self.average.state_dict()
+        if self.ema is not None and self.ema.tensors:
+            state = self.ema.state_dict()
             tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
             # Under the first name loaders of weights find it, whoever wrote them.
-            place = EMA if self.average.is_reported else UNREPORTED
+            place = EMA if self.ema.is_reported else UNREPORTED
             checkpoint |= {place: tensors, "ema_steps": state["steps"]}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse one of other classes, and take over the average."""
         check_classes(checkpoint, self.class_names, "the checkpoint")
         place = EMA if EMA in checkpoint else UNREPORTED
-        if self.average is not None and place in checkpoint:
-            self.average.is_reported = place == EMA
+        if self.ema is not None and place in checkpoint:
+            self.ema.is_reported = place == EMA
             tensors = checkpoint[place]
             tensors = {key.removeprefix("model."): value for key, value in tensors.items()}
             state = {"tensors": tensors, "steps": checkpoint["ema_steps"]}
-            self.average.load_state_dict(state, self.model)
+            self.ema.load_state_dict(state, self.model)
 
     def load_weights(self, checkpoint: Checkpoint | str | Path) -> None:
         """Load the model's weights from a checkpoint of this task.

@@ -259,7 +259,7 @@ class TestTraining:
         adamw = {"name": "adamw", "lr": 3e-2}
         _, folder = train("run", ema=ema, optimizer=adamw, mixup=None, max_epochs=8)
         rows = [row for row in read_rows(folder / "metrics.csv") if "val/top1" in row]
-        both = [[row[f"val/top1_{name}"] for name in ("weights", "average")] for row in rows]
+        both = [[row[f"val/top1_{name}"] for name in ("weights", "ema")] for row in rows]
         assert [row["val/top1"] for row in rows] == [max(pair) for pair in both]
         if place == UNREPORTED:
             assert max(weights for weights, _ in both) > max(average for _, average in both)
@@ -282,7 +282,7 @@ class TestTraining:
         figures = [
             [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
             for folder, name in (
-                (alone, "val/top1"), (both, "val/top1_average"),
+                (alone, "val/top1"), (both, "val/top1_ema"),
                 (plain, "val/top1"), (both, "val/top1_weights"),
             )
         ]  # fmt: skip
