@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1")
 
 
+@pytest.mark.slow  # its steps are those of the test below
 def test_both_loops_are_in_the_table(capsys):
     typed = ["loop", "backbone=resnet18", "rounds=3", "format=json", "keep_memory=false", *SMALL]
     assert benchmark.main(typed) == 0
