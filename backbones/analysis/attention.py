@@ -44,7 +44,8 @@ class Attention:
         key_step: The same for keys.
         stride: Pixels between neighbouring tokens of the block's map.
 
-    Where a host pads windows and its padding attends (gcvit, lvt, visionllama), it is among the tokens.
+    Where a host pads windows and its padding attends (gcvit, lvt, visionllama), it is among the
+    tokens.
     """
 
     weights: Tensor
