@@ -128,3 +128,9 @@ def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
     assert (tmp_path / "out" / "cam.png").stat().st_size > 10_000
     assert analyse.main(["cam", run, "class=label"]) == 2
     assert "have several classes" in capsys.readouterr().err
+    status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
+    if task == "detection":
+        assert status == 2
+        assert "draws boxes" in capsys.readouterr().err
+    else:
+        assert status == 0
