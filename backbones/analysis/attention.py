@@ -1,7 +1,8 @@
 """Attention as it was computed: its weights, how far they reach, and what layers make of them.
 
 The weights are taken from the call of the attention itself (``F.scaled_dot_product_attention``, or
-a softmax of square matrices), so no host has to be told about it.
+a softmax of square matrices), so no host has to be told about it. LVT's convolutional attention is
+one in overlapping windows of 3x3 tokens.
 
 Source: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020,
 https://arxiv.org/abs/2005.00928, Sec. 3.1 (rollout); Dosovitskiy et al., ViT, ICLR 2021, Fig. 7 and
@@ -43,7 +44,8 @@ class Attention:
         key_step: The same for keys.
         stride: Pixels between neighbouring tokens of the block's map.
 
-    Where a host pads windows and its padding attends (gcvit, visionllama), it is among the tokens.
+    Where a host pads windows and its padding attends (gcvit, lvt, visionllama), it is among the
+    tokens.
     """
 
     weights: Tensor
@@ -92,8 +94,9 @@ class _Recorder(TorchFunctionMode):
             return given
         if func is F.scaled_dot_product_attention:
             self.weights[self.current] = _open_weights(*args, **kwargs).detach()
-        elif func in SOFTMAX and given.ndim == 4 and given.shape[-1] == given.shape[-2] > 1:
-            self.weights[self.current] = given.detach()
+        elif func in SOFTMAX and given.ndim in (4, 6) and given.shape[-1] == given.shape[-2] > 1:
+            # LVT has a row and a column of windows before its heads: (B, rows, columns, h, N, N).
+            self.weights[self.current] = given.detach().flatten(0, given.ndim - 4)
         return given
 
 

@@ -79,7 +79,9 @@ def class_activation(
                 f"the network has classes 0 to {scores.shape[1] - 1}, got {classes.tolist()}"
             )
         score = scores.gather(1, classes[:, None].to(scores.device)).sum()
-        (gradient,) = torch.autograd.grad(score, kept, allow_unused=True)
+        gradient = None
+        if score.requires_grad:
+            (gradient,) = torch.autograd.grad(score, kept, allow_unused=True)
     if gradient is None:
         raise ValueError(f"the score does not depend on what {layer} of {backbone.name} gives")
     features, gradients = (

@@ -155,6 +155,23 @@ def test_attention_of_swin_has_its_bias_and_its_mask():
     assert (first[0, 0] > 0).all()
 
 
+def test_attention_of_lvt_is_found_in_all_stages():
+    """In the first from the weights: a window's matrix is read from the mean of a 2x2 patch."""
+    backbone = network("lvt_r1")
+    (first, *_), kept = backbone.token_mixers(), []
+    layer = backbone.get_submodule(first)
+    handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
+    found = attention_of(backbone, images(*SIZE, batch=2))
+    handle.remove()
+    assert list(found) == list(backbone.token_mixers())
+    one = found[first]
+    assert one.weights.shape == (2, 8 * 12, layer.num_heads, 9, 9)
+    assert (one.query_size, one.key_size, one.step, one.stride) == ((3, 3), (3, 3), 1, 4)
+    patch = kept[0][1, 4:6, 2:4].mean((0, 1))  # of window (2, 1)
+    logits = layer.coefficients(patch).view(layer.num_heads, 9, 9) / math.sqrt(32)
+    torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
+
+
 def test_attention_of_a_swapped_in_mixer_is_found():
     backbone = network("poolformer_s12", "attention")
     found = attention_of(backbone, images(*SIZE))

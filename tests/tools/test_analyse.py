@@ -221,6 +221,8 @@ def test_the_page_of_a_run_needs_no_other_file(tmp_path, capsys):
     assert all(one.summary in page.headings for one in analyses().values() if one.name != "report")
     assert "Does not apply: deit_t has no matrix over tokens" in text
     assert text.count("Does not apply: ") == 2  # nor has it learnt activations
+    larger = ["image_size=96", "images=2", f"out={tmp_path / 'larger'}"]
+    assert analyse.main(["entropy", f"ckpt={folder}", *larger]) == 0
     out = tmp_path / "again"
     assert analyse.main(["report", f"ckpt={folder}", "only=entropy", f"out={out}"]) == 0
     assert "Feature entropy" in (out / "report.html").read_text()

@@ -42,12 +42,14 @@ class Batch:
         labels: (B,) classes; -1 where nobody knows.
         names: Their files.
         samples: What the data module collated, for tasks whose batches are more than this.
+        inside: (H, W) of each image without its padding, which is below and to the right.
     """
 
     images: Tensor
     labels: Tensor
     names: tuple[str, ...]
     samples: Any
+    inside: tuple[Size, ...]
 
 
 @dataclass
@@ -143,11 +145,13 @@ class Subject:
             images, labels = samples["image"], samples["label"]
         else:
             one = [_of_dense(processor, samples, index, self.size) for index in range(len(names))]
-            images = torch.cat(one)
-            return Batch(images, torch.full((len(names),), -1), names, samples)
+            images = torch.cat([image for image, _ in one])
+            inside = tuple(size for _, size in one)
+            return Batch(images, torch.full((len(names),), -1), names, samples, inside)
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = _resized(images, self.size)
-        return Batch(images, labels, names, samples)
+        whole = (images.shape[2], images.shape[3])
+        return Batch(images, labels, names, samples, (whole,) * len(images))
 
     def logits(self, images: Tensor) -> Tensor:
         """Scores of classes, (B, K).
@@ -215,11 +219,13 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         raise ValueError(
             f"ckpt={path} holds {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
-    square = _square(options)
-    size = [f"data.image_size={square}"] if square and "image_size" in run.config["data"] else []
     typed = ["mode=predict", f"ckpt={_quoted(str(run.checkpoint))}", *_input(options), *words]
-    config = _config([*typed, *size])
+    config = _config(typed)
     config["data"]["num_workers"] = 0
+    square = _square(options)
+    # Of the data alone: position tables are as large as at training, and are resized as they run.
+    if square and "image_size" in config["data"]:
+        config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
     checkpoint = open_checkpoint(run.checkpoint)
     _learn_classes(data, checkpoint, options)
@@ -356,13 +362,18 @@ def _preprocessor_of(model: Any) -> Any:
     return None
 
 
-def _of_dense(processor: Any, samples: Any, index: int, size: Size | None) -> Tensor:
-    """The normalised image of a sample of the toolkits, (1, 3, H, W)."""
+def _of_dense(processor: Any, samples: Any, index: int, size: Size | None) -> tuple[Tensor, Size]:
+    """The normalised image of a sample of the toolkits, (1, 3, H, W), and its size unpadded."""
     image = samples["inputs"][index]
     sample = samples["data_samples"][index]
     images = processor({"inputs": [image], "data_samples": [sample]}, False)["inputs"]
     images = images if isinstance(images, Tensor) else torch.stack(list(images))
-    return images if size is None else _resized(images, size)
+    height, width = image.shape[1:]
+    if size is None:
+        return images, (height, width)
+    padded = images.shape[2:]
+    inside = round(height * size[0] / padded[0]), round(width * size[1] / padded[1])
+    return _resized(images, size), inside
 
 
 def _resized(images: Tensor, size: Size) -> Tensor:

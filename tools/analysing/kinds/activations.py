@@ -77,14 +77,15 @@ def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any
             step = max(1, -(-len(one.curves) // MOST_CHANNELS))
             lines = one.curves[::step].T.float()
             above.plot(points, lines, color=COLOURS[0], linewidth=0.4, alpha=0.5)
-            above.plot(points, gelu, color="black", linewidth=1.6, label="GELU")
+            # Thin and dotted, as learnt curves may lie upon it.
+            above.plot(points, gelu, color="black", linewidth=1.0, linestyle=":", label="GELU")
             above.set_ylim(low, high)
             above.set_title(wrapped(name, 30), fontsize=6)
             finish(above, above is upper[0])
             for index, (key, values) in enumerate(one.coefficients.items()):
                 below.hist(values.float().numpy(), bins=30, histtype="step", label=key,
                            color=COLOURS[index % len(COLOURS)])  # fmt: skip
-            finish(below)
+            finish(below, below is lower[0])
         upper[0].set_ylabel(wrapped(label, 24), fontsize=8)
         lower[0].set_ylabel("channels", fontsize=8)
     return figure

@@ -23,6 +23,7 @@ from tools.analysing.pictures import (
     overlaid,
     panel_grid,
     picture_of,
+    wrapped,
 )
 from tools.command_line.arguments import number
 
@@ -48,7 +49,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     shown: list[dict[str, Any]] = []
     heads: dict[str, list[Tensor]] = {}
     grids: dict[str, Panels] = {}
-    rolled: list[tuple[Any, Any]] = []
+    rolled: list[tuple[str, Any, Any]] = []
     for subject in subjects:
         distances, maps = _measure(subject, rolled)
         heads[subject.label] = list(distances.values())
@@ -74,7 +75,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 def _measure(
-    subject: Subject, rolled: list[tuple[Any, Any]]
+    subject: Subject, rolled: list[tuple[str, Any, Any]]
 ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
     """Mean distance of each head, and what is read of each image; rollouts are added."""
     import torch
@@ -99,7 +100,7 @@ def _measure(
             for image, row in zip(batch.images, read, strict=True):
                 size = (image.shape[1], image.shape[2])
                 map_ = enlarged(row.unflatten(0, last.key_size), size)
-                rolled.append((picture_of(image, subject), map_))
+                rolled.append((subject.label, picture_of(image, subject), map_))
     return {name: torch.cat(parts).mean(0) for name, parts in distances.items()}, maps
 
 
@@ -117,10 +118,11 @@ def _draw_heads(heads: Mapping[str, Sequence[Tensor]]) -> Any:
     return figure
 
 
-def _draw_rollout(rolled: Sequence[tuple[Any, Any]]) -> Any:
-    figure, axes = new_figure(2, len(rolled), 2.0, 2.0)
-    for column, (picture, map_) in enumerate(rolled):
+def _draw_rollout(rolled: Sequence[tuple[str, Any, Any]]) -> Any:
+    figure, axes = new_figure(2, len(rolled), 2.0, 2.1)
+    for column, (label, picture, map_) in enumerate(rolled):
         axes[0, column].imshow(picture)
+        axes[0, column].set_title(wrapped(label, 24), fontsize=8)
         bare(axes[0, column])
         overlaid(axes[1, column], picture, map_, float(map_.max()))
     return figure

@@ -2,13 +2,17 @@
 
 A row an image, a column a network; the colours of each map reach to its own maximum, or with
 scale=shared to that of all networks. Without class= the map is for the class that the network
-predicts; class=label is the right one.
+predicts; class=label is the right one. Of a segmentor the map is for the pixels that are taken for
+a class, by default the one of most pixels; of a detector for its boxes of a class, by default the
+one whose scores sum to most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tools.analysing import Findings
 from tools.analysing.pictures import bare, enlarged, new_figure, overlaid, picture_of, wrapped
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from tools.analysing.subjects import Batch, Subject
 
 OPTIONS = {"method": "gradcam", "block": "-1", "class": "predicted", "scale": "own", "images": "6"}
+# How much of the class there is, below a map.
+TITLES = {"probability": "{:.2f}", "pixels": "{:.0%} of the pixels", "boxes": "boxes: {}"}
 CHOICES = {
     "method": ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "eigencam"),
     "scale": ("own", "shared"),
@@ -30,6 +36,8 @@ COLUMNS = {
     "label": ("right", "{}"),
     "class": ("map for", "{}"),
     "probability": ("probability", "{:.3f}"),
+    "pixels": ("of the pixels", "{:.1%}"),
+    "boxes": ("boxes", "{}"),
     "peak_row": ("peak row", "{}"),
     "peak_column": ("column", "{}"),
 }
@@ -37,86 +45,132 @@ COLUMNS = {
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """The maps of each network on the same images."""
-    from pathlib import Path
+    from tools.analysing.evidence import amount_of
+
+    if len({amount_of(subject) for subject in subjects}) > 1:
+        raise ValueError(
+            "networks of several tasks look at different images; draw their maps apart"
+        )
+    seen: list[list[_Panel]] = []
+    rows: list[dict[str, Any]] = []
+    notes = []
+    for subject in subjects:
+        column = [
+            panel for batch in subject.batches() for panel in _panels(subject, batch, options)
+        ]
+        rows += [panel.row for panel in column]
+        empty = [panel.row["image"] for panel in column if not panel.found]
+        if empty:
+            notes.append(
+                f"{subject.label} finds nothing of the class in {len(empty)} of {len(column)} "
+                f"images, whose maps are empty: {', '.join(empty)}"
+            )
+        seen.append(column)
+    figure = _draw(subjects, seen, shared=options["scale"] == "shared")
+    return Findings(rows, rows, COLUMNS, {"cam": figure}, notes)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """The map of one image, both without padding, and what is said of it."""
+
+    row: dict[str, Any]
+    picture: Any
+    heat: Any
+    title: str
+    found: bool
+
+
+def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[_Panel]:
+    import torch
 
     from backbones.analysis.capturing import choose_blocks
     from backbones.analysis.class_activation import class_activation
+    from tools.analysing.evidence import amount_of, evidence
 
-    seen: list[list[tuple[Tensor, Tensor, str]]] = []
-    rows = []
-    for subject in subjects:
-        (block,) = choose_blocks(subject.backbone, [options["block"]])
-        column = []
-        for batch in subject.batches():
-            wanted = _classes(subject, batch, options["class"])
-            maps, classes = class_activation(
-                subject.classifier(), subject.backbone, batch.images, wanted,
-                block=block, method=options["method"],  # type: ignore[arg-type]
-            )  # fmt: skip
-            shares = subject.logits(batch.images).softmax(-1)
-            for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
-                size = (image.shape[1], image.shape[2])
-                grown = enlarged(map_, size)
-                peak = divmod(int(grown.argmax()), size[1])
-                label, chosen = int(batch.labels[index]), int(classes[index])
-                share = float(shares[index, chosen])
-                rows.append({
-                    "image": Path(batch.names[index]).name,
-                    "backbone": subject.label,
-                    "layer": subject.backbone.cam_layer(block),
-                    "label": subject.class_name(label) if label >= 0 else None,
-                    "class": subject.class_name(chosen),
-                    "probability": share,
-                    "peak_row": peak[0],
-                    "peak_column": peak[1],
-                    "greatest": float(map_.max()),
-                })  # fmt: skip
-                column.append((image, map_, f"{subject.class_name(chosen)} ({share:.2f})"))
-        seen.append(column)
-    figure = _draw(subjects, seen, shared=options["scale"] == "shared")
-    return Findings(rows, rows, COLUMNS, {"cam": figure})
+    (block,) = choose_blocks(subject.backbone, [options["block"]])
+    with torch.no_grad():
+        found = evidence(subject, batch, batch.images)
+    classes = _classes(subject, batch, options["class"])
+    classes = found.predicted if classes is None else classes
+    if int(classes.max()) >= found.scores.shape[1]:
+        raise ValueError(
+            f"the network has classes 0 to {found.scores.shape[1] - 1}, got {int(classes.max())}"
+        )
+    amounts = found.amounts.gather(1, classes[:, None]).flatten().tolist()
+    maps = torch.zeros(len(classes), 1, 1)
+    if any(amounts):
+        maps, _ = class_activation(
+            lambda images: evidence(subject, batch, images).scores, subject.backbone,
+            batch.images, classes, block=block,
+            method=options["method"],  # type: ignore[arg-type]
+        )  # fmt: skip
+    kind = amount_of(subject)
+    panels = []
+    for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
+        height, width = batch.inside[index]
+        heat = enlarged(map_, (image.shape[1], image.shape[2]))[:height, :width]
+        peak = divmod(int(heat.argmax()), width)
+        label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
+        right = {"label": subject.class_name(label) if label >= 0 else None}
+        row = {
+            "image": Path(batch.names[index]).name,
+            "backbone": subject.label,
+            "layer": subject.backbone.cam_layer(block),
+            **(right if kind == "probability" else {}),
+            "class": name,
+            kind: amounts[index],
+            "peak_row": peak[0],
+            "peak_column": peak[1],
+            "greatest": float(map_.max()),
+        }
+        title = f"{name} ({TITLES[kind].format(amounts[index])})"
+        picture = picture_of(image[:, :height, :width], subject)
+        panels.append(
+            _Panel(row, picture, heat, title, kind == "probability" or amounts[index] > 0)
+        )
+    return panels
 
 
 def _classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
     """The class of each image, or None for the predicted ones."""
     import torch
 
+    from backbones.options import unknown
+    from tools.analysing.evidence import amount_of
+
     if wanted == "predicted":
         return None
     if wanted == "label":
+        if amount_of(subject) != "probability":
+            raise ValueError(
+                f"class=label is for classifiers, and the images of {subject.label} have several "
+                f"classes: name one of its {len(subject.class_names)}, as class=<name>"
+            )
         if int(batch.labels.min()) < 0:
             raise ValueError("class=label, but nobody knows the classes of these images")
         return batch.labels
-    if wanted.isdecimal():
-        label = int(wanted)
-    elif wanted in subject.class_names:
+    if wanted in subject.class_names:  # which may be digits
         label = subject.class_names.index(wanted)
+    elif wanted.isdecimal():
+        label = int(wanted)
     else:
-        from backbones.options import unknown
-
         raise ValueError(unknown("class", wanted, list(subject.class_names)))
     return torch.full((len(batch.images),), label)
 
 
-def _draw(
-    subjects: Sequence[Subject], seen: Sequence[Sequence[tuple[Tensor, Tensor, str]]], shared: bool
-) -> object:
+def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared: bool) -> object:
     count = min(map(len, seen))
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for row in range(count):
-        picture = picture_of(seen[0][row][0], subjects[0])
-        axes[row, 0].imshow(picture)
+        axes[row, 0].imshow(seen[0][row].picture)
         bare(axes[row, 0])
-        greatest = max(float(column[row][1].max()) for column in seen)
+        greatest = max(float(column[row].heat.max()) for column in seen)
         for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
-            image, map_, title = column[row]
-            size = (image.shape[1], image.shape[2])
-            own = float(map_.max())
-            heat = enlarged(map_, size)
-            overlaid(
-                axes[row, place], picture_of(image, subject), heat, greatest if shared else own
-            )
-            axes[row, place].set_xlabel(title, fontsize=7)
+            panel = column[row]
+            most = greatest if shared else float(panel.heat.max())
+            overlaid(axes[row, place], panel.picture, panel.heat, most)
+            axes[row, place].set_xlabel(wrapped(panel.title, 28), fontsize=7)
             if row == 0:
                 axes[row, place].set_title(wrapped(subject.label, 24), fontsize=8)
     return figure

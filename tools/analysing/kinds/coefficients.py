@@ -49,7 +49,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     columns = []
     for subject in subjects:
         found = _measure(subject, threshold, options["mixer"])
-        lines[subject.label] = [record["activated"] for record in found.layers]
+        lines |= _lines(subject, found.layers)
         shown += found.layers
         rows += [*found.layers, *found.classes()]
         columns.append((subject, found.tiles(subject, options["key"])))
@@ -58,6 +58,22 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         "coefficients": _draw(columns),
     }
     return Findings(rows, shown, COLUMNS, figures)
+
+
+def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The activated shares over depth: one line a network, or one for each kind of its mixers."""
+    kinds = {
+        "token mixers": subject.backbone.token_mixers(),
+        "channel mixers": subject.backbone.channel_mixers(),
+    }
+    found = {
+        kind: [record["activated"] for record in layers if record["layer"] in names]
+        for kind, names in kinds.items()
+    }
+    found = {kind: values for kind, values in found.items() if values}
+    if len(found) < 2:
+        return {subject.label: [record["activated"] for record in layers]}
+    return {f"{subject.label}, {kind}": values for kind, values in found.items()}
 
 
 class _Measured:

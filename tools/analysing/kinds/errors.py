@@ -144,7 +144,7 @@ def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
         heights = calibration.accuracy.nan_to_num()
         places = [(place + 0.5) / bins for place in range(bins)]
         below.bar(places, heights, 1 / bins, color=COLOURS[0], edgecolor="white")
-        below.plot([0, 1], [0, 1], color="black", linestyle=":", linewidth=1)
+        below.plot([0, 1], [0, 1], color="black", linestyle=":", linewidth=1, zorder=3)
         below.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
         below.set_title(f"ECE {100 * calibration.error:.2f} %", fontsize=9)
         finish(below, legend=False)

@@ -1,9 +1,10 @@
 """The loss along two filter-normalised directions, and the Hessian's largest eigenvalue.
 
-Cross entropy of the images with their labels, on a grid of ``points`` x ``points`` from -``span``
-to ``span`` filter lengths around the weights. All networks have the same colours and levels. The
-eigenvalue is found by power iteration in double precision; "unsettled" is by how much its last
-iteration still changed it.
+Cross entropy of the images with their labels, of segmentors the mean over the pixels that count at
+the size of the annotations, without auxiliary heads; on a grid of ``points`` x ``points`` from
+-``span`` to ``span`` filter lengths around the weights. All networks have the same colours and
+levels. The eigenvalue is found by power iteration in double precision; "unsettled" is by how much
+its last iteration still changed it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,21 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 def _objective(subject: Subject) -> tuple[Any, Any, int]:
-    """A copy of the classifier, its cross entropy on the images, and how many there are."""
+    """A copy of the network, its cross entropy on the images, and how many images there are."""
+    from tasks.detection import DetectionTask
+    from tasks.segmentation import SegmentationTask
+
+    if isinstance(subject.task, DetectionTask):
+        raise ValueError(
+            f"the loss of {subject.label} draws boxes and matches them to objects anew at every "
+            "weight, so that it jumps and has no surface; pass a classifier or a segmentor"
+        )
+    if isinstance(subject.task, SegmentationTask):
+        return _of_segmentor(subject)
+    return _of_classifier(subject)
+
+
+def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
     import copy
 
     import torch
@@ -76,10 +91,7 @@ def _objective(subject: Subject) -> tuple[Any, Any, int]:
     batches = [(batch.images, batch.labels) for batch in subject.batches()]
     labels = torch.cat([own for _, own in batches])
     if int(labels.min()) < 0:
-        raise ValueError(
-            f"the landscape of {subject.label} needs images of known classes: leave input= out, or "
-            "name a data set"
-        )
+        raise ValueError(_unlabelled(subject))
 
     def objective() -> torch.Tensor:
         weights = next(network.parameters())
@@ -90,6 +102,48 @@ def _objective(subject: Subject) -> tuple[Any, Any, int]:
         return torch.stack(parts).sum() / len(labels)
 
     return network, objective, len(labels)
+
+
+def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+    import copy
+
+    import torch
+    import torch.nn.functional as F
+
+    from tasks.segmentation import IGNORED
+
+    if subject.size is not None:
+        raise ValueError(
+            f"the landscape of {subject.label} is at the size that it validates at; leave "
+            "image_size= out"
+        )
+    task: Any = subject.task
+    network = copy.deepcopy(task.model)
+    batches = [batch.samples for batch in subject.batches()]
+    truths = [sample.get("gt_sem_seg") for one in batches for sample in one["data_samples"]]
+    if any(truth is None for truth in truths):
+        raise ValueError(_unlabelled(subject))
+    pixels = sum(int((truth.data != IGNORED).sum()) for truth in truths)
+
+    def objective() -> torch.Tensor:
+        parts = [
+            F.cross_entropy(
+                sample.seg_logits.data[None], sample.gt_sem_seg.data.long(),
+                ignore_index=IGNORED, reduction="sum",
+            )
+            for batch in batches
+            for sample in network.predict(copy.deepcopy(batch))
+        ]  # fmt: skip
+        return torch.stack(parts).sum() / pixels
+
+    return network, objective, len(truths)
+
+
+def _unlabelled(subject: Subject) -> str:
+    return (
+        f"the landscape of {subject.label} needs images of known classes: leave input= out, or "
+        "name a data set"
+    )
 
 
 def _span(text: str) -> float:

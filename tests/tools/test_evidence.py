@@ -1,0 +1,136 @@
+"""What class maps of dense tasks explain: scores of pixels and boxes, held against plain sums."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from backbones.analysis.class_activation import class_activation
+from tests.families import short
+from tests.runs import arguments, run_here
+from tests.tensors import images, tokens
+from tools import analyse
+from tools.analysing.evidence import _of_detector, _of_segmentor
+
+INSIDE = [(6, 8), (4, 5)]  # the second image is padded
+
+
+def test_the_evidence_of_a_segmentor_by_a_plain_sum():
+    """The logit of a class at the pixels where it is the greatest, padding left out."""
+    logits = tokens(2, 3, 6, 8).requires_grad_()
+    seen = []
+
+    def encode_decode(pictures, metas):
+        seen.extend(metas)
+        return logits
+
+    model = SimpleNamespace(encode_decode=encode_decode)
+    scores, shares = _of_segmentor(model, images(6, 8, batch=2), INSIDE, 3)
+    assert [meta["img_shape"] for meta in seen] == INSIDE
+    assert all(meta["pad_shape"] == (6, 8) for meta in seen)
+    expected, counts = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, 3)
+    for image, (height, width) in enumerate(INSIDE):
+        for row in range(height):
+            for column in range(width):
+                own = logits[image, :, row, column].tolist()
+                best = own.index(max(own))
+                expected[image, best] += own[best]
+                counts[image, best] += 1 / (height * width)
+    torch.testing.assert_close(scores.detach(), expected)
+    torch.testing.assert_close(shares, counts)
+    (slopes,) = torch.autograd.grad(scores[1, 2], logits)
+    taken = logits.detach().argmax(1) == 2
+    taken[1, 4:], taken[1, :, 5:], taken[0] = False, False, False
+    assert torch.equal(slopes[:, 2], taken.double())
+    assert not slopes[:, :2].any()
+    with pytest.raises(ValueError, match="3 logits a pixel for 2 classes"):
+        _of_segmentor(model, images(6, 8, batch=2), INSIDE, 2)
+
+
+def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
+    cams = pytest.importorskip("pytorch_grad_cam")
+    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
+    pytest.importorskip("mmseg")
+    from heads.mmseg_adapter import build_segmentor
+
+    torch.manual_seed(0)
+    backbone = short("resnet18", dense=True)
+    model = build_segmentor(backbone, 3, channels=16).model.eval()
+    x = images(64, 96).float()
+    sizes = [(64, 96)]
+    with torch.no_grad():
+        logits = model.encode_decode(x, [{"img_shape": (64, 96), "pad_shape": (64, 96)}])
+    chosen = logits[0].flatten(1).argmax(0).bincount(minlength=3).argmax()
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, pictures):
+            return model.encode_decode(pictures, [{"img_shape": (64, 96), "pad_shape": (64, 96)}])
+
+    mask = (logits[0].argmax(0) == chosen).float().numpy()
+    target = targets.SemanticSegmentationTarget(int(chosen), mask)
+    layer = backbone.get_submodule(backbone.block_names()[-1])
+    with cams.GradCAM(model=Logits(), target_layers=[layer]) as cam:
+        theirs = torch.from_numpy(cam(input_tensor=x, targets=[target]))
+    ours, _ = class_activation(
+        lambda pictures: _of_segmentor(model, pictures, sizes, 3)[0], backbone, x, chosen[None]
+    )
+    ours = torch.nn.functional.interpolate(ours[:, None].float(), (64, 96), mode="bilinear")[:, 0]
+    assert ours.max() > 0
+    assert (ours / ours.max() - theirs).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("name", ["retinanet", pytest.param("mask_rcnn", marks=pytest.mark.slow)])
+def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
+    """Also where MMDetection detaches the scores from the maps that they are read from."""
+    pytest.importorskip("mmdet")
+    from heads.mmdet_adapter import build_detector
+
+    torch.manual_seed(0)
+    backbone = short("resnet18", dense=True)
+    options = {"num_proposals": 20} if name == "mask_rcnn" else {}
+    model = build_detector(backbone, 4, name=name, **options).model.eval().requires_grad_(False)
+    test = model.roi_head.test_cfg if name == "mask_rcnn" else model.bbox_head.test_cfg
+    test.score_thr = 0.0
+    x = images(64, 96, batch=2).float()
+    sizes = [(64, 96), (48, 64)]
+    scores, counts = _of_detector(model, x, sizes, 4)
+    assert counts.sum(1).min() > 0
+    assert scores.min() >= 0
+    assert (scores <= counts).all()
+    backwards = _of_detector(model, x.flip(0), sizes[::-1], 4)[0].flip(0)
+    torch.testing.assert_close(scores, backwards, rtol=1e-3, atol=1e-4)
+    found, _ = class_activation(
+        lambda pictures: _of_detector(model, pictures, sizes, 4)[0], backbone, x, scores.argmax(1)
+    )
+    assert found.isfinite().all()
+    raw = x.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(_of_detector(model, raw, sizes, 4)[0][0].max(), raw)
+    assert slopes[0].any()
+    assert not slopes[1].any()
+    if name == "retinanet":
+        assert "predict_by_feat" not in vars(model.bbox_head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["segmentation", "detection"])
+def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
+    pytest.importorskip("mmdet")
+    ended = run_here(arguments(task, tmp_path, backbone="edgevit_xxs"), capsys)
+    assert ended.status == 0, ended.err
+    run = f"ckpt={ended.folder()}"
+    assert analyse.main(["cam", run, "images=2", f"out={tmp_path / 'out'}"]) == 0
+    printed = capsys.readouterr().out
+    assert ("of the pixels" if task == "segmentation" else "boxes") in printed
+    assert (tmp_path / "out" / "cam.png").stat().st_size > 10_000
+    assert analyse.main(["cam", run, "class=label"]) == 2
+    assert "have several classes" in capsys.readouterr().err
+    status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
+    if task == "detection":
+        assert status == 2
+        assert "draws boxes" in capsys.readouterr().err
+    else:
+        assert status == 0
