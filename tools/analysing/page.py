@@ -42,6 +42,7 @@ SHORT = {
     "landscape": {"images": "16", "points": "5", "iterations": "5"},
     "attention": {"images": "3"},
     "cam": {"images": "4"},
+    "attributions": {"images": "4", "steps": "20"},
 }
 REPORT = "report"  # the analysis that makes the page, and is not in it
 TILES = 3  # metrics that stand above, beside parameters and operations
