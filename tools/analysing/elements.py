@@ -95,10 +95,15 @@ def tiles(values: Mapping[str, str]) -> str:
     return f'<div class="tiles">{each}</div>' if each else ""
 
 
-def figures(parts: Iterable[str]) -> str:
-    """Pictures and tables side by side where there is room."""
+def figures(parts: Iterable[str], *, halves: bool = False) -> str:
+    """Pictures and tables side by side where there is room.
+
+    Args:
+        parts: HTML.
+        halves: Whether each is at most half as wide as the page, where that is wide.
+    """
     together = "\n".join(part for part in parts if part)
-    return f'<div class="figures">{together}</div>' if together else ""
+    return f'<div class="figures{" halves" * halves}">{together}</div>' if together else ""
 
 
 def picture(path: Path, words: str, caption: str = "") -> str:

@@ -79,9 +79,9 @@ def page(
         )
     summary = _json(folder / "summary.json")
     curves = picture(folder / "curves.png", "losses and validation metrics by step")
+    previews = sorted((folder / "preview").glob("*.png"))
     predictions = figures(
-        picture(path, f"predictions {path.stem}")
-        for path in sorted((folder / "preview").glob("*.png"))
+        (picture(path, f"predictions {path.stem}") for path in previews), halves=len(previews) > 1
     )
     sections = [
         Section("results", "Results", _results(folder, summary)),
@@ -190,7 +190,7 @@ def _results(folder: Path, summary: Mapping[str, Any]) -> str:
     if not summary:
         return "<p>The run has not ended, so there are no results yet.</p>"
     shown = pairs(_metrics(summary) | cost(summary))
-    return shown + _beside_paper(summary) + _of_classes(folder / CLASSES)
+    return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -206,7 +206,7 @@ def _beside_paper(summary: Mapping[str, Any]) -> str:
     ]
     why = f"<p>They do not compare: {text(paper['why_not'])}</p>" if "why_not" in paper else ""
     ordered = [{key: row[key] for key in BESIDE} for row in rows]
-    return f"<h3>Beside {text(paper['row'])}</h3>\n{table(ordered, BESIDE)}{why}"
+    return f"<div><h3>Beside {text(paper['row'])}</h3>\n{table(ordered, BESIDE)}{why}</div>"
 
 
 def _of_classes(path: Path) -> str:
@@ -221,7 +221,7 @@ def _of_classes(path: Path) -> str:
         for row in rows[1:]
     ]
     columns = {first: (first, "{}"), **{name: (name, "{:.4g}") for name in names}}
-    return f"<h3>By class</h3>\n{table(records, columns)}"
+    return f"<div><h3>By class</h3>\n{table(records, columns)}</div>"
 
 
 def _number(written: str) -> float | None:
