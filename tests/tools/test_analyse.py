@@ -103,6 +103,23 @@ def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
     assert all(0 <= float(row["probability"]) <= 1 for row in found)
 
 
+def test_maps_that_nothing_speaks_for_have_no_peak(
+    tmp_path, pictures, released, monkeypatch, capsys
+):
+    def empty(model, backbone, images, classes, **options):
+        maps = torch.zeros(len(images), 4, 4)
+        maps[1, 2, 3] = 1
+        return maps, classes
+
+    monkeypatch.setattr("backbones.analysis.class_activation.class_activation", empty)
+    typed = [f"ckpt={released}", "backbone=deit_t", f"input={pictures}", "image_size=64"]
+    assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
+    found = rows(tmp_path / "out" / "cam.csv")
+    assert [bool(row["peak_row"]) for row in found] == [False, True, False]
+    note = "speaks for the class in 2 of 3 images, whose maps are empty: 0.png, 2.png"
+    assert f"nothing at blocks.11.norm1 of deit {note}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["relations", "mappings"])
 def test_analyses_of_weights_need_no_images(name, tmp_path):
     backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"

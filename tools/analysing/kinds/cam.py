@@ -63,6 +63,13 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 f"{subject.label} finds nothing of the class in {len(empty)} of {len(column)} "
                 f"images, whose maps are empty: {', '.join(empty)}"
             )
+        against = [panel.row["image"] for panel in column if panel.found and not panel.heat.any()]
+        if against:
+            notes.append(
+                f"nothing at {column[0].row['layer']} of {subject.label} speaks for the class in "
+                f"{len(against)} of {len(column)} images, whose maps are empty: "
+                f"{', '.join(against)}"
+            )
         seen.append(column)
     figure = _draw(subjects, seen, shared=options["scale"] == "shared")
     return Findings(rows, rows, COLUMNS, {"cam": figure}, notes)
@@ -108,7 +115,7 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
         height, width = batch.inside[index]
         heat = enlarged(map_, (image.shape[1], image.shape[2]))[:height, :width]
-        peak = divmod(int(heat.argmax()), width)
+        peak = divmod(int(heat.argmax()), width) if heat.any() else (None, None)
         label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
         right = {"label": subject.class_name(label) if label >= 0 else None}
         row = {
