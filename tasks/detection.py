@@ -95,7 +95,8 @@ class DetectionTask(BaseTask):
         """How many objects of each class are found with some certainty."""
         found = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
         named = ", ".join(f"{count} {name}" for name, count in found.most_common())
-        return f"{found.total()} objects above {PREVIEW_SCORE}{': ' * bool(named)}{named}"
+        objects = "object" if found.total() == 1 else "objects"
+        return f"{found.total()} {objects} above {PREVIEW_SCORE}{': ' * bool(named)}{named}"
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write coco_results.json, a list of detections with the data set's category ids."""

@@ -11,7 +11,7 @@ venv=.venv
 py=$venv/bin/python
 log=$venv/install.log
 stamp=$venv/.installed
-extras=dense,lipschitz,export,sweep,search,parquet,wandb,mlflow,dev
+extras=dense,lipschitz,attributions,export,sweep,search,parquet,wandb,mlflow,dev
 
 stop() {
     echo "make install: $*" >&2

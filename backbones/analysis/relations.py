@@ -18,9 +18,10 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from backbones.analysis.capturing import Size, evaluating, watch
+from backbones.layers.windows import Pattern, corner_of_matrix
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenRelation
 
-Size = tuple[int, int]
 Kind = Literal["weights", "position logits"]
 
 
@@ -86,15 +87,21 @@ def mean_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def token_relations(network: nn.Module) -> dict[str, Relation]:
+def token_relations(network: nn.Module, image_size: Size | None = None) -> dict[str, Relation]:
     """The matrices over tokens of a network, by the name of the part that has them.
+
+    Args:
+        network: A backbone, or a mixer.
+        image_size: (H, W) of the images of a backbone. Where their map is smaller than PosMLP's
+            window, the matrix is that of the map: the window's other tokens are never read.
 
     Raises:
         ValueError: It has none.
     """
+    windows = {} if image_size is None else _windows(network, image_size)
     found: dict[str, Relation] = {}
     for name, module in network.named_modules():
-        relation = _relation(module)
+        relation = _relation(module, windows.get(name))
         if relation is not None:
             found[name] = relation
     if not found:
@@ -107,9 +114,25 @@ def token_relations(network: nn.Module) -> dict[str, Relation]:
     return found
 
 
-def _relation(module: nn.Module) -> Relation | None:
+def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
+    """(h, w) of the windows that PosMLP's relations see in images of a size, by their names."""
+    relations = {n: m for n, m in network.named_modules() if isinstance(m, TokenRelation)}
+    units = {name: name.rpartition(".")[0] for name in relations}
+    if not relations:
+        return {}
+    like = next(network.parameters())
+    with evaluating(network), watch(network, list(units.values())) as calls:
+        network(like.new_zeros(1, 3, *image_size))
+    sizes = {}
+    for name, relation in relations.items():
+        height, width = calls[units[name]][0].inputs[0].shape[1:3]
+        sizes[name] = min(relation.window, height), min(relation.window, width)
+    return sizes
+
+
+def _relation(module: nn.Module, size: Size | None) -> Relation | None:
     if isinstance(module, TokenRelation):
-        return _of_posmlp(module)
+        return _of_posmlp(module, size or (module.window, module.window))
     if callable(getattr(module, "token_matrix", None)):
         matrix, size = cast("TokenRelation", module).token_matrix()
         projection = getattr(module, "proj", None)
@@ -126,16 +149,20 @@ def _relation(module: nn.Module) -> Relation | None:
     return None
 
 
-def _of_posmlp(module: TokenRelation) -> Relation:
-    matrix, size = module.token_matrix()
+def _of_posmlp(module: TokenRelation, size: Size) -> Relation:
+    height, width = size
+    rows, columns = Pattern(height, height), Pattern(width, width)
+    matrix = module.matrix(rows, columns).detach()
     parts, non_locality = {}, None
     if isinstance(module, LookupRelation) and module.weight is not None:
-        free = module.weight.detach()[None]
+        free = corner_of_matrix(module.weight.detach(), module.window, rows, columns)[None]
         parts = {"free": free, "offsets": matrix - free}
     if isinstance(module, QuadraticRelation):
         non_locality = float(module.non_locality())
-    bias = None if module.bias is None else module.bias.detach().reshape(size)
-    return Relation("weights", matrix.detach(), size, parts, bias, non_locality)
+    bias = None
+    if module.bias is not None:
+        bias = module.bias.detach().reshape(module.window, module.window)[:height, :width]
+    return Relation("weights", matrix, size, parts, bias, non_locality)
 
 
 def _window(module: nn.Module, tokens: int) -> Size:

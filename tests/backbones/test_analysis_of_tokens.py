@@ -81,6 +81,42 @@ def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
         assert not relation.parts
 
 
+@pytest.mark.parametrize("name", ["ggqpe", "lrpe_m", "sgu"])
+def test_relations_of_maps_smaller_than_the_window(name):
+    """The gate of a 2x3 map, one channel at a time; what no token is written by is left out."""
+    backbone = straight_into(build_mixer(name, dim=32, window=4))
+    (found,) = token_relations(backbone, (2, 3)).values()
+    assert found.size == (2, 3)
+    assert found.bias.shape == (2, 3)
+    groups = len(found.matrix)
+    u = tokens(1, 2, 3, 2 * groups)
+    mixed = backbone.mixer.gate.relation.mix(u)[0].flatten(0, 1)
+    for channel in range(u.shape[-1]):
+        expected = found.matrix[channel % groups] @ u[0, ..., channel].flatten()
+        torch.testing.assert_close(mixed[:, channel], expected + found.bias.flatten())
+    if name == "lrpe_m":
+        torch.testing.assert_close(sum(found.parts.values()), found.matrix)
+    (whole,) = token_relations(backbone, (5, 9)).values()
+    assert whole.size == (4, 4)
+    torch.testing.assert_close(
+        whole.matrix, token_relations(backbone)["mixer.gate.relation"].matrix
+    )
+
+
+def straight_into(mixer):
+    """Images (B, 3, H, W) straight into a mixer of 32 channels."""
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = mixer
+
+        def forward(self, x):
+            return self.mixer(F.pad(x.permute(0, 2, 3, 1), (0, 29)))
+
+    return Network()
+
+
 def test_the_matrix_of_sbm_is_what_it_applies():
     mixer = build_mixer("sbm", dim=8, grid=(5, 4))
     mapping, relation = mixer.bilinear, token_relations(mixer)["bilinear"]

@@ -124,7 +124,7 @@ def check_detection(folder, rows, classes, said):
     # The one that lies on its side is turned: EXIF's 6.
     sizes = [row["detections"][0]["segmentation"]["size"] for row in rows]
     assert sizes == [[64, 64], [70, 90], [70, 90]]
-    assert re.search(r"a\.jpg: \d+ objects above 0\.3", said)
+    assert re.search(r"a\.jpg: \d+ objects? above 0\.3", said)
 
 
 def check_segmentation(folder, rows, classes, said):
@@ -239,3 +239,12 @@ def test_importing_tasks_is_light():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "load False\n"
+
+
+def test_found_objects_in_words():
+    from tasks.detection import DetectionTask
+
+    found = [{"class": "cat", "score": 0.9}, {"class": "dog", "score": 0.8}]
+    answers = [DetectionTask.answer(None, {"detections": found[:n]}) for n in range(3)]
+    assert answers == ["0 objects above 0.3", "1 object above 0.3: 1 cat",
+                       "2 objects above 0.3: 1 cat, 1 dog"]  # fmt: skip

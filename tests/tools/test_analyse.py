@@ -1,8 +1,6 @@
 """tools/analyse.py: from checkpoints to pictures and tables, and what it refuses."""
 
 import csv
-import re
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from PIL import Image
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.runs import arguments, run_here
 from tests.tensors import tokens
 from tools import analyse
 from tools.analysing import analyses
@@ -106,6 +103,23 @@ def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
     assert all(0 <= float(row["probability"]) <= 1 for row in found)
 
 
+def test_maps_that_nothing_speaks_for_have_no_peak(
+    tmp_path, pictures, released, monkeypatch, capsys
+):
+    def empty(model, backbone, images, classes, **options):
+        maps = torch.zeros(len(images), 4, 4)
+        maps[1, 2, 3] = 1
+        return maps, classes
+
+    monkeypatch.setattr("backbones.analysis.class_activation.class_activation", empty)
+    typed = [f"ckpt={released}", "backbone=deit_t", f"input={pictures}", "image_size=64"]
+    assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
+    found = rows(tmp_path / "out" / "cam.csv")
+    assert [bool(row["peak_row"]) for row in found] == [False, True, False]
+    note = "speaks for the class in 2 of 3 images, whose maps are empty: 0.png, 2.png"
+    assert f"nothing at blocks.11.norm1 of deit {note}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["relations", "mappings"])
 def test_analyses_of_weights_need_no_images(name, tmp_path):
     backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"
@@ -179,56 +193,13 @@ def test_the_breakdown_of_a_detectors_errors_by_hand():
     assert set(precision_curves(coco((1, own)), [], [5])) == {1}
 
 
-class Page(HTMLParser):
-    """Every reference of a page, its headings, and whether its elements are closed in order."""
-
-    ALONE = ("meta", "img")
-
-    def __init__(self):
-        super().__init__()
-        self.references, self.headings, self.open = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.references += [v for k, v in attributes if k in ("src", "href", "srcset", "data")]
-        if tag not in self.ALONE:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1:] == ["h2"]:
-            self.headings.append(data)
-
-
 @pytest.mark.slow
-def test_the_page_of_a_run_needs_no_other_file(tmp_path, capsys):
-    """Made at the end of a training, and again by the command; opened without a browser."""
-    ended = run_here(
-        arguments("classification", tmp_path, "report=true", backbone="deit_t"), capsys
-    )
-    assert ended.status == 0, ended.err
-    folder = ended.folder()
-    text = (folder / "report.html").read_text()
-    page = Page()
-    page.feed(text)
-    page.close()
-    assert not page.open
-    assert page.references
-    assert all(one.startswith("data:image/png;base64,") for one in page.references)
-    assert not re.search(r"@import|url\(|<script|<link|<iframe", text)
-    assert {"Results", "Curves", "Predictions", "Settings"} <= set(page.headings)
-    assert all(one.summary in page.headings for one in analyses().values() if one.name != "report")
-    assert "Does not apply: deit_t has no matrix over tokens" in text
-    assert text.count("Does not apply: ") == 2  # nor has it learnt activations
+def test_analyses_of_a_run(reported, tmp_path):
     larger = ["image_size=96", "images=2", f"out={tmp_path / 'larger'}"]
-    assert analyse.main(["entropy", f"ckpt={folder}", *larger]) == 0
-    out = tmp_path / "again"
-    assert analyse.main(["report", f"ckpt={folder}", "only=entropy", f"out={out}"]) == 0
-    assert "Feature entropy" in (out / "report.html").read_text()
+    assert analyse.main(["entropy", f"ckpt={reported}", *larger]) == 0
     for name in ("errors", "cam", "coefficients", "attention"):
-        assert analyse.main([name, f"ckpt={folder}", "images=4", f"out={out / name}"]) == 0
-        assert {path.suffix for path in (out / name).iterdir()} == ENDINGS
-    keys = [row for row in rows(out / "coefficients" / "coefficients.csv") if row["top_keys"]]
+        assert analyse.main([name, f"ckpt={reported}", "images=4", f"out={tmp_path / name}"]) == 0
+        assert {path.suffix for path in (tmp_path / name).iterdir()} == ENDINGS
+    keys = [row for row in rows(tmp_path / "coefficients" / "coefficients.csv") if row["top_keys"]]
     assert keys
     assert all(len(row["top_keys"].split()) == 5 for row in keys)

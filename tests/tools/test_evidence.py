@@ -73,14 +73,23 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
     mask = (logits[0].argmax(0) == chosen).float().numpy()
     target = targets.SemanticSegmentationTarget(int(chosen), mask)
     layer = backbone.get_submodule(backbone.block_names()[-1])
-    with cams.GradCAM(model=Logits(), target_layers=[layer]) as cam:
-        theirs = torch.from_numpy(cam(input_tensor=x, targets=[target]))
-    ours, _ = class_activation(
-        lambda pictures: _of_segmentor(model, pictures, sizes, 3)[0], backbone, x, chosen[None]
-    )
-    ours = torch.nn.functional.interpolate(ours[:, None].float(), (64, 96), mode="bilinear")[:, 0]
-    assert ours.max() > 0
-    assert (ours / ours.max() - theirs).abs().mean() < 0.02
+    seen = []
+    # For the class and against it: where one of the two maps is empty, the other is not.
+    for sign in (1, -1):
+        with cams.GradCAM(model=Logits(), target_layers=[layer]) as cam:
+            signed = [lambda output, sign=sign: sign * target(output)]
+            theirs = torch.from_numpy(cam(input_tensor=x, targets=signed))
+        ours, _ = class_activation(
+            lambda pictures, sign=sign: sign * _of_segmentor(model, pictures, sizes, 3)[0],
+            backbone, x, chosen[None],
+        )  # fmt: skip
+        ours = torch.nn.functional.interpolate(ours[:, None].float(), x.shape[2:], mode="bilinear")
+        greatest = float(ours.max())
+        seen.append(greatest)
+        scaled = ours[:, 0] / greatest if greatest else ours[:, 0]
+        assert (scaled - theirs).abs().mean() < 0.02
+        assert bool(theirs.any()) == (greatest > 0)
+    assert max(seen) > 0
 
 
 @pytest.mark.parametrize("name", ["retinanet", pytest.param("mask_rcnn", marks=pytest.mark.slow)])

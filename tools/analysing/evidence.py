@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from backbones.options import unknown
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
 from tools.analysing.subjects import Batch, Size, Subject
@@ -67,6 +68,37 @@ def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
     # Of pixels the class of most; of boxes, many of which are doubtful, that of the surest.
     predicted = (amounts if kind == "pixels" else scores).argmax(1)
     return Evidence(scores, amounts, predicted)
+
+
+def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
+    """The class of each image that class= asks for, or None for the predicted ones.
+
+    Args:
+        subject: Whose classes they are.
+        batch: Of images.
+        wanted: "predicted", "label", the name of a class or its number.
+
+    Raises:
+        ValueError: A class that there is not, or labels that nobody knows.
+    """
+    if wanted == "predicted":
+        return None
+    if wanted == "label":
+        if amount_of(subject) != "probability":
+            raise ValueError(
+                f"class=label is for classifiers, and the images of {subject.label} have several "
+                f"classes: name one of its {len(subject.class_names)}, as class=<name>"
+            )
+        if int(batch.labels.min()) < 0:
+            raise ValueError("class=label, but nobody knows the classes of these images")
+        return batch.labels
+    if wanted in subject.class_names:  # which may be digits
+        label = subject.class_names.index(wanted)
+    elif wanted.isdecimal():
+        label = int(wanted)
+    else:
+        raise ValueError(unknown("class", wanted, list(subject.class_names)))
+    return torch.full((len(batch.images),), label)
 
 
 def _of_segmentor(

@@ -1,14 +1,16 @@
 """One HTML page of a run that needs no other file and no network.
 
-What is in it: settings, curves, the closing table with the paper's figures, predictions, and every
-analysis that applies to the run, or the sentence in which it is refused.
+What is in it: the closing table with the paper's figures, curves, predictions, every analysis that
+applies to the run, the sentences in which the others are refused, and the settings.
 """
 
 from __future__ import annotations
 
-import base64
-import html
+import csv
 import json
+import logging
+import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tools.analysing import Analysis, Findings, analyses
+from tools.analysing.elements import (
+    Section,
+    document,
+    figures,
+    pairs,
+    picture,
+    table,
+    text,
+    tiles,
+)
 
 if TYPE_CHECKING:
     from tools.analysing.subjects import Subject
@@ -30,18 +42,16 @@ SHORT = {
     "landscape": {"images": "16", "points": "5", "iterations": "5"},
     "attention": {"images": "3"},
     "cam": {"images": "4"},
+    "attributions": {"images": "4", "steps": "20"},
 }
 REPORT = "report"  # the analysis that makes the page, and is not in it
-MOST_ROWS = 40  # of a table; the rest is in the CSV of the analysis itself
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
-  color: #222; }
-h1 { font-size: 1.6rem } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd }
-img { max-width: 100%; height: auto } figure { margin: 1rem 0 }
-table { border-collapse: collapse; font-size: 13px } td, th { padding: 2px 10px; text-align: left }
-tr:nth-child(even) { background: #f6f6f6 } pre { background: #f6f6f6; padding: 1rem;
-  overflow-x: auto; font-size: 12px } .refused { color: #777 }
-"""
+TILES = 3  # metrics that stand above, beside parameters and operations
+BESIDE = {
+    "metric": ("metric", "{}"),
+    "paper": ("paper", "{:.4g}"),
+    "ours": ("ours", "{:.4g}"),
+    "difference": ("difference", "{:+.2g}"),
+}
 
 
 def page(
@@ -68,22 +78,19 @@ def page(
             "folder>"
         )
     summary = _json(folder / "summary.json")
-    parts = [
-        f"<h1>{_text(subject.label)}: {_text(str(summary.get('task', '')))}</h1>",
-        f"<p>{_text(folder.name)}</p>",
-        _section("Results", _results(summary)),
-        _section("Curves", _picture(folder / "curves.png", "losses and validation metrics")),
-        _section("Predictions", "".join(
-            _picture(path, path.stem) for path in sorted((folder / "preview").glob("*.png"))
-        )),
-    ]  # fmt: skip
-    parts += _analyses(subject, options, say, chosen)
-    parts.append(_section("Settings", f"<pre>{_text(_settings(folder))}</pre>"))
-    title = f"<title>{_text(subject.label)}</title>"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{title}'
-        f"<style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    curves = picture(folder / "curves.png", "losses and validation metrics by step")
+    previews = sorted((folder / "preview").glob("*.png"))
+    predictions = figures(
+        (picture(path, f"predictions {path.stem}") for path in previews), halves=len(previews) > 1
     )
+    sections = [
+        Section("results", "Results", _results(folder, summary)),
+        Section("curves", "Curves", curves or "<p>None were measured.</p>"),
+        Section("predictions", "Predictions", predictions or "<p>None were drawn.</p>"),
+        *_analyses(subject, options, say, chosen),
+        Section("settings", "Settings", _settings(folder, summary)),
+    ]
+    return document(subject.label, _head(subject.label, folder, summary), sections)
 
 
 def write_page(folder: Path) -> Path:
@@ -91,20 +98,47 @@ def write_page(folder: Path) -> Path:
     from tools.analysing.subjects import open_subjects
 
     typed = {"ckpt": str(folder), "backbone": "", "input": "", "images": "16", "image_size": ""}
-    (subject,) = open_subjects(typed, ())
     path = folder / "report.html"
-    path.write_text(page(subject, typed, lambda line: None), encoding="utf-8")
+    # The run has said which data it reads, and its folder stays the last thing that it prints.
+    data = logging.getLogger("datamodules")
+    level = data.level
+    data.setLevel(logging.WARNING)
+    try:
+        (subject,) = open_subjects(typed, ())
+        path.write_text(page(subject, typed, lambda line: None), encoding="utf-8")
+    finally:
+        data.setLevel(level)
     return path
 
 
 def _analyses(
     subject: Subject, options: Mapping[str, str], say: Callable[[str], None], chosen: Sequence[str]
-) -> Iterator[str]:
+) -> Iterator[Section]:
+    refused = {}
     for name, analysis in analyses().items():
         if name == REPORT or (chosen and name not in chosen):
             continue
         say(f"{name} ...")
-        yield _section(analysis.summary, _analysis(subject, analysis, options))
+        title, rest = _divided(analysis.summary)
+        command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
+        about = f"{text(rest)} · {command}" if rest else command
+        try:
+            content = _analysis(subject, analysis, options)
+        except ValueError as error:
+            refused[name] = str(error)
+        else:
+            yield Section(name, title, content, about)
+    if refused:
+        yield Section("refused", "Analyses that do not apply", pairs(refused))
+
+
+def _divided(summary: str) -> tuple[str, str]:
+    """A heading, and what the summary of an analysis says besides."""
+    title = re.split(r"[(:;]", summary)[0].strip()
+    rest = summary.removeprefix(title).strip(" :;")
+    whole = rest.startswith("(") and rest.find(")") == len(rest) - 1
+    rest = rest[1:-1] if whole else rest
+    return title, rest[:1].upper() + rest[1:]
 
 
 def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) -> str:
@@ -113,11 +147,12 @@ def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) 
     subject.count = int(own["images"])
     try:
         found = analysis.analyse([subject], own)
-    except ValueError as error:
-        return f'<p class="refused">Does not apply: {_text(str(error))}</p>'
     finally:
         subject.count, subject.size = count, size
-    return "".join(_figures(found)) + _table(found)
+    # One network is on the page, so its name need not stand in every row.
+    columns = {key: column for key, column in found.columns.items() if key != "backbone"}
+    notes = "".join(f"<p>{text(note)}</p>" for note in found.notes)
+    return figures([*_figures(found), table(found.shown, columns)]) + notes
 
 
 def _figures(found: Findings) -> Iterator[str]:
@@ -125,72 +160,82 @@ def _figures(found: Findings) -> Iterator[str]:
 
     with tempfile.TemporaryDirectory() as folder:
         written = write_findings("numbers", found, Path(folder))
-        for path in written:
-            if path.suffix == ".png":
-                yield _picture(path, path.stem)
+        drawn = [path for path in written if path.suffix == ".png"]
+        for path in drawn:
+            name = path.stem.replace("_", " ")
+            yield picture(path, name, name if len(drawn) > 1 else "")
 
 
-def _table(found: Findings) -> str:
-    if not found.shown:
+def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
+    """What is looked for first: which run it is, and its main figures."""
+    from tools.running.report import cost
+
+    known = [str(summary["task"])] if "task" in summary else []
+    data = summary.get("data") or {}
+    if "name" in data:
+        images = ", ".join(f"{n:,} for {part}" for part, n in data.get("images", {}).items())
+        known.append(f"{data['name'].rpartition('.')[2]} ({images} images)")
+    facts = " · ".join([*known, f"run {folder.name}"])
+    first = dict(list(_metrics(summary).items())[:TILES])
+    if summary:
+        operations, _, size = cost(summary)["backbone MACs"].partition(" at ")
+        first["parameters"] = cost(summary)["parameters"].partition(" (")[0]
+        first[f"backbone MACs at {size}"] = operations
+    return f'<h1>{text(label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
+
+
+def _results(folder: Path, summary: Mapping[str, Any]) -> str:
+    from tools.running.report import CLASSES, cost
+
+    if not summary:
+        return "<p>The run has not ended, so there are no results yet.</p>"
+    shown = pairs(_metrics(summary) | cost(summary))
+    return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
+
+
+def _metrics(summary: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{value:.4g}" for name, value in summary.get("metrics", {}).items()}
+
+
+def _beside_paper(summary: Mapping[str, Any]) -> str:
+    paper = summary.get("paper")
+    if not paper:
         return ""
-    columns = {key: found.columns[key] for key in found.shown[0] if key in found.columns}
-    head = "".join(f"<th>{_text(heading)}</th>" for heading, _ in columns.values())
-    lines = []
-    for record in found.shown[:MOST_ROWS]:
-        values = [(record[key], form) for key, (_, form) in columns.items()]
-        cells = ["-" if value is None else form.format(value) for value, form in values]
-        lines.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-    more = len(found.shown) - MOST_ROWS
-    rest = f"<p>... and {more} more rows</p>" if more > 0 else ""
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>{rest}"
-
-
-def _results(summary: Mapping[str, Any]) -> str:
-    paper = summary.get("paper") or {}
     rows = [
-        (name, f"{value:.4g}" if isinstance(value, float) else str(value))
-        for name, value in {**_facts(summary), **summary.get("metrics", {})}.items()
+        {"metric": name, "difference": None, **values} for name, values in paper["metrics"].items()
     ]
-    lines = "".join(f"<tr><td>{_text(k)}</td><td>{_text(v)}</td></tr>" for k, v in rows)
-    text = f"<table>{lines}</table>"
-    if paper:
-        compared = "".join(
-            f"<tr><td>{_text(str(k))}</td><td>{_text(str(v))}</td></tr>" for k, v in paper.items()
-        )
-        text += f"<h3>Beside the paper</h3><table>{compared}</table>"
-    return text
+    why = f"<p>They do not compare: {text(paper['why_not'])}</p>" if "why_not" in paper else ""
+    ordered = [{key: row[key] for key in BESIDE} for row in rows]
+    return f"<div><h3>Beside {text(paper['row'])}</h3>\n{table(ordered, BESIDE)}{why}</div>"
 
 
-def _facts(summary: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("backbone", "parameters", "backbone_macs", "macs_at", "seed", "seconds")
-    return {key: summary[key] for key in keys if key in summary}
+def _of_classes(path: Path) -> str:
+    """The metrics of each class, of the runs that have such a file."""
+    if not path.is_file():
+        return ""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    first, *names = rows[0]
+    records = [
+        {first: row[0], **{n: _number(v) for n, v in zip(names, row[1:], strict=True)}}
+        for row in rows[1:]
+    ]
+    columns = {first: (first, "{}"), **{name: (name, "{:.4g}") for name in names}}
+    return f"<div><h3>By class</h3>\n{table(records, columns)}</div>"
 
 
-def _settings(folder: Path) -> str:
-    """The settings of a run, as its folder has them."""
+def _number(written: str) -> float | None:
+    return float(written) if written else None
+
+
+def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
+    """What was typed, and all settings of the run as its folder has them."""
+    typed = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    return yaml.safe_dump(config, sort_keys=False)
+    written = text(yaml.safe_dump(config, sort_keys=False))
+    return f"<pre>{text(typed)}</pre>\n<pre>{written}</pre>"
 
 
 def _json(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return content
-
-
-def _section(title: str, content: str) -> str:
-    return f"<h2>{_text(title)}</h2>\n{content or '<p>none</p>'}"
-
-
-def _picture(path: Path, text: str) -> str:
-    """An image file within the page itself."""
-    if not path.is_file():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    return (
-        f'<figure><img alt="{_text(text)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{_text(text)}</figcaption></figure>"
-    )
-
-
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)

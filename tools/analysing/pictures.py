@@ -118,13 +118,13 @@ def panel_grid(
     start = 0
     for (label, panels), width in zip(networks.items(), widths, strict=True):
         for row, (name, maps) in enumerate(panels.items()):
-            axes[row, start].set_ylabel(wrapped(name, 26), fontsize=5)
+            axes[row, start].set_ylabel(wrapped(name, 26), fontsize=7)
             for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
                 low, high = scales[row]
                 axis.imshow(_array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto")
-                axis.set_title(title, fontsize=6)
+                axis.set_title(title, fontsize=7)
         above = axes[0, start]
-        above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=6)
+        above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=7)
         start += width
     return figure
 

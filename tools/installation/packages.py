@@ -46,6 +46,7 @@ FEATURES = {
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
     "datasets": "data=imagenet_parquet",
+    "captum": "tools/analyse.py attributions",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }

@@ -70,7 +70,8 @@ def _draw(axis: Any, curves: Mapping[str, list[tuple[float, float]]]) -> None:
                   marker=marker if len(points) < FEW else None, markersize=max(3, 7 - index),
                   markerfacecolor="none", alpha=0.9)  # fmt: skip
     axis.set(xlabel="step")
-    axis.legend(fontsize=8)
+    # Several names in two columns leave room for the curves.
+    axis.legend(fontsize=8, ncols=2 if len(curves) > 3 else 1)
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

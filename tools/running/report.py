@@ -125,19 +125,26 @@ def write(
     # Written last: a run with a summary is finished.
     content = {**known, "versions": _versions(), "git_commit": _git_commit()}
     (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
-    seconds, size = known["seconds"], " x ".join(map(str, known["macs_at"]))
-    backbone = _millions(known["backbone_parameters"])
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
-    table |= beside_paper(known)
-    table["parameters"] = f"{_millions(known['parameters'])} (backbone {backbone})"
-    table["backbone MACs"] = f"{known['backbone_macs'] / 1e9:.3f} G at {size}"
-    if known.get("images_per_second"):
-        table["training"] = f"{known['images_per_second']:.3g} images/s"
-        table["waiting for data"] = waiting(known["waiting_for_data"], known["num_workers"])
-    table["time"] = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    table |= beside_paper(known) | cost(known)
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def cost(known: Mapping[str, Any]) -> dict[str, str]:
+    """How large and fast a run was, in words; of what its summary says."""
+    size = " x ".join(map(str, known["macs_at"]))
+    backbone = _millions(known["backbone_parameters"])
+    table = {
+        "parameters": f"{_millions(known['parameters'])} (backbone {backbone})",
+        "backbone MACs": f"{known['backbone_macs'] / 1e9:.3f} G at {size}",
+    }
+    if known.get("images_per_second"):
+        table["training"] = f"{known['images_per_second']:.3g} images/s"
+        table["waiting for data"] = waiting(known["waiting_for_data"], known["num_workers"])
+    seconds = known["seconds"]
+    return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 
 
 def write_classes(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -18,8 +18,6 @@ from tools.analysing import Findings
 from tools.analysing.pictures import bare, enlarged, new_figure, overlaid, picture_of, wrapped
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tools.analysing.subjects import Batch, Subject
 
 OPTIONS = {"method": "gradcam", "block": "-1", "class": "predicted", "scale": "own", "images": "6"}
@@ -65,6 +63,13 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 f"{subject.label} finds nothing of the class in {len(empty)} of {len(column)} "
                 f"images, whose maps are empty: {', '.join(empty)}"
             )
+        against = [panel.row["image"] for panel in column if panel.found and not panel.heat.any()]
+        if against:
+            notes.append(
+                f"nothing at {column[0].row['layer']} of {subject.label} speaks for the class in "
+                f"{len(against)} of {len(column)} images, whose maps are empty: "
+                f"{', '.join(against)}"
+            )
         seen.append(column)
     figure = _draw(subjects, seen, shared=options["scale"] == "shared")
     return Findings(rows, rows, COLUMNS, {"cam": figure}, notes)
@@ -86,12 +91,12 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
 
     from backbones.analysis.capturing import choose_blocks
     from backbones.analysis.class_activation import class_activation
-    from tools.analysing.evidence import amount_of, evidence
+    from tools.analysing.evidence import amount_of, asked_classes, evidence
 
     (block,) = choose_blocks(subject.backbone, [options["block"]])
     with torch.no_grad():
         found = evidence(subject, batch, batch.images)
-    classes = _classes(subject, batch, options["class"])
+    classes = asked_classes(subject, batch, options["class"])
     classes = found.predicted if classes is None else classes
     if int(classes.max()) >= found.scores.shape[1]:
         raise ValueError(
@@ -110,7 +115,7 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
         height, width = batch.inside[index]
         heat = enlarged(map_, (image.shape[1], image.shape[2]))[:height, :width]
-        peak = divmod(int(heat.argmax()), width)
+        peak = divmod(int(heat.argmax()), width) if heat.any() else (None, None)
         label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
         right = {"label": subject.class_name(label) if label >= 0 else None}
         row = {
@@ -130,33 +135,6 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
             _Panel(row, picture, heat, title, kind == "probability" or amounts[index] > 0)
         )
     return panels
-
-
-def _classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
-    """The class of each image, or None for the predicted ones."""
-    import torch
-
-    from backbones.options import unknown
-    from tools.analysing.evidence import amount_of
-
-    if wanted == "predicted":
-        return None
-    if wanted == "label":
-        if amount_of(subject) != "probability":
-            raise ValueError(
-                f"class=label is for classifiers, and the images of {subject.label} have several "
-                f"classes: name one of its {len(subject.class_names)}, as class=<name>"
-            )
-        if int(batch.labels.min()) < 0:
-            raise ValueError("class=label, but nobody knows the classes of these images")
-        return batch.labels
-    if wanted in subject.class_names:  # which may be digits
-        label = subject.class_names.index(wanted)
-    elif wanted.isdecimal():
-        label = int(wanted)
-    else:
-        raise ValueError(unknown("class", wanted, list(subject.class_names)))
-    return torch.full((len(batch.images),), label)
 
 
 def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared: bool) -> object:

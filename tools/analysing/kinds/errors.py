@@ -161,8 +161,8 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
             text = (
                 f"{subject.class_name(label)} ({share:.2g})\ntaken for {subject.class_name(guess)}"
             )
-            axis.set_title(text, fontsize=6)
-        axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=6)
+            axis.set_title(text, fontsize=8)
+        axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=8)
     return figure
 
 

@@ -3,7 +3,8 @@
 One row a layer: what the token in the middle takes from each, for up to ``groups`` groups or heads;
 the bias b as a map where there is one. Of window attention it is the position term, logits.
 Matrices that are sums have their parts besides. The curve is the mean distance of the weights, and
-of Gaussians the non-locality g of Eq. 16 (smaller reaches further). Weights alone tell.
+of Gaussians the non-locality g of Eq. 16 (smaller reaches further). Weights alone tell; windows of
+PosMLP are as large as the maps of the run's images, or of image_size=, let them be.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     distances: dict[str, list[float]] = {}
     localities: dict[str, list[float]] = {}
     for subject in subjects:
-        found = token_relations(subject.backbone)
+        found = token_relations(subject.backbone, _image_size(subject))
         maps: dict[str, list[tuple[str, Any]]] = {}
         distances[subject.label] = []
         for name, one in found.items():
@@ -82,3 +83,12 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     if localities:
         figures["non_locality"] = curves(localities, "Non-locality g, Eq. 16", "g", "layer")
     return Findings(rows, shown, COLUMNS, figures)
+
+
+def _image_size(subject: Subject) -> tuple[int, int] | None:
+    """(H, W) of the images; of a network of no run, whose windows are whole, None."""
+    from tools.running.report import training_size
+
+    if subject.size is not None or subject.config is None:
+        return subject.size
+    return training_size(subject.config["data"])

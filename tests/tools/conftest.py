@@ -1,0 +1,14 @@
+"""What tests of several tools read."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory, sample_cache):
+    """The folder of a run that ended with its report."""
+    from tests.runs import arguments, run_shared
+
+    output = tmp_path_factory.mktemp("reported")
+    ended = run_shared(arguments("classification", output, "report=true", backbone="deit_t"))
+    assert ended.status == 0, ended.err
+    return ended.folder()

@@ -1,0 +1,250 @@
+"""The HTML page of a run: what is on it, and that a browser without network shows all of it."""
+
+import csv
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from tools import analyse
+from tools.analysing import Analysis, Findings, analyses, page
+from tools.analysing.elements import MOST_ROWS, table
+
+# One chromium, whatever its name is.
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+NO_NETWORK = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+WATCH = "<script>const faults = []; onerror = (words) => { faults.push(words) }</script>"
+# Said to the frame's parent when all is loaded: what there is to see.
+SAY = """<script>addEventListener("load", () => {
+  const pictures = [...document.images], root = document.documentElement;
+  const others = performance.getEntriesByType("resource").map((one) => one.name);
+  parent.postMessage(JSON.stringify({
+    decoded: pictures.filter((one) => one.complete && one.naturalWidth > 0).length,
+    failed: pictures.filter((one) => !(one.complete && one.naturalWidth > 0)).length,
+    others: others.filter((name) => !name.startsWith("data:")),
+    faults, window: innerWidth, document: root.scrollWidth,
+  }), "*");
+})</script></body>"""
+# A window has a least width, a frame in it has none.
+WIDTHS = (420, 1280)
+FRAME = '<iframe src="watched.html" width="{}" height="800" style="border:0"></iframe>'
+OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("message", (one) => {
+  document.getElementById("seen").textContent += one.data + "\\n" })</script>"""
+
+
+class Page(HTMLParser):
+    """Every reference of a page, its anchors, headings and cells; elements close in order."""
+
+    ALONE = ("meta", "img")
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.anchors, self.open = [], [], []
+        self.headings, self.cells = [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.references += [v for k, v in attributes if k in ("src", "href", "srcset", "data")]
+        self.anchors += [v for k, v in attributes if k == "id"]
+        if tag not in self.ALONE:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        place = self.open[-1] if self.open else ""
+        if place == "h2":
+            self.headings.append(data)
+        elif place in ("td", "th"):
+            self.cells.append(data)
+
+
+def read(text):
+    """A page that refers to nothing outside it, and whose contents lead somewhere."""
+    found = Page(text)
+    pictures = [one for one in found.references if not one.startswith("#")]
+    assert pictures
+    assert all(one.startswith("data:image/png;base64,") for one in pictures)
+    inside = [one[1:] for one in found.references if one.startswith("#")]
+    assert inside == found.anchors
+    assert not re.search(r"@import|url\(|<script|<link|<iframe", text)
+    return found
+
+
+def shown(path, folder):
+    """What a browser shows of a page, without network, in frames of so many pixels."""
+    if BROWSER is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+    text = path.read_text().replace("<head>", f"<head>{WATCH}", 1).replace("</body>", SAY, 1)
+    (folder / "watched.html").write_text(text)
+    outer = folder / "outer.html"
+    outer.write_text(OUTER + "".join(map(FRAME.format, WIDTHS)) + "</body>")
+    typed = [
+        BROWSER, *NO_NETWORK, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,900",
+        "--virtual-time-budget=5000", "--dump-dom", outer.as_uri(),
+    ]  # fmt: skip
+    ended = subprocess.run(typed, capture_output=True, text=True, timeout=120)
+    said = re.search(r'<pre id="seen">(.*?)</pre>', ended.stdout, re.DOTALL)
+    assert said, ended.stderr[-2000:]
+    seen = [json.loads(line) for line in html.unescape(said[1]).split("\n") if line]
+    assert sorted(one["window"] for one in seen) == sorted(WIDTHS)
+    return seen
+
+
+def check_shown(path, folder, pictures):
+    for seen in shown(path, folder):
+        assert (seen["decoded"], seen["failed"]) == (pictures, 0)
+        assert (seen["faults"], seen["others"]) == ([], [])
+        assert seen["document"] <= seen["window"]
+
+
+def wide_analysis(subjects, options):
+    """A table wider than a narrow window, and two pictures."""
+    from tools.analysing.pictures import curves
+
+    values = {f"a_rather_long_name_{i}": 1 / (i + 3) for i in range(12)}
+    columns = {key: (key, "{:.4f}") for key in values} | {"backbone": ("backbone", "{}")}
+    rows = [{"backbone": "net", **values}]
+    figures = {name: curves({"net": [1.0, 2.0]}, name, "y") for name in ("one", "two_three")}
+    return Findings(rows, rows, columns, figures, ["a <note>"])
+
+
+def refusing_analysis(subjects, options):
+    raise ValueError("net <has> none of it")
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """The page of a run folder that was written by hand, with two analyses."""
+    kinds = {
+        "wide": Analysis("wide", "Wide tables (Fig. 1; b)", {}, {}, wide_analysis),
+        "not": Analysis("not", "Nothing: at all", {}, {}, refusing_analysis),
+    }
+    monkeypatch.setattr(page, "analyses", lambda: kinds)
+    folder = tmp_path / "run"
+    (folder / "preview").mkdir(parents=True)
+    for name in ("00", "01"):
+        Image.new("RGB", (900, 300), "teal").save(folder / "preview" / f"{name}.png")
+    Image.new("RGB", (1500, 400), "white").save(folder / "curves.png")
+    (folder / "config.yaml").write_text("task_name: classification\nlong: " + "x" * 300 + "\n")
+    with (folder / "classes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("class", "IoU"), ("a<b", 0.123456), ("c", "")])
+    metrics = {"top1": 74.123456, "top5": 91.0, "loss": 1.0}
+    paper = {
+        "row": "AFBO Table 2",
+        "why_not": "9 epochs instead of 300",
+        "metrics": {
+            "top1": {"paper": 74.6, "ours": 74.123456},
+            "top5": {"paper": 92.0000001, "ours": 91.0, "difference": -1.0000001},
+        },
+    }
+    summary = {
+        "task": "classification", "metrics": metrics, "paper": paper, "parameters": 5_700_000,
+        "backbone_parameters": 5_500_000, "backbone_macs": 1.23e9, "macs_at": [64, 96],
+        "seconds": 61.0, "overrides": ["task=classification", "x='a b'"],
+        "data": {"name": "datamodules.x.Images", "images": {"train": 1234}},
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def page_of(folder):
+    subject = SimpleNamespace(label="net<1>", folder=folder, count=3, size=None)
+    return page.page(subject, {"images": "16"}, lambda line: None)
+
+
+def test_what_is_on_the_page(written):
+    text = page_of(written)
+    found = read(text)
+    assert found.headings == ["Results", "Curves", "Predictions", "Wide tables",
+                              "Analyses that do not apply", "Settings"]  # fmt: skip
+    assert '<meta name="viewport"' in text
+    assert "net&lt;1&gt;" in text
+    assert "Fig. 1; b · <code>python tools/analyse.py wide ckpt=RUN</code>" in text
+    assert "1,234 for train" in text
+    cells = found.cells
+    assert cells[cells.index("not") + 1] == "net <has> none of it"
+    assert "0.3333" in cells
+    assert "backbone" not in cells  # there is one network
+    at = cells.index("difference") + 1
+    assert cells[at : at + 8] == ["top1", "74.6", "74.12", "-", "top5", "92", "91", "-1"]
+    assert "9 epochs instead of 300" in text
+    at = cells.index("IoU") + 1
+    assert cells[at : at + 4] == ["a<b", "0.1235", "c", "-"]
+    assert cells[cells.index("parameters") + 1] == "5.70 M (backbone 5.50 M)"
+    assert "<p>a &lt;note&gt;</p>" in text
+    assert "python tools/run.py task=classification &#x27;x=" in text
+    assert "two three" in text
+
+
+def test_a_run_that_has_not_ended_has_a_page(written):
+    (written / "summary.json").unlink()
+    (written / "curves.png").unlink()
+    text = page_of(written)
+    assert "The run has not ended" in text
+    assert "None were measured" in text
+    read(text)
+
+
+def test_long_tables_are_folded_and_cut():
+    columns = {"a": ("a", "{}")}
+    assert "<details" not in table([{"a": 1}] * 3, columns)
+    long = table([{"a": 1}] * (MOST_ROWS + 1), columns)
+    assert f"Table of {MOST_ROWS + 1} rows" in long
+    assert "1 more row left out" in long
+    assert long.count("<tr>") == MOST_ROWS + 1
+    assert table([], columns) == ""
+
+
+def test_a_browser_without_network_shows_the_page(written, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page_of(written))
+    check_shown(path, tmp_path, pictures=5)
+
+
+def test_what_a_browser_would_say_of_a_broken_page(written, tmp_path):
+    """The check above sees pictures that do not decode, faults, references and overflow."""
+    path = tmp_path / "report.html"
+    broken = (
+        '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
+        '<p style="width:900px">wide</p><script>nothing_of_this_name()</script></body>'
+    )
+    path.write_text(page_of(written).replace("</body>", broken))
+    seen = min(shown(path, tmp_path), key=lambda one: one["window"])
+    assert (seen["decoded"], seen["failed"]) == (5, 2)
+    assert seen["others"] == ["https://example.org/x.png"]
+    assert "nothing_of_this_name" in seen["faults"][0]
+    assert seen["document"] > seen["window"]
+
+
+@pytest.mark.slow
+def test_the_page_of_a_real_run(reported, tmp_path):
+    """Made at the end of a training, and again by the command."""
+    text = (reported / "report.html").read_text()
+    found = read(text)
+    refused = {"relations", "activations"}
+    drawn = set(analyses()) - refused - {"report"}
+    assert drawn < set(found.anchors)
+    assert not refused & set(found.anchors)
+    assert "deit_t has no matrix over tokens" in text
+    pictures = sum(one.startswith("data:") for one in found.references)
+    assert pictures > 10
+    check_shown(reported / "report.html", tmp_path, pictures)
+    out = tmp_path / "again"
+    assert analyse.main(["report", f"ckpt={reported}", "only=entropy", f"out={out}"]) == 0
+    assert "Feature entropy" in (out / "report.html").read_text()
