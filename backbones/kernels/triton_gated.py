@@ -202,7 +202,7 @@ def _value(
 def _values(
     mapped, y, x, channel, before, height, width, hidden, token, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The same of the columns to the left, here and to the right."""
+    """What it reads in the columns to the left, here and to the right."""
     left = _value(mapped, y, x - 1, channel, before, height, width, hidden, token, ACC)
     mid = _value(mapped, y, x, channel, before, height, width, hidden, token, ACC)
     right = _value(mapped, y, x + 1, channel, before, height, width, hidden, token, ACC)

@@ -50,7 +50,7 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The same, for tensors of partial sums."""
+    """What partial sums of numbers of this type are kept in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
