@@ -11,6 +11,8 @@ import torch
 from backbones import kernels
 from backbones.kernels import library, operators, triton_choice
 from backbones.kernels.autocast import for_products, product_dtype
+from backbones.mixers.afbo import fused as fused_afbo
+from backbones.mixers.iffn import fused as fused_iffn
 from tests.tensors import build_mixer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +175,7 @@ def test_kernels_serve_on_a_gpu(dtype):
 @pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", ["afbo", "iffn"])
 def test_mixers_on_a_gpu_equal_torch(name, cast):
+    fused = {"afbo": fused_afbo, "iffn": fused_iffn}[name]
     mixer = build_mixer(name, 96).float().cuda().eval()
     x = torch.randn(3, 19, 21, 96, device="cuda", requires_grad=True)
     results = []
@@ -182,15 +185,15 @@ def test_mixers_on_a_gpu_equal_torch(name, cast):
                 with kernels.switched_off():
                     y = mixer(x)
             else:
+                assert fused.serves(mixer, x)
                 y = mixer(x)
-                assert "mixer" in y.grad_fn.name().lower() or name == "iffn"
         leaves = [x, *mixer.parameters()]
         results.append([y, *torch.autograd.grad(y.float().square().mean(), leaves)])
     for one, other in zip(*results, strict=True):
         assert one.dtype is other.dtype
         scale = other.float().abs().max()
         difference = (one.float() - other.float()).abs().max() / scale
-        assert difference < (0.05 if cast else 2e-3)  # torch's convolutions may be TF32
+        assert difference < (0.05 if cast else 5e-3)  # torch's convolutions may be TF32
 
 
 @on_gpu
