@@ -33,6 +33,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   rounds=30                 a round times every network once, in an order of its own
   train=false               true: also a training step, that is forward and backward
   compile=false             true: after torch.compile
+  cuda_graphs=false         true: each step recorded as a CUDA graph, with device=cuda
   device=cpu                cpu or cuda
   dtype=float32             or bfloat16: of the network itself, in training by autocast
   threads=N                 of the CPU (default: torch's choice)
@@ -89,7 +90,8 @@ from tools.command_line.typed_network import (
 SWITCH = ("false", "true")
 SHARED = {
     "batch": "1,8", "rounds": "30", "train": "false", "compile": "false", "device": "cpu",
-    "dtype": "float32", "threads": "", "clock": "wall", "keep_memory": "true", "format": "table",
+    "cuda_graphs": "false", "dtype": "float32", "threads": "", "clock": "wall",
+    "keep_memory": "true", "format": "table",
 }  # fmt: skip
 IMAGES = {"image_size": "224", **SHARED}
 DEFAULTS = {
@@ -113,7 +115,7 @@ DEFAULTS = {
 CHOICES = {
     "device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16"), "clock": ("wall", "process"),
     "format": FORMATS,
-    "train": SWITCH, "compile": SWITCH, "keep_memory": SWITCH,
+    "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
 PIPELINES = ("classification", "detection", "segmentation")
@@ -227,7 +229,7 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     import torch
 
     from tools.benchmarking.memory import peak_bytes
-    from tools.benchmarking.timing import interleave, make_step, prepare, tell
+    from tools.benchmarking.timing import as_cuda_graph, interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
     sizes = [image_size(item or " ") for item in options["image_size"].split(",")]
@@ -248,7 +250,9 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
             images = [torch.randn(batch, 3, *size, device=options["device"]) for size in sizes]
             steps = [make_step(model, one, kind, dtype) for one in images for model in models]
             # All sizes in the same rounds, so that what else the machine does hits them alike.
-            seconds = interleave(steps, rounds, options["device"], options["clock"])
+            is_recorded = options["cuda_graphs"] == "true"
+            timed_steps = [as_cuda_graph(step) for step in steps] if is_recorded else steps
+            seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
             for model in models:
                 model.zero_grad()  # gradients of the last round
             highest = [peak_bytes(step, options["device"]) for step in steps]

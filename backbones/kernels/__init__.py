@@ -5,9 +5,12 @@ the meta device and autograd, and has a file here that says what it computes. `m
 compiles ``csrc`` where it finds a compiler (``build``); ``library`` loads the result. Without it
 every mixer computes the same in operations of torch's, to rounding, and a test holds the two
 together. So does whoever asks for it: ``MIXERLAB_KERNELS=off`` in the environment, or in a program
-``with kernels.switched_off():``. A compiler or exporter always sees torch's operations.
+``with kernels.switched_off():``. On a GPU the same names lead to Triton kernels (``triton_*``),
+where Triton is installed and a first trial gives torch's numbers; these were proven in Triton's
+interpreter and have not run on a GPU yet. A compiler or exporter always sees torch's operations.
 """
 
+from backbones.kernels.autocast import weight_dtype
 from backbones.kernels.library import is_available, serves, status, switched_off
 
-__all__ = ["is_available", "serves", "status", "switched_off"]
+__all__ = ["is_available", "serves", "status", "switched_off", "weight_dtype"]

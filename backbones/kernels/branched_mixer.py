@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from backbones.kernels.autocast import for_products
+
 NAME = "mixerlab::branched_mixer"
 STATISTICS = 5  # rows; the last four are mean and variance of the first norm, then of the second
 PER_CHANNEL = 18  # rows of gradients, in the order of ``_backward``
@@ -50,6 +52,9 @@ def branched_mixer(
     """
     tensors = (tokens, *first, *coefficients, *norms, *depthwise, *last)
     keep = training or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    if torch.is_autocast_enabled(tokens.device.type):
+        tokens, *products = for_products(tokens, *first, *last)
+        first, last = (products[0], products[1]), (products[2], products[3])
     y, _, _, statistics = torch.ops.mixerlab.branched_mixer(
         tokens.contiguous(), *size, *first, coefficients, norms, running, *eps, training,
         *depthwise, *last, keep,
@@ -74,7 +79,7 @@ def _fake(
         tokens.new_empty(batch, count, w2.shape[0]),
         tokens.new_empty(kept, count, w1.shape[0]),
         tokens.new_empty(kept, count, w2.shape[1]),
-        tokens.new_empty(STATISTICS, w2.shape[1]),
+        rest[3][0].new_empty(STATISTICS, w2.shape[1]),
     )
 
 
@@ -95,7 +100,7 @@ def _fake_backward(
         torch.empty_like(tokens),
         torch.empty_like(w1),
         torch.empty_like(b1),
-        w2.new_empty(PER_CHANNEL, w2.shape[1]),
+        rest[1][0].new_empty(PER_CHANNEL, w2.shape[1]),
         torch.empty_like(w2),
     )
 

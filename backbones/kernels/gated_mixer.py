@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from backbones.kernels.autocast import for_products
+
 NAME = "mixerlab::gated_mixer"
 
 
@@ -49,6 +51,9 @@ def gated_mixer(
     """
     tensors = (tokens, *weights, *before, *kernels, *own, proj, proj_bias)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_autocast_enabled(tokens.device.type):
+        tokens, proj, *weights = for_products(tokens, proj, *weights)
+        proj_bias = None if proj_bias is None else proj_bias.to(proj.dtype)
     y, _ = torch.ops.mixerlab.gated_mixer(
         tokens.contiguous(), prefix, *size, weights, blocks, *before, *kernels, *own, proj,
         proj_bias, keep,
@@ -83,14 +88,14 @@ def _fake_backward(
     weights: Sequence[Tensor],
     *rest: Any,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor, Tensor]:
-    proj = rest[-1]
+    kernel, proj = rest[3], rest[-1]
     hidden = proj.shape[1]
     return (
         torch.empty_like(tokens),
         [torch.empty_like(weight) for weight in weights],
-        proj.new_empty(2, hidden),
-        proj.new_empty(2, 9, hidden),
-        proj.new_empty(2, hidden),
+        kernel.new_empty(2, hidden),
+        kernel.new_empty(2, 9, hidden),
+        kernel.new_empty(2, hidden),
         torch.empty_like(proj),
     )
 

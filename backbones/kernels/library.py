@@ -1,4 +1,4 @@
-"""Loads the compiled operators, once, and says whether they serve."""
+"""Loads the compiled operators, once, and says whether they or the Triton kernels serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from backbones.kernels import branched_mixer, gated_mixer
+from backbones.kernels import branched_mixer, gated_mixer, triton_choice
+from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
 
@@ -21,8 +22,8 @@ _switched_off = False
 @functools.cache
 def _load() -> str:
     """Load the operators; why not, or nothing."""
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "false"):
-        return f"switched off by {SWITCH}={os.environ[SWITCH]}"
+    if _switch():
+        return _switch()
     for portable in (False, True):
         path = compiled_file(portable)
         if path.exists():
@@ -36,19 +37,27 @@ def _load() -> str:
     return "not compiled for this torch and processor; type: make install"
 
 
+def _switch() -> str:
+    """Who has switched all operators off in the environment, or nothing."""
+    value = os.environ.get(SWITCH, "")
+    return f"switched off by {SWITCH}={value}" if value.lower() in ("off", "0", "false") else ""
+
+
 def is_available() -> bool:
     """Whether the operators are compiled, fit this machine and are not switched off."""
     return not _switched_off and not _load()
 
 
 def status() -> str:
-    """One line for people: which operators are in use."""
-    if _load():
-        return f"torch's own operations ({_load()})"
+    """One line for people: which operators are in use, on a CPU and, where there is one, a GPU."""
     if _switched_off:
         return "torch's own operations (switched off)"
-    portable = not compiled_file(portable=False).exists()
-    return f"compiled operators{', for any processor' if portable else ''}"
+    if _load():
+        text = f"torch's own operations ({_load()})"
+    else:
+        portable = not compiled_file(portable=False).exists()
+        text = f"compiled operators{', for any processor' if portable else ''}"
+    return f"{text}{'' if _switch() else triton_choice.status()}"
 
 
 @contextmanager
@@ -63,12 +72,22 @@ def switched_off() -> Iterator[None]:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether the operators take what this tensor begins: eager, on a CPU, in 32 or 64 bits."""
+    """Whether the operators take what this tensor begins.
+
+    They do in eager passes: on a CPU in 32 or 64 bits and without autocast, on a GPU where Triton's
+    kernels serve.
+    """
+    if in_graph() or torch._C._functorch.peek_interpreter_stack():
+        return False
+    if x.device.type == "cuda":
+        return (
+            not (_switched_off or _switch())
+            and x.numel() > 0
+            and triton_choice.serve(x.device, product_dtype(x), not _load())
+        )
     return (
-        not in_graph()
-        and x.device.type == "cpu"
+        x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and is_available()
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._functorch.peek_interpreter_stack()
     )

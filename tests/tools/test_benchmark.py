@@ -413,6 +413,8 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "dtype=float8"], "dtype must be one of float32, bfloat16; got 'float8'"),
         (["mixers", "train=yes"], "train must be one of false, true; got 'yes'"),
         (["mixers", "compile=1"], "compile must be one of false, true; got '1'"),
+        (["mixers", "cuda_graphs=1"], "cuda_graphs must be one of false, true; got '1'"),
+        (["tokens", "cuda_graphs=true"], "records what a GPU does; pass device=cuda as well"),
         (["mixers", "format=yaml"], "format must be one of table, json, csv; got 'yaml'"),
     ],
     ids=str,

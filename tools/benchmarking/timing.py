@@ -37,17 +37,35 @@ def prepare(options: Mapping[str, str]) -> torch.dtype:
         )
     if options["device"] == "cuda" and options["clock"] != "wall":
         raise ValueError("device=cuda is timed by the GPU's own events; leave out clock=")
+    if options["device"] != "cuda" and options.get("cuda_graphs") == "true":
+        raise ValueError("cuda_graphs=true records what a GPU does; pass device=cuda as well")
     if options["threads"]:
         torch.set_num_threads(number("threads", options["threads"]))
     kept = options["keep_memory"] == "true" and keep_freed_memory()
-    device = torch.cuda.get_device_name() if options["device"] == "cuda" else "cpu"
+    device, dtype = "cpu", getattr(torch, options["dtype"])
+    if options["device"] == "cuda":
+        device = torch.cuda.get_device_name()
+        kernels.serves(torch.empty(1, device="cuda", dtype=dtype))  # a first trial, for the status
     tell(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
         f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
         f"{kernels.status()}"
     )
-    dtype: torch.dtype = getattr(torch, options["dtype"])
     return dtype
+
+
+def as_cuda_graph(step: Step) -> Step:
+    """What a step launches on the GPU, recorded once; no time goes to Python between launches."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -> Step:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from tools.benchmarking.networks import placed
-from tools.benchmarking.timing import interleave, make_step, prepare, spread, tell
+from tools.benchmarking.timing import as_cuda_graph, interleave, make_step, prepare, spread, tell
 from tools.command_line.arguments import grid, number
 from tools.command_line.tables import Record
 from tools.command_line.typed_network import Network, label, read_options, split_outside
@@ -47,6 +47,8 @@ def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Re
                 for name, own in mixers:
                     mixer = placed(create_mixer(name, dim, grid=size, **own), options)
                     steps.append(make_step(mixer, x, kind, dtype))
+            if options["cuda_graphs"] == "true":
+                steps = [as_cuda_graph(step) for step in steps]
             seconds = interleave(steps, rounds, options["device"], options["clock"])
             table = [seconds[i : i + len(mixers)] for i in range(0, len(steps), len(mixers))]
             records += table_records(mixers, grids, table, kind, batch)

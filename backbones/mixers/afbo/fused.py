@@ -27,7 +27,7 @@ def serves(mixer: SCFBO, x: Tensor) -> bool:
         and _is_depthwise(mixer.sm_b)
         and type(mixer.proj) is nn.Linear
         and not (mixer.drop.training and mixer.drop.p)
-        and is_plain(mixer, x.dtype)
+        and is_plain(mixer, kernels.weight_dtype(x))
     )
 
 

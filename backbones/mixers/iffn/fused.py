@@ -26,7 +26,9 @@ def serves(mixer: IFFN, x: Tensor) -> bool:
         and _is_usual(mixer)
         and not (mixer.drop.training and mixer.drop.p)
         and x.numel() > x.shape[-1]  # a batch norm has to be told of more than one token
-        and is_plain(mixer, x.dtype)
+        and is_plain(mixer, kernels.weight_dtype(x))
+        # Statistics of a batch are not kept in half precision.
+        and (kernels.weight_dtype(x).itemsize > 2 or not mixer.training)
     )
 
 

@@ -1,0 +1,122 @@
+"""Both operators' Triton forms on a small map, against the equations in torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbones.kernels import triton_branched, triton_gated
+
+BATCH, SIZE, PREFIX, DIM, WIDTH = 2, (5, 18), 1, 32, 40
+EPS = (1e-5, 1e-3)
+Numbers = list[Tensor]
+
+
+def difference(device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference of outputs and gradients, over the largest number of each."""
+    differences = []
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        for mine, plain in (
+            _gated(device, dtype),
+            _branched(device, dtype, False),
+            _branched(device, dtype, True),
+        ):
+            for index, (one, other) in enumerate(zip(mine, plain, strict=True)):
+                # What rounding leaves of a sum over tokens that should be zero is no difference.
+                least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 1 else 1.0
+                scale = other.abs().max().clamp(min=least)
+                differences.append((one.double() - other.double()).abs().max() / scale)
+    return float(torch.stack(differences).max())
+
+
+def _numbers(*shape: int, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
+    """Normal numbers, of a generator of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if len(shape) == 2:
+        values /= shape[1] ** 0.5
+    return values.to(device, dtype)
+
+
+def _make(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> Numbers:
+    return [_numbers(*s, device=device, dtype=dtype, seed=i) for i, s in enumerate(shapes)]
+
+
+@torch.enable_grad()
+def _gradients(y: Tensor, leaves: Numbers, grad: Tensor) -> Numbers:
+    return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+
+
+def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """(B, H W, h) -> the same."""
+    maps = x.unflatten(1, SIZE).permute(0, 3, 1, 2)
+    y = F.conv2d(maps, kernel, bias, padding=1, groups=kernel.shape[0])
+    return y.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def _gated(device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
+    h, count = 2 * WIDTH, PREFIX + SIZE[0] * SIZE[1]
+    shapes = [(BATCH, count, DIM), (h, DIM), (h, DIM), (h,), (h,), (h, 1, 3, 3), (h, 1, 3, 3)]
+    shapes += [(h,), (h,), (DIM, h), (DIM,), (BATCH, count, DIM)]
+    *leaves, grad = _make(shapes, device, dtype)
+    x, w_a, w_b, b_a, b_b, k_a, k_b, o_a, o_b, w3, b3 = leaves
+    rest = (b_a, b_b, k_a, k_b, o_a, o_b, w3)
+    options = (PREFIX, *SIZE, [w_a, w_b], [0, 0, 1, 0])
+    y, kept = triton_gated.forward(x, *options, *rest, b3, True)
+    of_x, of_w, before, taps, own, proj = triton_gated.backward(grad, kept, x, *options, *rest)
+    kernels = [part.t().reshape(h, 1, 3, 3) for part in taps]
+    mine = [y, of_x, *of_w, *before, *kernels, *own, proj, grad.sum((0, 1))]
+
+    with torch.enable_grad():
+        leaves = [leaf.double().requires_grad_() for leaf in leaves]
+        x, w_a, w_b, b_a, b_b, k_a, k_b, o_a, o_b, w3, b3 = leaves
+        a, b = F.linear(x, w_a, b_a), F.linear(x, w_b, b_b)
+        prefix = F.silu(a[:, :PREFIX]) * b[:, :PREFIX]
+        a, b = _depthwise(a[:, PREFIX:], k_a, o_a), _depthwise(b[:, PREFIX:], k_b, o_b)
+        plain = F.linear(torch.cat([prefix, F.silu(a) * b], dim=1), w3, b3)
+    return mine, _gradients(plain, leaves, grad)
+
+
+def _branched(device: torch.device, dtype: torch.dtype, training: bool) -> tuple[Numbers, Numbers]:
+    h, count = 2 * WIDTH, SIZE[0] * SIZE[1]
+    shapes: list[tuple[int, ...]] = [(BATCH, count, DIM), (WIDTH, DIM), (WIDTH,)]
+    shapes += [(WIDTH,)] * 8 + [(h,)] * 4 + [(h, 1, 3, 3), (h,), (DIM, h), (DIM,)]
+    *leaves, grad = _make([*shapes, (BATCH, count, DIM)], device, dtype)
+    running = [value.abs() + 0.5 for value in _make([(h,)] * 4, device, dtype)]
+    for index in (3, 4, 7, 8):  # alpha and beta near 1: a norm enlarges what a small one rounds
+        leaves[index] = 1 + leaves[index] / 5
+    x, w1, b1 = leaves[:3]
+    coefficients, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
+    y, z, u, statistics = triton_branched.forward(
+        x, *SIZE, w1, b1, coefficients, norms, running, *EPS, training, kernel, own, w2, b2, True
+    )
+    of_x, of_w1, of_b1, rows, of_w2 = triton_branched.backward(
+        grad, z, u, statistics, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
+        own, w2,
+    )  # fmt: skip
+    branches = [row[part * WIDTH :][:WIDTH] for part in range(2) for row in rows[:4]]
+    taps = rows[9:].t().reshape(h, 1, 3, 3)
+    mine = [y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2, grad.sum((0, 1))]
+
+    with torch.enable_grad():
+        leaves = [leaf.double().requires_grad_() for leaf in leaves]
+        x, w1, b1 = leaves[:3]
+        c, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
+        z = F.linear(x, w1, b1)
+        n = torch.cat([c[i + 1] * F.gelu(c[i] * z + c[i + 2]) + c[i + 3] for i in (0, 4)], dim=-1)
+        means = [value.double() for value in running]
+        n = _norm(n, means[:2], norms[:2], EPS[0], training)
+        n = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
+        plain = F.linear(F.gelu(n), w2, b2)
+    return mine, _gradients(plain, leaves, grad)
+
+
+def _norm(x: Tensor, running: Numbers, affine: Numbers, eps: float, training: bool) -> Tensor:
+    """A batch norm of (B, N, h), over its channels, which remembers nothing."""
+    mean, variance = running
+    if training:
+        variance, mean = torch.var_mean(x, (0, 1), correction=0)
+    return (x - mean) * (variance + eps).rsqrt() * affine[0] + affine[1]

@@ -1,0 +1,212 @@
+"""The Triton kernels: numbers in Triton's interpreter, machine code for a GPU, and their place."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbones import kernels
+from backbones.kernels import library, operators, triton_choice
+from backbones.kernels.autocast import for_products, product_dtype
+from backbones.mixers.afbo import fused as fused_afbo
+from backbones.mixers.iffn import fused as fused_iffn
+from tests.tensors import build_mixer
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = torch.device("cuda", 0)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+compiled = pytest.mark.skipif(
+    not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
+)
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    """A GPU with Triton on which nothing has been tried, as far as the choice can see."""
+    pytest.importorskip("triton", reason="there is no Triton for this torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(triton_choice, "_failures", {})
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.slow
+def test_kernels_equal_torch_in_the_interpreter():
+    pytest.importorskip("triton", reason="there is no Triton for this torch")
+    command = [sys.executable, "-m", "tests.backbones.interpreted_kernels"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("passed") == 4
+
+
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Compiler:
+    """Stands for a kernel and compiles what it is called with, for a GPU that need not be here."""
+
+    def __init__(self, kernel, made):
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid):
+        return self.compile
+
+    def compile(self, *arguments, **constants):
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        values = dict(zip(self.kernel.arg_names, arguments, strict=False)) | constants
+        types = {
+            name: f"*{TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else "i32"
+            for name, value in values.items()
+        } | dict.fromkeys(constants, "constexpr")
+        code = triton.compile(
+            ASTSource(self.kernel, types, constants), target=GPUTarget("cuda", 80, 32)
+        )
+        self.made.setdefault(self.kernel.__name__, []).append(len(code.asm["cubin"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
+    """Both operators, forward and backward, to machine code: the compiler needs no GPU."""
+    pytest.importorskip("triton", reason="there is no Triton for this torch")
+    from backbones.kernels import triton_branched, triton_gated, triton_stencil, triton_trial
+
+    made = {}
+    for module, names in (
+        (triton_gated, ["_gate"]),
+        (triton_stencil, ["_stencil_backward"]),
+        (
+            triton_branched,
+            ["_moments_kernel", "_convolve_kernel", "_norm_gelu_kernel", "_activate_back_kernel"],
+        ),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Compiler(getattr(module, name), made))
+    triton_trial.difference(torch.device("cpu"), dtype)
+    assert len(made) == 6
+    assert all(size > 1000 for sizes in made.values() for size in sizes)
+
+
+@compiled
+def test_signatures_are_those_of_the_compiled_operators():
+    for schema in operators.SCHEMAS:
+        name = schema.partition("(")[0]
+        assert str(getattr(torch.ops.mixerlab, name).default._schema) == f"mixerlab::{schema}"
+
+
+def test_a_failure_is_told_once_and_torch_serves(untried):
+    tried = []
+
+    def fail(*arguments):
+        tried.append(arguments)
+        raise RuntimeError("no kernel image for this device\nmore")
+
+    untried.setattr(triton_choice, "implement", fail)
+    with pytest.warns(UserWarning, match="do not serve on cuda:0.*no kernel image for this device"):
+        assert not triton_choice.serve(GPU, torch.float32, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not triton_choice.serve(GPU, torch.float32, True)
+    assert len(tried) == 1
+    assert "on CUDA torch's own operations (cuda:0 in torch.float32: Run" in kernels.status()
+
+
+@pytest.mark.parametrize("found", [0.2, float("nan")])
+def test_other_numbers_than_torchs_do_not_serve(untried, found):
+    from contextlib import nullcontext
+
+    from backbones.kernels import triton_trial
+
+    untried.setattr(triton_choice, "implement", lambda key: None)
+    untried.setattr(torch.cuda, "device", nullcontext)
+    untried.setattr(triton_trial, "difference", lambda device, dtype: found)
+    with pytest.warns(UserWarning, match="their numbers differ by"):
+        assert not triton_choice.serve(GPU, torch.bfloat16, True)
+    untried.setattr(triton_choice, "_failures", {})
+    untried.setattr(triton_trial, "difference", lambda device, dtype: 0.01)
+    assert triton_choice.serve(GPU, torch.bfloat16, True)
+    with pytest.warns(UserWarning, match=r"in torch.float64.*by 1.0e-02"):
+        assert not triton_choice.serve(GPU, torch.float64, True)
+
+
+def test_a_graph_does_not_wait_for_a_compiler(untried):
+    untried.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not triton_choice.serve(GPU, torch.float32, True)
+    assert not triton_choice._failures  # it will be tried later
+
+
+def test_status_names_both_devices(untried):
+    assert kernels.status().endswith("; on CUDA Triton kernels, in eager passes")
+    untried.setattr(triton_choice, "find_spec", lambda name: None)
+    assert "there is no Triton" in kernels.status()
+    assert not triton_choice.serve(GPU, torch.float32, True)
+    untried.setattr(torch.cuda, "is_available", lambda: False)
+    assert "CUDA" not in kernels.status()
+
+
+def test_autocast_casts_what_products_read():
+    x, weight = torch.randn(2, 3), torch.randn(3, 3)
+    assert product_dtype(x) is kernels.weight_dtype(x) is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        half = x.bfloat16()
+        assert product_dtype(x) is product_dtype(half) is torch.bfloat16
+        assert kernels.weight_dtype(half) is torch.float32
+        assert {t.dtype for t in for_products(x, weight)} == {torch.bfloat16}
+        assert product_dtype(x.double()) is kernels.weight_dtype(x.double()) is torch.float64
+    assert kernels.weight_dtype(half) is torch.bfloat16
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", triton_choice.DTYPES, ids=str)
+def test_kernels_serve_on_a_gpu(dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels.serves(torch.empty(1, device="cuda", dtype=dtype))
+
+
+@on_gpu
+@pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("name", ["afbo", "iffn"])
+def test_mixers_on_a_gpu_equal_torch(name, cast):
+    fused = {"afbo": fused_afbo, "iffn": fused_iffn}[name]
+    mixer = build_mixer(name, 96).float().cuda().eval()
+    x = torch.randn(3, 19, 21, 96, device="cuda", requires_grad=True)
+    results = []
+    for is_off in (False, True):
+        with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+            if is_off:
+                with kernels.switched_off():
+                    y = mixer(x)
+            else:
+                assert fused.serves(mixer, x)
+                y = mixer(x)
+        leaves = [x, *mixer.parameters()]
+        results.append([y, *torch.autograd.grad(y.float().square().mean(), leaves)])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype is other.dtype
+        scale = other.float().abs().max()
+        difference = (one.float() - other.float()).abs().max() / scale
+        assert difference < (0.05 if cast else 5e-3)  # torch's convolutions may be TF32
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["afbo", "iffn"])
+def test_kernels_are_recorded_in_a_graph(name):
+    mixer = build_mixer(name, 32).float().cuda().eval()
+    x = torch.randn(2, 7, 7, 32, device="cuda")
+    with torch.inference_mode():
+        expected = mixer(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = mixer(x)
+        y.zero_()
+        graph.replay()
+        torch.testing.assert_close(y, expected)
