@@ -105,8 +105,9 @@ def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Te
 
 
 def mix_windows(
-    x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None
-) -> Tensor:
+    x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None,
+    *, contiguous: bool = False,
+) -> Tensor:  # fmt: skip
     """Apply matrix(...) x + bias to the tokens of every window.
 
     Args:
@@ -116,13 +117,15 @@ def mix_windows(
         groups: s, a divisor of C.
         matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
         bias: (w * w) or None.
+        contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
 
     Returns:
         (B, H, W, C).
     """
 
     def mix(part: Tensor, row: Pattern, column: Pattern) -> Tensor:
-        return _mix(part, groups, matrix(row, column), _corner(bias, window, row, column))
+        corner = _corner(bias, window, row, column)
+        return _mix(part, groups, matrix(row, column), corner, contiguous)
 
     return map_windows(x, window, shifted, mix)
 
@@ -149,10 +152,13 @@ def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -
     return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)
 
 
-def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None) -> Tensor:
+def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None, contiguous: bool) -> Tensor:
     """(B, n, e, m, f, C) -> the same: one product per group over all windows of all images."""
     b, n, e, m, f, c = x.shape
-    x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
+    if contiguous:
+        x = x.reshape(b, n, e, m, f, groups, c // groups).permute(5, 2, 4, 0, 1, 3, 6)
+    else:
+        x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
     # One copy of all groups; a product of strided ones copies each by itself, value by value.
     columns = x.reshape(groups, e * f, -1).contiguous()
     if bias is None:
@@ -160,7 +166,8 @@ def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None) -> Tensor:
     else:
         mixed = torch.baddbmm(bias.to(matrix.dtype), matrix, columns)
     mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
-    return mixed.permute(3, 4, 1, 5, 2, 6, 0).reshape(b, n, e, m, f, c)
+    order = (3, 4, 1, 5, 2, 0, 6) if contiguous else (3, 4, 1, 5, 2, 6, 0)
+    return mixed.permute(order).reshape(b, n, e, m, f, c)
 
 
 def _labels(pattern: Pattern, device: torch.device) -> Tensor:

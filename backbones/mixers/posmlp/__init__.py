@@ -2,7 +2,7 @@
 
 In reading order: ``relations`` (Eq. 9 to 15, the matrices over the tokens of a window),
 ``gated_mlp`` (the unit) and ``posgu`` (the registered variants); ``matrix_cache`` remembers the
-matrices in evaluation.
+matrices in evaluation, ``contiguous_groups`` is the unit for large maps.
 """
 
 from backbones.mixers.posmlp import posgu

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.init import init_linear
+from backbones.mixers.posmlp import contiguous_groups
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
@@ -100,6 +101,8 @@ class GatedMLP(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
+        if contiguous_groups.serves(self, x):
+            return contiguous_groups.mix(self, x)
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:

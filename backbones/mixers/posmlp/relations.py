@@ -61,8 +61,14 @@ class TokenRelation(nn.Module):
         whole = Pattern(self.window, self.window)
         return self.matrix(whole, whole), (self.window, self.window)
 
-    def mix(self, u: Tensor, *, shifted: bool = False) -> Tensor:
-        """M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""
+    def mix(self, u: Tensor, *, shifted: bool = False, contiguous: bool = False) -> Tensor:
+        """M u + b in every window: (B, H, W, C) -> (B, H, W, C).
+
+        Args:
+            u: What is mixed.
+            shifted: Whether windows are shifted by half their side.
+            contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
+        """
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
             if self.cache is None:
@@ -70,7 +76,9 @@ class TokenRelation(nn.Module):
             sources = [p for name, p in self.named_parameters() if name != "bias"]
             return self.cache.get(sources, self.matrix, rows, columns, u)
 
-        return mix_windows(u, self.window, shifted, self.groups, matrix, self.bias)
+        return mix_windows(
+            u, self.window, shifted, self.groups, matrix, self.bias, contiguous=contiguous
+        )
 
 
 class TokenFC(TokenRelation):
