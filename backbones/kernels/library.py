@@ -48,7 +48,8 @@ def status() -> str:
     if _switched_off:
         return "torch's own operations (switched off)"
     portable = not compiled_file(portable=False).exists()
-    return f"compiled operators{', for any processor' if portable else ''}"
+    products = "products of their own (AVX-512)" if torch.ops.mixerlab.has_tiles() else "the BLAS"
+    return f"compiled operators{', for any processor' if portable else ''}, with {products}"
 
 
 @contextmanager
