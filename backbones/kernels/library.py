@@ -56,7 +56,9 @@ def status() -> str:
         text = f"torch's own operations ({_load()})"
     else:
         portable = not compiled_file(portable=False).exists()
-        text = f"compiled operators{', for any processor' if portable else ''}"
+        tiles = torch.ops.mixerlab.has_tiles()
+        products = "products of their own (AVX-512)" if tiles else "the BLAS"
+        text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
     return f"{text}{'' if _switch() else triton_choice.status()}"
 
 

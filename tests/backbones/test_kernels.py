@@ -110,6 +110,17 @@ def test_pieces_and_threads_change_nothing(threads):
 
 
 @compiled
+@pytest.mark.parametrize("dim", [7, 25, 140])
+def test_products_of_all_widths_equal_torch(dim):
+    """What is left over of lines of memory, and rows that are longer than one pass."""
+    size = (0, 18, 19)
+    tokens = torch.randn(1, 18 * 19, dim, dtype=torch.float64)
+    mine, plain = both_ways(mixer_of(full, dim=dim, hidden_ratio=3.1), tokens, size)
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@compiled
 def test_numbers_that_are_none_stay_none():
     mixer = mixer_of(afbo, dim=16, dtype=torch.float32)
     tokens = torch.randn(1, 25, 16)
@@ -234,8 +245,19 @@ def test_environment_switches_off():
 
 @pytest.mark.slow
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
-def test_portable_build_compiles(monkeypatch, tmp_path):
+def test_portable_build_equals_torch(monkeypatch, tmp_path):
+    target = tmp_path / "operators.so"
     monkeypatch.setattr(build, "COMPILED", tmp_path)
-    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
+    monkeypatch.setattr(build, "compiled_file", lambda portable: target)
     assert build.build(portable=True) == ""
-    assert (tmp_path / "operators.so").exists()
+    code = f"""
+from pathlib import Path
+from backbones.kernels import library
+library.compiled_file = lambda portable: Path({str(target)!r} if portable else "none")
+from tests.backbones import test_kernels, test_kernels_iffn
+print(library.status())
+test_kernels.test_products_of_all_widths_equal_torch(25)
+test_kernels_iffn.test_operator_equals_torch({{}}, (5, 6), True)
+"""
+    text = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert "compiled operators, for any processor, with the BLAS" in text

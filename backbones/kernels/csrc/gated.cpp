@@ -18,8 +18,8 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// Bytes between the products, per thread: about twice a second-level cache.
-constexpr int64_t kPieceBytes = 2 << 20;
+// Bytes between the products, per thread: half of a second-level cache.
+constexpr int64_t kPieceBytes = 1 << 19;
 // Further numbers between tokens, against tokens that all fall into the same places of a cache.
 constexpr int64_t kPadding = 16;
 
@@ -346,6 +346,7 @@ std::tuple<Tensor, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor> gated_mi
 }  // namespace mixerlab
 
 TORCH_LIBRARY(mixerlab, m) {
+  m.def("has_tiles() -> bool", &mixerlab::has_tiles);
   m.def(
       "gated_mixer(Tensor tokens, SymInt prefix, SymInt height, SymInt width, Tensor[] weights, "
       "int[] blocks, Tensor? before_a, Tensor? before_b, Tensor kernel_a, Tensor kernel_b, "

@@ -1,7 +1,9 @@
-// Matrix products on plain memory, by the BLAS that torch brings.
+// Matrix products on plain memory, by tiles of our own or the BLAS that torch brings.
 #pragma once
 
 #include <ATen/ATen.h>
+
+#include "tiles.h"
 
 extern "C" {
 void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
@@ -24,12 +26,19 @@ struct Matrix {
   Matrix t() const { return {data, rows, columns, stride, !transposed}; }
   int64_t height() const { return transposed ? columns : rows; }
   int64_t width() const { return transposed ? rows : columns; }
+  View<std::remove_const_t<T>> view() const {
+    return transposed ? View<std::remove_const_t<T>>{data, 1, stride}
+                      : View<std::remove_const_t<T>>{data, stride, 1};
+  }
   at::Tensor tensor() const {
     auto whole = at::from_blob(const_cast<std::remove_const_t<T>*>(data), {rows, columns},
                                {stride, 1}, at::CppTypeToScalarType<std::remove_const_t<T>>::value);
     return transposed ? whole.t() : whole;
   }
 };
+
+// Below this many it is not worth to bring the right matrix into another order.
+constexpr int64_t kFewRows = 8;
 
 inline auto blas(float) { return &sgemm_; }
 inline auto blas(double) { return &dgemm_; }
@@ -38,6 +47,9 @@ inline auto blas(double) { return &dgemm_; }
 template <class T>
 void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool add = false) {
   if (out.rows == 0 || out.columns == 0) return;
+  if (out.rows >= kFewRows && has_tiles())
+    return multiply_tiles(left.view(), right.view(), out.rows, left.width(), out.columns, out.data,
+                          out.stride, add);
   const auto gemm = blas(T());
   if (gemm == nullptr) {
     auto result = out.tensor();
