@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def plain_file(path: str | Path) -> Path:
         OSError: A pipe, a device, a socket or a folder.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
+    if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is a pipe, device or folder, no plain file")
     return path
 

@@ -15,6 +15,7 @@ from datamodules.files import decode, first_few
 
 IGNORED = 255  # MMSegmentation's label of pixels that do not count
 UNKNOWN = -1
+REFUSED = 254  # an unknown value in 8 bits: the last label there can be is 253
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class MaskCode:
         return table
 
     @cached_property
-    def lookup(self) -> list[int]:
-        """The table as Pillow takes it; an unknown value, which is refused, has any label."""
-        return [int(label) % 256 for label in self.table]
+    def lookup(self) -> npt.NDArray[np.uint8]:
+        """The table in 8 bits, with ``REFUSED`` where it is unknown."""
+        return np.where(self.table == UNKNOWN, REFUSED, self.table).astype(np.uint8)
 
 
 class StrictMask:
@@ -59,6 +60,8 @@ class StrictMask:
 
     def __call__(self, results: Results) -> Results:
         """Add ``gt_seg_map`` (H, W), uint8."""
+        import cv2
+
         path = results["seg_map_path"]
         image = decode(path)
         if image.mode not in ("L", "P"):
@@ -67,13 +70,15 @@ class StrictMask:
                 "save labels as an 8-bit grey or palette PNG"
             )
         refuse_other_shape(path, (image.height, image.width), results["ori_shape"])
-        # Pillow counts and looks up in a tenth of numpy's time.
-        wrong = np.flatnonzero((self.code.table == UNKNOWN) & (np.array(image.histogram()) > 0))
-        if wrong.size:
+        values = np.asarray(image)
+        labels = cv2.LUT(values, self.code.lookup)  # in a quarter of numpy's time
+        refused = labels == REFUSED
+        if refused.any():
+            wrong = np.unique(values[refused]).tolist()
             raise ValueError(
-                f"mask {path} holds labels [{first_few(wrong.tolist())}], but {self.code.meaning}"
+                f"mask {path} holds labels [{first_few(wrong)}], but {self.code.meaning}"
             )
-        results["gt_seg_map"] = np.array(image.point(self.code.lookup))
+        results["gt_seg_map"] = labels
         results["seg_fields"].append("gt_seg_map")
         return results
 

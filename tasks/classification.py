@@ -20,7 +20,8 @@ from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
 from heads.losses import NO_TOKENS
 from heads.token_labels import token_labels
-from tasks.base import BaseTask, Batch, Row
+from tasks.base import BaseTask
+from tasks.batches import Batch, Row
 from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes

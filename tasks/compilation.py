@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.layers.recomputation import Recomputed
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -65,6 +66,9 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
 
     Returns:
         How many blocks there are.
+
+    Raises:
+        ValueError: Blocks compute themselves again in the backward pass, which torch cannot trace.
     """
     # All blocks of a class share one code object, of which torch would leave all but 8 versions
     # uncompiled; the limit is that of FirstShapes.
@@ -76,6 +80,11 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
         if isinstance(backbone, Backbone)
         for name in backbone.block_names()
     ]
+    if any(isinstance(block, Recomputed) for block in blocks):
+        raise ValueError(
+            "trainer.compile=true cannot trace blocks that backbone.grad_checkpointing=true "
+            "computes again; pass one of the two"
+        )
     tell = _Once(
         f"trainer.compile: the blocks are compiled for {MAX_SHAPES} sizes of maps; further sizes "
         "run uncompiled. Images of one size gain most"

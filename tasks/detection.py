@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from torchvision.ops import nms
 
-from tasks.base import BaseTask, Batch, Row
+from tasks.base import BaseTask
+from tasks.batches import Batch, Row
 from tasks.coco_metric import KINDS, STATS, CocoMetric, instances
 from tasks.drawing import draw_instances, open_upright, side_by_side
 

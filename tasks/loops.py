@@ -44,8 +44,13 @@ class EpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return super()._should_check_val_fx(data_fetcher) or (
-            bool(self.trainer.enable_validation) and self._ends_training()
+            self._ends_training() and bool(self.trainer.enable_validation)
         )
+
+    def _build_kwargs(self, kwargs: Any, batch: Any, batch_idx: int) -> Any:
+        # All tasks have the same arguments, which Lightning would find out anew at every step.
+        kwargs.update(batch=batch, batch_idx=batch_idx)
+        return kwargs
 
     def _ends_training(self) -> bool:
         trainer = self.trainer

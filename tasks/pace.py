@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
-from tasks.base import batch_size
+from tasks.batches import batch_size
 
 
 class Pace(Callback):

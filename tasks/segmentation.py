@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from tasks.base import BaseTask, Batch, Row
+from tasks.base import BaseTask
+from tasks.batches import Batch, Row
 from tasks.classes import check_several
 from tasks.drawing import draw_segments, label_map, open_upright, side_by_side
 from tasks.evaluation_loss import Summed, of_segments

@@ -93,6 +93,35 @@ def test_few_sizes_are_compiled_and_it_is_said(caplog):
     assert len(seen) == graphs
 
 
+def test_recomputed_blocks_are_not_compiled():
+    network = short("deit_t")
+    network.set_grad_checkpointing()
+    with pytest.raises(ValueError, match=r"cannot trace blocks .*grad_checkpointing=true.*one of"):
+        compile_blocks(network)
+    network.set_grad_checkpointing(False)
+    assert compile_blocks(network, **TRACED) > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_student_learns_what_any_other_does(outputs, sample_cache, capsys, monkeypatch):
+    """The student's blocks are compiled, and the losses from the teacher are the same."""
+    monkeypatch.setattr(parts, "compile_blocks", functools.partial(compile_blocks, **TRACED))
+    monkeypatch.setattr(parts, "check_compiler", lambda device: None)
+    torch._dynamo.reset()
+    few = "trainer.limit_train_batches=2"
+    taught = run_here(arguments("classification", outputs / "teacher", few), capsys)
+    assert taught.status == 0, taught
+    teacher = [f"task.distillation.checkpoint={taught.folder()}", "task.distillation.type=soft"]
+    states = []
+    for word in ("true", "false"):
+        more = [few, f"trainer.compile={word}", *teacher]
+        ended = run_here(arguments("classification", outputs / f"student_{word}", *more), capsys)
+        assert ended.status == 0, ended
+        last = ended.folder() / "checkpoints" / "last.ckpt"
+        states.append(open_checkpoint(last).content["state_dict"])
+    assert_same(*states)
+
+
 @pytest.mark.slow
 def test_a_compiled_run_leaves_what_any_other_does(outputs, sample_cache, capsys, monkeypatch):
     """Keys without a prefix; tested, resumed and averaged as ever, and equal in what it learns."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tasks.loggers import read_rows
+from tasks.profiling import Unprofiled
 from tests.runs import arguments, composed, run_here, summary
 from tools.command_line.lazy_groups import register
 from tools.running import loggers
@@ -20,6 +21,16 @@ NO_STOP = {"early_stopping": {"patience": None}}
 def test_a_plain_run_has_none(tmp_path):
     assert make_callbacks(tmp_path, "val/top1", METRICS, **NO_STOP) == []
     assert make_profiler(None, tmp_path) == (None, [])
+
+
+def test_nothing_is_measured_for_no_generator(tmp_path):
+    """Lightning asks within what it has asked, and errors have to come out."""
+    profiler = Unprofiled()
+    outer, inner = profiler.profile("step"), profiler.profile("backward")
+    assert outer is inner
+    with pytest.raises(KeyError), outer, inner:
+        raise KeyError
+    assert profiler.summary() == ""
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, RunLog
 from tasks.loops import exact_loops
 from tasks.pace import Pace, PaceBar
+from tasks.profiling import Unprofiled
 from tools.running.callbacks import make_callbacks, make_profiler
 from tools.running.loggers import make_loggers
 from tools.running.processes import for_this_machine
@@ -98,7 +99,7 @@ def make_trainer(
             **{
                 **for_this_machine(options),
                 "strategy": _strategy(options["strategy"]),
-                "profiler": profiler,
+                "profiler": profiler or Unprofiled(),
             },
             default_root_dir=folder,
             logger=logs if training else False,
