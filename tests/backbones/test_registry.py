@@ -558,8 +558,9 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ["deit_t_afbo"]))
 @torch.no_grad()
 def test_compiles_into_one_graph(name):
-    backbone = short(name).eval()
-    images = torch.randn(1, 3, 96, 64)
+    # A compiler sees torch's operations, whose rounding is another than that of our operators.
+    backbone = short(name).eval().double()
+    images = torch.randn(1, 3, 96, 64, dtype=torch.float64)
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True, backend="eager")
     for found, expected in zip(compiled(images), backbone(images), strict=True):
@@ -585,7 +586,9 @@ def test_compiled_training_step_gives_the_same_gradients(name):
     images = torch.randn(2, 3, 64, 64)
     torch._dynamo.reset()
     gradients = []
-    for run in (backbone, torch.compile(backbone, fullgraph=True, backend="aot_eager")):
+    # Of MLP-Mixer torch 2.12 expects other strides of LayerNorm's gradient than a CPU gives.
+    backend = "aot_eager_decomp_partition" if name.startswith("mixer_") else "aot_eager"
+    for run in (backbone, torch.compile(backbone, fullgraph=True, backend=backend)):
         backbone.zero_grad()
         run(images)[-1].square().mean().backward()
         gradients.append(
