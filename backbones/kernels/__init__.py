@@ -10,7 +10,11 @@ where Triton is installed and a first trial gives torch's numbers; these were pr
 interpreter and have not run on a GPU yet. A compiler or exporter always sees torch's operations.
 """
 
+from backbones.kernels import linear
 from backbones.kernels.autocast import weight_dtype
-from backbones.kernels.library import is_available, serves, status, switched_off
+from backbones.kernels.library import is_available, multiplies, serves, status, switched_off
+from backbones.layers.linear import FASTER
 
-__all__ = ["is_available", "serves", "status", "switched_off", "weight_dtype"]
+FASTER.append((multiplies, linear.linear))
+
+__all__ = ["is_available", "multiplies", "serves", "status", "switched_off", "weight_dtype"]

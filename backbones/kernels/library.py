@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from backbones.kernels import branched_mixer, gated_mixer, triton_choice
+from backbones.kernels import branched_mixer, gated_mixer, linear, triton_choice
 from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
@@ -31,7 +31,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer, branched_mixer):
+            for operator in (gated_mixer, branched_mixer, linear):
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"
@@ -60,6 +60,11 @@ def status() -> str:
         products = "products of their own (AVX-512)" if tiles else "the BLAS"
         text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
     return f"{text}{'' if _switch() else triton_choice.status()}"
+
+
+def multiplies(x: Tensor) -> bool:
+    """Whether ``linear`` takes this tensor, and is faster here than torch's products are."""
+    return x.device.type == "cpu" and serves(x) and bool(torch.ops.mixerlab.has_tiles())
 
 
 @contextmanager

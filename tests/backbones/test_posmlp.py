@@ -6,7 +6,7 @@ from torch import nn
 
 from backbones import Slot, create_backbone, create_mixer
 from backbones.layers.windows import cut, mix_windows
-from backbones.mixers.posmlp import contiguous_groups, posgu
+from backbones.mixers.posmlp import contiguous_groups, fused, posgu
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
 from backbones.options import keywords
@@ -196,35 +196,36 @@ def test_branch_equals_its_equations(unit, options):
 
 @pytest.mark.parametrize("unit", ["ggqpe", "glrpe"])
 @pytest.mark.parametrize("shift", [False, True], ids=["plain", "shifted"])
-def test_contiguous_groups_equal_the_plain_form(unit, shift, monkeypatch):
+@pytest.mark.parametrize("order", ["runs", "dealt"])
+def test_the_fused_form_equals_the_plain_one(unit, shift, order, monkeypatch):
+    monkeypatch.setattr(contiguous_groups, "suits", lambda mixer, x: order == "runs")
     slot = Slot(12, 4.0, (9, 7), stage=0, block=1, dense=False)
     mixer = randomise(build_unit(unit, 12, window=4, groups=3, shift=shift, slot=slot))
     x = tokens(2, 9, 7, 12).requires_grad_()
     inputs = [x, *mixer.parameters()]
-    assert contiguous_groups.serves(mixer, x)
     direction = tokens(2, 9, 7, 12, seed=2)
-    found = mixer(x)
-    gradients = torch.autograd.grad(found, inputs, direction)
-    monkeypatch.setattr(contiguous_groups, "serves", lambda mixer, x: False)
-    expected = mixer(x)
+    found, expected = fused.mix(mixer, x), mixer.mix(x)
     exact = {"rtol": 1e-10, "atol": 1e-10}
     torch.testing.assert_close(found, expected, **exact)
     for ours, theirs in zip(
-        gradients, torch.autograd.grad(expected, inputs, direction), strict=True
+        torch.autograd.grad(found, inputs, direction),
+        torch.autograd.grad(expected, inputs, direction),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, **exact)
 
 
-def test_contiguous_groups_serve_large_maps_of_usual_branches():
+def test_groups_in_runs_suit_large_maps_of_usual_branches():
     slot = Slot(12, 4.0, (8, 8), stage=0, block=0, dense=False)
     options = {"window": 4, "groups": 3, "slot": slot}
     mixer, large, small = posgu.ggqpe(12, **options), torch.zeros(1, 8, 8, 12), torch.zeros(12)
-    assert contiguous_groups.serves(mixer, large)
-    assert not contiguous_groups.serves(mixer, small.expand(1, 4, 4, 12))
+    assert contiguous_groups.suits(mixer, large)
+    assert not contiguous_groups.suits(mixer, small.expand(1, 4, 4, 12))
     for other in ({"structure": "add"}, {"norm": True}, {"groups": 1}):
-        assert not contiguous_groups.serves(posgu.ggqpe(12, **{**options, **other}), large)
+        assert not contiguous_groups.suits(posgu.ggqpe(12, **{**options, **other}), large)
+    assert fused.serves(mixer, large)
     mixer.fc1.register_forward_hook(lambda *_: None)
-    assert not contiguous_groups.serves(mixer, large)
+    assert not fused.serves(mixer, large)
 
 
 def build_unit(unit, dim, **options):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
-from backbones.mixers.posmlp import contiguous_groups
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
@@ -99,10 +99,15 @@ class GatedMLP(Mixer):
         for linear in (self.fc1, self.fc2):
             init_linear(linear)
 
+    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Mix the map (B, H, W, C), in the form that is the fastest for it."""
+        fused = FUSED_FORMS.get(type(self))
+        if fused is not None and fused.serves(self, x):
+            return fused.mix(self, x, prefix)
+        return super().forward(x, prefix)
+
     def mix(self, x: Tensor) -> Tensor:
         """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
-        if contiguous_groups.serves(self, x):
-            return contiguous_groups.mix(self, x)
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.eval_cache import in_graph
+from backbones.layers.linear import linear
 
 if TYPE_CHECKING:
     from backbones.mixers.sbm.mixer import StarBilinearMapping
@@ -76,7 +77,7 @@ def mix_evaluation(mixer: StarBilinearMapping, x: Tensor) -> Tensor:
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer on (n, C)."""
-    return torch.addmm(layer.bias, x, layer.weight.t())
+    return linear(x, layer.weight, layer.bias)
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -1,0 +1,45 @@
+"""y = x W^T + b in one operator: torch's linear layer by matrix products of our own.
+
+``csrc/linear.cpp`` serves mixers whose layers stand apart (``layers/linear``), where the BLAS that
+torch brings leaves half of a processor's vectors unused; elsewhere it has nothing to offer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+NAME = "mixerlab::linear"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(..., C), (D, C) and (D,) -> (..., D), as ``torch.nn.functional.linear``."""
+    if x.ndim != 2 or x.stride(1) != 1:  # some columns of a matrix are read where they are
+        x = x.contiguous()
+    y: Tensor = torch.ops.mixerlab.linear(x, weight.contiguous(), bias)
+    return y
+
+
+def register() -> None:
+    """Tell torch what the operator is on "meta" and in a count; see csrc for its gradients."""
+    torch.library.register_fake(NAME, _fake)
+    torch.library.register_fake(f"{NAME}_backward", _fake_backward)
+    register_flop_formula(torch.ops.mixerlab.linear)(_flops)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _fake_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if needs_x else 0), x.new_empty(weight.shape if needs_weight else 0)
+
+
+def _flops(x_shape: Any, weight_shape: Any, *rest: Any, **_: Any) -> int:
+    """Two per multiply-add."""
+    return int(2 * torch.Size(x_shape).numel() * weight_shape[0])
