@@ -112,6 +112,7 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         analysis = FlopCountAnalysis(model, torch.zeros(1, 3, *size, device=device))
         analysis.set_op_handle("aten::scaled_dot_product_attention", _attention_macs)
+        analysis.set_op_handle("aten::baddbmm", _batched_macs)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         return int(analysis.total())
 
@@ -160,6 +161,12 @@ def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     """What fvcore counts for q k^T and for the product with v."""
     query, key, value = (item.type().sizes() for item in inputs[:3])
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _batched_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """What fvcore counts for a batch of products, of one that adds something, too."""
+    left, right = (item.type().sizes() for item in inputs[1:3])
+    return math.prod(left) * int(right[-1])
 
 
 class _ElementCounter(TorchDispatchMode):
