@@ -83,7 +83,7 @@ def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
         torch.testing.assert_close(backbone(x), built(x))
 
 
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST[::3]))
 def test_every_host_runs_at_large_odd_sizes(host):
     for dense in (False, True):
         with torch.device("meta"), torch.no_grad():
@@ -112,7 +112,7 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64).float())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(NAMES, NAMES[::3]))
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
     backbone = short(name).double().eval()

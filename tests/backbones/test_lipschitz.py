@@ -383,6 +383,7 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     backbone = create_backbone("deit_t_affn", mixer={"hidden_ratio": 1 / 12}).eval()
     for index, block in enumerate(backbone.blocks):

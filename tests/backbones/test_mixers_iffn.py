@@ -78,7 +78,7 @@ PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("options", SWITCHES, ids=str)
+@pytest.mark.parametrize("options", rest_slow(SWITCHES, SWITCHES[::2]), ids=str)
 def test_is_its_equations(options, training):
     for size, num_prefix_tokens in PLACES:
         mixer = build_mixer("iffn", **options).train(training)

@@ -10,6 +10,7 @@ from backbones.mixers.posmlp import contiguous_groups, fused, posgu
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
 from backbones.options import keywords
+from tests.families import rest_slow_pairs
 from tests.references import posmlp as reference
 from tests.tensors import randomise, tokens
 
@@ -35,11 +36,12 @@ RELATIONS = {
 }
 
 
+SHIFTED = [(name, shifted) for name in RELATIONS for shifted in (False, True)]
+
 # Relations and windows against loops
 
 
-@pytest.mark.parametrize("shifted", [False, True], ids=["plain", "shifted"])
-@pytest.mark.parametrize("name", RELATIONS)
+@pytest.mark.parametrize(("name", "shifted"), rest_slow_pairs(SHIFTED, SHIFTED[::3]))
 def test_relation_equals_the_loops(name, shifted):
     relation = randomise(RELATIONS[name]())
     for size in MAPS if name == "lookup_and_free" else [(9, 5), (3, 7)]:

@@ -14,6 +14,7 @@ from backbones.layers.axes import to_nhwc
 from backbones.mixers.sbm import BilinearMapping, resample_factors
 from backbones.mixers.sbm import mixer as sbm_mixer
 from backbones.mixers.sbm.evaluation import mix_evaluation
+from tests.families import rest_slow_pairs
 from tests.references import sbm as reference
 from tests.tensors import build_mixer, tokens
 
@@ -31,6 +32,9 @@ def smooth(channels, *size, seed):
 
 # Equations
 
+GRIDS = [
+    ((4, 5), (4, 5)), ((4, 5), (7, 3)), ((6, 3), (2, 2)), ((3, 3), (1, 5)), ((1, 4), (5, 6))
+]  # fmt: skip
 OPTIONS = [
     {},
     {"x_width": 1, "pre_proj": True, "out_proj": True},
@@ -50,7 +54,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     ("grid", "size"),
-    [((4, 5), (4, 5)), ((4, 5), (7, 3)), ((6, 3), (2, 2)), ((3, 3), (1, 5)), ((1, 4), (5, 6))],
+    rest_slow_pairs(GRIDS, GRIDS[:2]),
     ids=str,
 )
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backbones.checkpoints.seal import seal
+from tests.families import rest_slow
 from tests.runs import TINY, arguments, command, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -155,7 +156,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("typed", MISTAKES)
+@pytest.mark.parametrize("typed", rest_slow(list(MISTAKES), list(MISTAKES)[::2]))
 def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
         pytest.skip("there is a GPU")

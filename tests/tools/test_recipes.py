@@ -19,6 +19,7 @@ from datamodules.token_labels import LabelledTransform
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tests.families import rest_slow
 from tests.runs import CONFIGS, composed
 from tools.command_line.lazy_groups import register
 
@@ -88,7 +89,7 @@ def rates_of_script(family, updates):
     return rates
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rest_slow(list(FAMILIES), list(FAMILIES)[::3]))
 def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
     said, config = stated(family), config_of(family, first_host(family))
     updates = UPDATES[said["script"]]
