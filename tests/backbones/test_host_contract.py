@@ -112,7 +112,7 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64).float())
 
 
-@pytest.mark.parametrize("name", rest_slow(NAMES, NAMES[::3]))
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
     backbone = short(name).double().eval()

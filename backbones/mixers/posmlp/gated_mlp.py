@@ -102,8 +102,8 @@ class GatedMLP(Mixer):
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map (B, H, W, C), in the form that is the fastest for it."""
         fused = FUSED_FORMS.get(type(self))
-        if fused is not None and fused.serves(self, x):
-            return fused.mix(self, x, prefix)
+        if prefix is None and fused is not None and fused.serves(self, x):
+            return fused.mix(self, x, None)
         return super().forward(x, prefix)
 
     def mix(self, x: Tensor) -> Tensor:
