@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules tools
 # One process a core, each with one thread: small networks gain little from a second one. Many tests
 # start a command: without bytecode on disk each of them would compile lightning, hydra and mmengine.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 THP_MEM_ALLOC_ENABLE=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint doctor clean

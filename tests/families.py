@@ -7,10 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import pytest
+import torch
 from torch import nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
 from backbones.registry import find_host, look_up
+from tests.tensors import drawn_tensors
 
 
 def rest_slow(cases: Sequence, quick: Collection) -> list:
@@ -103,11 +105,20 @@ def shorten(network: nn.Module) -> nn.Module:
     return network
 
 
-@functools.cache
-def _short(name: str, dense: bool) -> Backbone:
-    return shorten(create_backbone(name, dense=dense))
+def build_short(name: str, **options) -> Backbone:
+    """A backbone of few blocks, in which every part matters.
+
+    It is built without memory, for drawing the weights of all blocks takes longer than most tests.
+    """
+    with torch.device("meta"):
+        network = shorten(create_backbone(name, **options))
+    network.load_state_dict(drawn_tensors(network.state_dict()), assign=True)
+    return network
+
+
+_short = functools.cache(build_short)
 
 
 def short(name: str, *, dense: bool = False) -> Backbone:
-    """A backbone of few blocks for what does not depend on depth; each is initialised once."""
-    return copy.deepcopy(_short(name, dense))
+    """``build_short`` for what is asked for many times: its weights are drawn once."""
+    return copy.deepcopy(_short(name, dense=dense))

@@ -31,9 +31,10 @@ TINY = {
     # A second stage of few RoIs and narrow layers, with 12 of 13 million weights less.
     "detection": (
         *SCENES, "head.num_rois=16", "head.num_proposals=30",
-        "++head.options={roi_head:{bbox_head:{fc_out_channels:64}}}",
+        "++head.options={roi_head:{bbox_head:{fc_out_channels:64},"
+        "mask_head:{num_convs:1,conv_out_channels:32}}}",
     ),
-    "segmentation": SCENES,
+    "segmentation": (*SCENES, "head.channels=64"),
 }  # fmt: skip
 # One run of a sweep or search.
 SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",

@@ -33,19 +33,29 @@ def randomise(module, seed=0, scale=0.3):
 
 def randomise_network(network, seed=0):
     """Draw parameters and statistics anew; activations keep their size at any depth."""
-    generator = torch.Generator().manual_seed(seed)
     network.double().eval()
-    for name, tensor in _parameters_and_statistics(network).items():
-        noise = torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
-        if name.endswith("running_var"):
-            tensor.data = 0.5 + noise.square()
-        elif tensor.numel() > len(tensor):
-            is_table = tensor.ndim not in (2, 4) and "weight" not in name
-            fan_in = 1 if is_table else tensor[0].numel()
-            tensor.data = noise / math.sqrt(fan_in)
-        else:
-            tensor.data = 0.8 + 0.2 * noise if name.endswith("weight") else 0.3 * noise
+    tensors = _parameters_and_statistics(network)
+    for name, drawn in drawn_tensors(tensors, seed).items():
+        tensors[name].data = drawn
     return network
+
+
+def drawn_tensors(tensors, seed=0):
+    """Values for the tensors of a network, by which activations keep their size at any depth."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: _drawn(name, tensor, generator) for name, tensor in tensors.items()}
+
+
+def _drawn(name, like, generator):
+    if not like.is_floating_point():  # how many batches a norm has seen
+        return torch.zeros_like(like, device="cpu")
+    noise = torch.randn(like.shape, dtype=like.dtype, generator=generator)
+    if name.endswith("running_var"):
+        return 0.5 + noise.square()
+    if like.numel() > len(like):
+        is_table = like.ndim not in (2, 4) and "weight" not in name
+        return noise / math.sqrt(1 if is_table else like[0].numel())
+    return 0.8 + 0.2 * noise if name.endswith("weight") else 0.3 * noise
 
 
 def _parameters_and_statistics(module):

@@ -8,10 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones import create_backbone
 from backbones.analysis.attention import Attention, attention_of, rollout
 from backbones.analysis.relations import Relation, mean_distance, places, token_relations
-from tests.families import SMALLEST, rest_slow, short, shorten
+from tests.families import SMALLEST, build_short, rest_slow, short
 from tests.tensors import build_mixer, images, tokens
 
 SIZE = (64, 96)
@@ -24,7 +23,7 @@ QUICK = ("deit_t", "gmlp_ti", "pvt_v2_b1", "resnet18", "swin_t")
 @functools.cache
 def network(name, mixer=None):
     torch.manual_seed(0)
-    backbone = shorten(create_backbone(name, token_mixer=mixer)) if mixer else short(name)
+    backbone = build_short(name, token_mixer=mixer) if mixer else short(name)
     return backbone.double().eval().requires_grad_(False)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from heads.distillation import Distillation, Taught
 from heads.linear import LinearClassifier, LinearProbe
-from tests.families import shorten
+from tests.families import build_short
 
 CLASSES = 6
 
@@ -22,8 +22,7 @@ def theirs():
 
 
 def ours(name="deit_t", **options):
-    backbone = create_backbone(name, distilled=True, **options)
-    return LinearClassifier(shorten(backbone), CLASSES)
+    return LinearClassifier(build_short(name, distilled=True, **options), CLASSES)
 
 
 def test_logits_are_those_of_timms_network(tmp_path):
@@ -74,7 +73,7 @@ def test_without_a_teacher_both_learn_from_the_labels():
 @pytest.mark.parametrize("name", ["deit_t_afbo", "deit_t_convglu"])
 @pytest.mark.parametrize("dense", [False, True])
 def test_mixers_take_both_tokens(name, dense):
-    backbone = shorten(create_backbone(name, distilled=True, dense=dense, img_size=64))
+    backbone = build_short(name, distilled=True, dense=dense, img_size=64)
     assert backbone.num_prefix_tokens == 2
     assert backbone(torch.randn(1, 3, 64, 96))[-1].shape[0] == 1
     if not dense:

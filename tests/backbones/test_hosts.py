@@ -100,8 +100,8 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     ("name", "size"),
     [
         ("swin_t", (224, 224)),
-        ("gcvit_xxt", (224, 224)),
-        ("mixer_s16", (224, 224)),
+        pytest.param("gcvit_xxt", (224, 224), marks=pytest.mark.slow),
+        pytest.param("mixer_s16", (224, 224), marks=pytest.mark.slow),
         ("pvt_v2_b1", (75, 110)),
         ("resnet18", (75, 110)),
         pytest.param("resnet50", (75, 110), marks=pytest.mark.slow),
@@ -121,6 +121,7 @@ def test_equals_timm(name, size):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_convnext_pads_images_and_crops_maps():
     theirs = randomise_network(timm.create_model("convnext_tiny"))
     model = ours("convnext_t", theirs.state_dict())
@@ -157,7 +158,7 @@ def test_poolformer_of_timm_pools_before_it_norms():
 # Names of the authors' checkpoints
 
 
-@pytest.mark.parametrize("name", AUTHORS)
+@pytest.mark.parametrize("name", rest_slow(list(AUTHORS), list(AUTHORS)[:2]))
 @torch.no_grad()
 def test_takes_the_authors_names(name):
     model = LinearClassifier(create_backbone(name), 1000)

@@ -11,6 +11,7 @@ from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors, to_authors
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
+from tests.families import rest_slow
 from tests.references.checkpoints import fill, pair
 
 
@@ -173,7 +174,7 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("switch", rest_slow(list(SWITCHES), ("sigma", "bias")))
 @torch.no_grad()
 def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
     options, initialised, skipped = SWITCHES[switch]

@@ -10,7 +10,7 @@ from torch import nn
 from backbones import create_backbone, list_backbones
 from backbones.layers.recomputation import Recomputed
 from backbones.registry import look_up
-from tests.families import SWAPPED, rest_slow, shorten
+from tests.families import SWAPPED, build_short, rest_slow
 from tests.tensors import images
 
 # Every mixer on one host of tokens and one of maps.
@@ -23,7 +23,7 @@ MIXED = [
 
 def built(name, **options):
     torch.manual_seed(0)
-    backbone = shorten(create_backbone(name, drop_path_rate=0.4, **options))
+    backbone = build_short(name, drop_path_rate=0.4, **options)
     return backbone.double().train()
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_recomputed_in_evaluation():
 
 @pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
 def test_frozen_stages_do_not_learn(name, kind):
-    backbone = shorten(create_backbone(name, dense=True, frozen_stages=1, drop_path_rate=0.5))
+    backbone = build_short(name, dense=True, frozen_stages=1, drop_path_rate=0.5)
     before = copy.deepcopy(backbone.state_dict())
     sum(
         x.square().mean() for x in backbone.eval().train()(images(64, 64, batch=2).float())
@@ -134,7 +134,7 @@ def test_frozen_stages_do_not_learn(name, kind):
 
 
 def test_kept_statistics():
-    backbone = shorten(create_backbone("resnet18", dense=True, norm_eval=True)).train()
+    backbone = build_short("resnet18", dense=True, norm_eval=True).train()
     before = copy.deepcopy(backbone.state_dict())
     backbone(images(64, 64, batch=2).float())
     assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())

@@ -55,6 +55,7 @@ def test_released_checkpoint_gives_the_logits_of_the_released_network(released, 
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_options_undo_what_is_released(released, tmp_path):
     x, state = images(96, 128), double(released)
     as_released = reference.logits(state, x, NAME)

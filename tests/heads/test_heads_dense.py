@@ -126,7 +126,7 @@ def untrained(model):
     "head",
     [
         "mask_rcnn",
-        "retinanet",
+        pytest.param("retinanet", marks=pytest.mark.slow),
         "upernet",
         pytest.param("cascade_mask_rcnn", marks=pytest.mark.slow),
     ],

@@ -373,6 +373,7 @@ def fresh_interpreter(code: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow  # the walls above show it without running anything
 def test_importing_backbones_loads_no_toolkit():
     loaded = json.loads(
         fresh_interpreter(

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from backbones import list_backbones
+from tests.families import rest_slow
 from tools.command_line import overrides
 from tools.command_line.lazy_groups import register
 from tools.running import config as run_config
@@ -24,7 +25,7 @@ def _backbones():
     register()
 
 
-@pytest.mark.parametrize("command", [*RUNS, *DATA])
+@pytest.mark.parametrize("command", rest_slow([*RUNS, *DATA], [*RUNS[::3], *DATA[::3]]))
 def test_commands_compose(command):
     parts = shlex.split(command, comments=True)
     if "-m" in parts:

@@ -119,7 +119,6 @@ WHOLE = {
 }
 SOME = [
     ("steps", (BATCH, 10)),
-    ("steps", (END, 3)),
     ("steps below an epoch", (BEFORE, 0)),
     ("accumulation", (BATCH, 9)),
     ("validation by steps", (WITHIN, 4)),

@@ -91,7 +91,7 @@ def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
         ("classification", "test", "checkpoints/best.ckpt"),
         pytest.param("transfer", "validate", "", marks=pytest.mark.slow),
         ("detection", "validate", "checkpoints/best.ckpt"),
-        ("segmentation", "test", ""),
+        pytest.param("segmentation", "test", "", marks=pytest.mark.slow),
     ],
 )
 def test_evaluation_of_a_run_gives_the_metrics_of_its_best_checkpoint(

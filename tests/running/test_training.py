@@ -251,7 +251,9 @@ class TestTraining:
                            for k, value in values.items() if torch.is_tensor(value))  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("decay", "place"), [(0.0, EMA), (0.999999, UNREPORTED)], ids=["average", "weights"]
+        ("decay", "place"),
+        [pytest.param(0.0, EMA, marks=pytest.mark.slow), (0.999999, UNREPORTED)],
+        ids=["average", "weights"],
     )
     def test_the_better_of_weights_and_average_is_reported_and_loaded(self, train, decay, place):
         """One that equals the weights is it, one that is still the first weights is not."""

@@ -15,7 +15,8 @@ from tools.running.config_checks import resolved
 from tools.running.parts import build_parts
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1")
+SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",
+         "++data.digits_per_class=4")  # fmt: skip
 
 
 @pytest.mark.slow  # its steps are those of the test below

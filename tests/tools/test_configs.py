@@ -149,7 +149,7 @@ def with_recipe(recipe, backbone, *overrides):
     return composed(*choices, f"backbone={backbone}", *overrides)
 
 
-@pytest.mark.parametrize("recipe", PAPER_RECIPES)
+@pytest.mark.parametrize("recipe", rest_slow(PAPER_RECIPES, PAPER_RECIPES[::2]))
 def test_every_recipe(recipe):
     """With a backbone of its host, or any other while that host is not there."""
     family = re.split("_(?:coco|ade20k|cityscapes|cifar100)", recipe)[0]

@@ -133,7 +133,7 @@ def test_what_learns_has_a_gradient_whatever_is_returned(name):
     assert not any("stages.1.blocks" in n or "blocks.1." in n[:9] for n in frozen)
 
 
-@pytest.mark.parametrize("stages", range(-1, 5))
+@pytest.mark.parametrize("stages", rest_slow(range(-1, 5), (-1, 1)))
 def test_as_many_parameters_are_frozen_as_in_the_toolkits_swin(stages):
     from mmdet.models.backbones import SwinTransformer
 
@@ -236,7 +236,7 @@ def test_other_initialisations_are_mmengines():
 # ---- depth and layer decay
 
 
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", rest_slow((False, True), (True,)))
 @pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
 def test_every_parameter_has_a_layer(host, dense):
     check_layers(host, dense)
@@ -442,6 +442,7 @@ def test_wrong_arguments_are_answered(capsys, typed, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_table_is_made_by_trying(capsys):
     typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
     assert export.main(typed) == 0

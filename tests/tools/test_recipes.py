@@ -19,7 +19,7 @@ from datamodules.token_labels import LabelledTransform
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
-from tests.families import rest_slow
+from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed
 from tools.command_line.lazy_groups import register
 
@@ -108,7 +108,7 @@ def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
     assert (ours - theirs).abs().max() <= tolerance * said["rate"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
 def test_what_decays_is_what_the_authors_decay(family):
     said, config = stated(family), config_of(family, first_host(family))
     with torch.device("meta"):
@@ -293,7 +293,7 @@ STEPS = {"coco": 7330, "ade20k": 1263}
 DENSE_CASES = [(name, host) for name, said in DENSE_STATED.items() for host in said["hosts"]]
 
 
-@pytest.mark.parametrize(("recipe", "host"), DENSE_CASES)
+@pytest.mark.parametrize(("recipe", "host"), rest_slow_pairs(DENSE_CASES, DENSE_CASES[::2]))
 def test_dense_recipes_are_what_the_authors_state(recipe, host):
     said, data = DENSE_STATED[recipe], recipe.rpartition("_")[2]
     task = {"coco": "detection", "ade20k": "segmentation"}[data]
