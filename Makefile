@@ -3,7 +3,9 @@ PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules tools
 # One process a core, each with one thread: small networks gain little from a second one. Many tests
 # start a command: without bytecode on disk each of them would compile lightning, hydra and mmengine.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 THP_MEM_ALLOC_ENABLE=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
+# Thousands of networks come and go: memory in large pages, and kept up to 1 GiB, takes a seventh off.
+MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MEMORY) $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint doctor clean
