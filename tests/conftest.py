@@ -54,8 +54,11 @@ def garbage_is_taken_out(bound):
 @pytest.fixture(scope="session", autouse=True)
 def config_files_are_parsed_once():
     """Hydra parses every file anew for every config: a quarter of the time that composing takes."""
-    from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
 
+    Plugins.instance()  # registers the sources, of classes that no import would give
+    sources = SourcesRegistry.instance().types
     kept = {}
 
     def keeping(load, changed):
@@ -71,11 +74,10 @@ def config_files_are_parsed_once():
         path = Path(source.path, source._normalize_file_name(config_path))
         return path.stat().st_mtime_ns if path.exists() else None
 
-    ours = file_config_source.FileConfigSource
-    hydras = importlib_resources_config_source.ImportlibResourcesConfigSource
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours, "load_config", keeping(ours.load_config, written))
-        patch.setattr(hydras, "load_config", keeping(hydras.load_config, lambda *_: None))
+        for scheme, changed in {"file": written, "pkg": lambda *_: None}.items():
+            load = sources[scheme].load_config
+            patch.setattr(sources[scheme], "load_config", keeping(load, changed))
         yield
 
 

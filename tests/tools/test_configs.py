@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-import yaml
 from hydra.core.config_store import ConfigStore
 from lightning.pytorch import Trainer
 
@@ -18,6 +17,7 @@ from tests.families import rest_slow
 from tests.runs import CONFIGS, composed, options
 from tools.command_line.errors import one_line_errors
 from tools.command_line.lazy_groups import register
+from tools.command_line.yaml_files import read_yaml
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -26,7 +26,7 @@ def fitting(group, task):
     """Options of a group that say they are for a task."""
     found = []
     for name in options(group):
-        content = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())
+        content = read_yaml(CONFIGS / group / f"{name}.yaml")
         if task in content.get(group, content)["_tasks_"]:
             found.append(name)
     return found
@@ -142,7 +142,7 @@ def with_recipe(recipe, backbone, *overrides):
     """The config of a recipe with its own data and task."""
     base, name = {}, recipe
     while not {"_tasks_", "_data_"} <= base.keys():
-        content = yaml.safe_load((CONFIGS / "recipe" / f"{name}.yaml").read_text())
+        content = read_yaml(CONFIGS / "recipe" / f"{name}.yaml")
         base = content.get("recipe", {}) | base
         name = next((n for n in content.get("defaults", []) if n != "_self_"), None)
     choices = [f"task={base['_tasks_'][0]}", f"data={base['_data_']}", f"recipe={recipe}"]

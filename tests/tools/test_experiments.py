@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import yaml
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
@@ -19,10 +20,10 @@ from tests.runs import CONFIGS, composed, options, run_here
 from tools.command_line import experiments as group
 from tools.command_line import overrides
 from tools.command_line.lazy_groups import register
+from tools.command_line.yaml_files import LOADER
 from tools.comparing.experiments import describe, experiments, find_experiment
 from tools.comparing.paper_figures import compared, measured_on
-from tools.comparing.published import LOADER, list_papers, load_rows
-from tools.comparing.published import yaml as published_yaml
+from tools.comparing.published import list_papers, load_rows
 from tools.running import help as run_help
 from tools.running import report
 
@@ -63,7 +64,7 @@ def test_every_row_with_a_metric_has_a_name_of_its_own():
     counted = 0
     for paper in list_papers():
         text = (CONFIGS / "published" / f"{paper}.yaml").read_text()
-        rows = published_yaml.load(text, LOADER)["rows"]
+        rows = yaml.load(text, LOADER)["rows"]
         counted += sum(bool(row.get("metrics")) for row in rows)
     assert len(ROWS) == counted > 300
     for name, row in ROWS.items():
@@ -321,7 +322,7 @@ def evaluated(tmp_path):
         folder = tmp_path / "run"
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
-        (folder / "config.yaml").write_text(published_yaml.safe_dump(composed(*typed)))
+        (folder / "config.yaml").write_text(yaml.safe_dump(composed(*typed)))
         return composed("mode=test", f"ckpt={folder}", *beside)
 
     return make

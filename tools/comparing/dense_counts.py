@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from heads.mm_adapter import ToolkitModel
 from tasks.instantiate import build
+from tools.command_line.yaml_files import read_yaml
 
 HEADS = Path(__file__).resolve().parents[2] / "configs" / "head"
 PROPOSALS, MASKED = 1000, 100
@@ -60,7 +60,7 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = read_yaml(path)
     return content
 
 

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tools.command_line.typed_network import label
+from tools.command_line.yaml_files import read_yaml
 from tools.comparing.row_names import row_names
 from tools.comparing.training import Training, training_of
 
-# Python's own reader takes seconds for these files, libyaml's hundredths.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
 ROUNDING = 0.005  # residuals and tolerances are written with two decimals
 # Why a figure is further off than its file's tolerance.
@@ -131,7 +128,7 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     if paper not in list_papers():
         raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
     path = FOLDER / f"{paper}.yaml"
-    content = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    content = read_yaml(path)
     tables = content.get("tables", {})
     usual = content["tolerance"]
     rows = []

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tools.command_line.yaml_files import read_yaml
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.records import RunRecord
 from tools.running.folder import may_differ
@@ -123,7 +122,7 @@ def data_name(run: RunRecord) -> str:
     """The name that the run's data has on the command line."""
     target = run.config.get("data._target_")
     for path in sorted(DATA.glob("*.yaml")):
-        if yaml.safe_load(path.read_text(encoding="utf-8"))["data"]["_target_"] == target:
+        if read_yaml(path)["data"]["_target_"] == target:
             return path.stem
     return str(target)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tasks.saved import CONFIG, IDENTITY, SavedRun, identity, saved_run
+from tools.command_line.yaml_files import read_yaml
 from tools.running.folder import flatten
 from tools.running.processes import is_first_process
 
@@ -210,7 +210,7 @@ def _choices(run: SavedRun) -> Iterator[tuple[str, str]]:
     yield "backbone", config["backbone"]["name"]
     for group in ("head", "data"):
         for path in sorted((CONFIGS / group).glob("*.yaml")):
-            content = yaml.safe_load(path.read_text())
+            content = read_yaml(path)
             if identity(group, content.get(group, content)) == identity(group, config[group]):
                 yield group, path.stem
                 break

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from backbones.options import check_value, unknown
 from tasks.saved import SOLVED, checkpoint_file
+from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS
 from tools.running.recipes import check_data
@@ -117,7 +116,7 @@ def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
 
 def tasks_of(path: Path, group: str) -> Sequence[str]:
     """The tasks that a file of a group says it is for, or the files that it is made from."""
-    content = yaml.safe_load(path.read_text())
+    content = read_yaml(path)
     own: Sequence[str] | None = content.get(group, content).get("_tasks_")
     if own is not None:
         return own

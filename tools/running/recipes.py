@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from tools.command_line.catalogue import catalogue
+from tools.command_line.yaml_files import read_yaml
 
 DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
 
@@ -38,7 +38,7 @@ def check_data(recipe: Mapping[str, Any], target: str, like: str | None = None) 
     wanted = recipe.get("_data_")
     if wanted is None or wanted == like:
         return
-    file = yaml.safe_load((DATA / f"{wanted}.yaml").read_text())
+    file = read_yaml(DATA / f"{wanted}.yaml")
     if file["data"]["_target_"] != target:
         raise ValueError(
             f"this recipe is made for data={wanted}: pass data={wanted} data.root=<its folder>, "
