@@ -54,16 +54,16 @@ _FILES = {
 # The first host of each file or package of hosts.
 SMALLEST = sorted(_FILES.values())
 # Alone, and with a mixer in every FFN where there are any.
-_BOTH = [
+BOTH = [
     name
     for host in SMALLEST
     for name in (host, f"{host}_afbo")
     if name in list_backbones(f"{host}*")
 ]
-SWAPPED = [name for name in _BOTH if f"{name}_afbo" not in _BOTH]
+SWAPPED = [name for name in BOTH if f"{name}_afbo" not in BOTH]
 # Of those with mixers the default suite takes two, one for tokens and one for maps.
-_QUICK = ("deit_t_afbo", "swin_t_afbo")
-NAMES = rest_slow(_BOTH, (*SMALLEST, *_QUICK))
+QUICK_NAMES = (*SMALLEST, "deit_t_afbo", "swin_t_afbo")
+NAMES = rest_slow(BOTH, QUICK_NAMES)
 TOKEN_SLOTS = [host for host in SMALLEST if "token" in find_host(host).slots]
 
 

@@ -8,7 +8,16 @@ import torch
 
 from backbones import Backbone, create_backbone, list_hosts
 from heads.linear import LinearClassifier
-from tests.families import NAMES, SMALLEST, rest_slow, rest_slow_pairs, short, shorten
+from tests.families import (
+    BOTH,
+    NAMES,
+    QUICK_NAMES,
+    SMALLEST,
+    rest_slow,
+    rest_slow_pairs,
+    short,
+    shorten,
+)
 from tests.tensors import images
 
 
@@ -19,16 +28,19 @@ def expected_sizes(backbone, size):
     ]
 
 
+# For each host both, by turns at either size; of the others the default suite takes none.
+SIZES = [(False, (65, 93)), (True, (136, 200))]
+OTHERS = [(False, (136, 200)), (True, (65, 93))]
+
+
 @pytest.mark.parametrize(
-    ("dense", "size"),
-    [
-        pytest.param(False, (65, 93), id="classify-65x93"),
-        pytest.param(False, (136, 200), id="classify-136x200", marks=pytest.mark.slow),
-        pytest.param(True, (65, 93), id="dense-65x93", marks=pytest.mark.slow),
-        pytest.param(True, (136, 200), id="dense-136x200"),
-    ],
+    ("name", "dense", "size"),
+    rest_slow_pairs(
+        [(name, *case) for name in BOTH for case in (*SIZES, *OTHERS)],
+        [(name, *case) for name, case in zip(QUICK_NAMES, cycle(SIZES), strict=False)],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("name", NAMES)
 def test_maps_have_the_promised_sizes(name, dense, size):
     backbone = short(name, dense=dense).eval()
     strides = [info.stride for info in backbone.feature_info]

@@ -557,6 +557,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name):
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ["deit_t_afbo"]))
 @torch.no_grad()
+@pytest.mark.slow  # so do the blocks in tests/tasks/test_compilation.py
 def test_compiles_into_one_graph(name):
     # A compiler sees torch's operations, whose rounding is another than that of our operators.
     backbone = short(name).eval().double()

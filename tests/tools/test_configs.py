@@ -73,7 +73,7 @@ def locate(target):
     return getattr(__import__(module, fromlist=[name]), name)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
 def test_every_head_and_dataset_of_a_task(task):
     """Each once, by turns."""
     heads, data = fitting("head", task), fitting("data", task)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
+from tests.families import rest_slow
 from tests.runs import composed, run_here
 from tools.command_line import overrides
 from tools.command_line.errors import one_line_errors
@@ -64,7 +65,7 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", rest_slow(list(RUNS), ("plain", "detection", "experiment")))
 def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
     folder = run_folder(*RUNS[name])
     assert changed(folder) == {}
