@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -183,6 +183,16 @@ class Backbone(nn.Module):
         names = (f"{block}.{slot}" for block in self.block_names() for slot in slots)
         return {name: modules[name] for name in names if name in modules}
 
+    def channel_places(self) -> list[str]:
+        """Names of the modules that a channel mixer takes the place of, whatever is there now."""
+        token_ends = tuple(f".{slot}" for slot in self.token_slots)
+        places = (
+            f"{parent}.{name}"
+            for parent, module in self.named_modules()
+            for name in getattr(module, "filled", ())
+        )
+        return [place for place in places if not place.endswith(token_ends)]
+
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
         return {
@@ -307,9 +317,12 @@ MixerFactory = Callable[[Slot], Mixer]
 def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
     """Put a mixer in place of a block's FFN or attention; without factory the host's own stays.
 
+    The block remembers the place in either case, see ``Backbone.channel_places``.
+
     Raises:
         ValueError: The host has class tokens, and the mixer does not say what becomes of them.
     """
+    cast("Any", block).filled = (*getattr(block, "filled", ()), name)
     if factory is None:
         return
     mixer = factory(slot)

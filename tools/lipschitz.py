@@ -87,7 +87,9 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
     backbone = create_backbone(name, **given).eval()
     if options["ckpt"]:
         adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
-    places = channel_mixers(name)
+    places = backbone.channel_places()
+    if not places:
+        raise ValueError(f"the channel mixers of {name} are not exchangeable, so none is bounded")
     blocks = [name for name in places if fnmatch.fnmatchcase(name, options["block"])]
     if not blocks:
         raise ValueError(
@@ -112,26 +114,6 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
             "certified": found.certified,
             "seconds": round(found.seconds, 2),
         }
-
-
-def channel_mixers(name: str) -> list[str]:
-    """Names of the modules of a backbone's host that a channel mixer takes the place of.
-
-    Raises:
-        ValueError: The host has no such place.
-    """
-    import torch
-
-    from backbones import create_backbone
-    from backbones.registry import look_up
-
-    host, _ = look_up(name)
-    if "channel" not in host.slots:
-        raise ValueError(f"the channel mixers of {name} are not exchangeable, so none is bounded")
-    with torch.device("meta"):  # a mixer that fits every host shows the places
-        return [
-            prefix.removesuffix(".") for prefix in create_backbone(f"{host.name}_affn").mixers()
-        ]
 
 
 def write_table(records: Iterator[Record]) -> None:

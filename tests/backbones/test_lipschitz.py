@@ -429,11 +429,16 @@ def test_command_finds_the_channel_mixers_of_every_host(capsys, monkeypatch, nam
 
 
 @pytest.mark.parametrize("host", SMALLEST)
-def test_places_of_channel_mixers_are_modules_of_the_plain_host(host):
-    if "channel" in look_up(host)[0].slots:
-        with torch.device("meta"):
-            backbone = create_backbone(host)
-        assert {name for name, _ in backbone.named_modules()} >= set(command.channel_mixers(host))
+def test_places_of_channel_mixers_are_known_whatever_is_there(host):
+    with torch.device("meta"):
+        backbone = create_backbone(host)
+        assert {name for name, _ in backbone.named_modules()} >= set(backbone.channel_places())
+        if "channel" not in look_up(host)[0].slots:
+            assert not backbone.channel_places()
+            return
+        other = create_backbone(f"{host}_affn")  # a mixer that fits every host
+    assert backbone.channel_places() == [prefix.removesuffix(".") for prefix in other.mixers()]
+    assert other.channel_places() == backbone.channel_places()
 
 
 def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):

@@ -123,8 +123,8 @@ class FFNetBlock(nn.Module):
     ) -> None:
         """Put a channel mixer behind D, in place of W1 and W2, and a token mixer behind a norm."""
         if channel_mixer is not None:
-            fill(self.channel_mixer, "memory", channel_mixer, slot)
             self.channel_mixer = QueriedMixer(self.channel_mixer)
+        fill(self.channel_mixer, "memory", channel_mixer, slot)
         if token_mixer is not None:
             make = token_mixer
             fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)
