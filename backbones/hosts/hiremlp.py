@@ -22,6 +22,8 @@ from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
+from backbones.layers.linear import linear
+from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
 from backbones.registry import register_host
 
@@ -82,9 +84,9 @@ class HireMixer(nn.Module):
         self.mlp_w1 = nn.Conv2d(wide, narrow, 1, bias=False)
         self.mlp_w1_norm = nn.BatchNorm2d(narrow)
         self.mlp_w2 = nn.Conv2d(narrow, wide, 1)
-        self.mlp_c = nn.Conv2d(dim, dim, 1)
+        self.mlp_c = PointwiseConv2d(dim, dim)
         self.reweight = Reweight(dim, channels_first=True)
-        self.proj = nn.Conv2d(dim, dim, 1)
+        self.proj = PointwiseConv2d(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows and columns mixed, three branches re-weighted: (B, C, H, W) -> (B, C, H, W)."""
@@ -110,12 +112,12 @@ class HireMixer(nn.Module):
         # move instead, and no axis counts regions: a graph would keep for ever that it is not 1.
         weight = reduce.weight.unflatten(1, (-1, p)).transpose(1, 2).flatten(1)
         regions = x.flatten(0, 2).reshape(-1, weight.shape[1])
-        regions = F.relu(norm(F.linear(regions, weight)[..., None, None])).flatten(1)
+        regions = F.relu(norm(linear(regions, weight)[..., None, None])).flatten(1)
         weight, bias = (
             parameter.unflatten(0, (-1, p)).transpose(0, 1).flatten(0, 1)
             for parameter in (expand.weight.flatten(1), cast("Tensor", expand.bias))
         )
-        regions = F.linear(regions, weight, bias)
+        regions = linear(regions, weight, bias)
         x = leading(regions.view(-1, x.shape[3]).view(x.shape), 2, length)
         return x.roll(-self.shift, 2) if self.shift else x
 

@@ -10,13 +10,14 @@ Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.norms import scale_and_shift
+from backbones.layers.pointwise import PointwiseConv2d
 from backbones.options import check_odd
 
 Kernel = tuple[int, int]
@@ -55,7 +56,13 @@ class ConvBN(Fusible):
         super().__init__()
         height, width = as_kernel(kernel_size)
         padding = (height // 2, width // 2)
-        self.conv = nn.Conv2d(dim, out, (height, width), stride, padding, groups=groups, bias=False)
+        self.conv: nn.Conv2d
+        if (height, width, stride, groups) == (1, 1, 1, 1):
+            self.conv = PointwiseConv2d(dim, out, bias=False)
+        else:
+            self.conv = nn.Conv2d(
+                dim, out, (height, width), stride, padding, groups=groups, bias=False
+            )
         self.norm = nn.BatchNorm2d(out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +140,7 @@ class SkipNormConv(Fusible):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(dim)
-        self.conv = nn.Conv2d(dim, dim, 1, bias=False)
+        self.conv = PointwiseConv2d(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The skip and its branch, x + W BN(x): (B, D, H, W) -> (B, D, H, W)."""
@@ -203,14 +210,19 @@ def kernel_name(kernel: Kernel) -> str:
 
 def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
     """A convolution with the given tensors, otherwise like another one."""
+    geometry: dict[str, Any] = {}
+    if not isinstance(like, PointwiseConv2d):
+        geometry = {
+            "kernel_size": like.kernel_size,
+            "stride": like.stride,
+            "padding": like.padding,
+            "groups": like.groups,
+        }
     conv = nn.utils.skip_init(
-        nn.Conv2d,
+        type(like),
         like.in_channels,
         like.out_channels,
-        like.kernel_size,
-        like.stride,
-        like.padding,
-        groups=like.groups,
+        **geometry,
         device=weight.device,
         dtype=weight.dtype,
     )

@@ -237,7 +237,7 @@ def test_fused_mixer_is_the_same(options):
     fuse(mixer)
     assert is_fused(mixer)
     torch.testing.assert_close(mixer(x), expected, **EXACT)
-    assert type(mixer.memory.key) is type(mixer.query) is nn.Conv2d
+    assert all(isinstance(part, nn.Conv2d) for part in (mixer.query, mixer.memory.key))
     assert all(p.requires_grad and p.dtype == torch.float64 for p in mixer.parameters())
 
 

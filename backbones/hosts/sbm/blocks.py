@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import StarBilinearMapping
 
@@ -76,7 +77,11 @@ class Stem(nn.Module):
 
 def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
     """A convolution without bias and its batch norm."""
-    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
+    conv: nn.Module
+    if (kernel, stride) == (1, 1):
+        conv = PointwiseConv2d(in_channels, out_channels, bias=False)
+    else:
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
     return [conv, nn.BatchNorm2d(out_channels)]
 
 
@@ -84,11 +89,11 @@ def downsampling(dim: int) -> nn.Sequential:
     """(B, d, h, w) -> (B, 2 d, ceil(h / 2), ceil(w / 2)), by way of 8 d channels."""
     wide = 8 * dim
     return nn.Sequential(
-        nn.Conv2d(dim, wide, 1),
+        PointwiseConv2d(dim, wide),
         nn.ReLU(),
         nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide),
         nn.ReLU(),
-        nn.Conv2d(wide, 2 * dim, 1),
+        PointwiseConv2d(wide, 2 * dim),
         nn.BatchNorm2d(2 * dim),
     )
 

@@ -90,6 +90,7 @@ struct Linear : torch::autograd::Function<Linear> {
                         const OptionalTensor& bias) {
     at::AutoDispatchBelowADInplaceOrView below;
     ctx->save_for_backward({x, weight});
+    ctx->saved_data["has_bias"] = bias.has_value();  // one that is not there has no number below
     static const auto call =
         operation<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>("mixerlab::linear");
     return call.call(x, weight, bias);
@@ -101,7 +102,8 @@ struct Linear : torch::autograd::Function<Linear> {
     const Tensor &x = saved[0], &weight = saved[1];
     const bool needs_x = ctx->needs_input_grad(0), needs_weight = ctx->needs_input_grad(1);
     variable_list out(3);
-    if (ctx->needs_input_grad(2)) out[2] = grads[0].flatten(0, -2).sum(0);
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    if (has_bias && ctx->needs_input_grad(2)) out[2] = grads[0].flatten(0, -2).sum(0);
     if (at::GradMode::is_enabled()) {
       if (needs_x) out[0] = grads[0].matmul(weight);
       if (needs_weight) out[1] = grads[0].flatten(0, -2).t().matmul(x.flatten(0, -2));

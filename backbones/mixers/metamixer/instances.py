@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.metamixer.query_key_value import (
     MetaMixer,
     ProjectedMemory,
@@ -167,7 +168,7 @@ def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMix
 
 def convnext_block(query: nn.Module, dim: int, hidden: int) -> MetaMixer:
     """A depthwise query convolution (C -> C), then an FFN of 1x1 convolutions of ``hidden``."""
-    return convolutional(query, nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1))
+    return convolutional(query, PointwiseConv2d(dim, hidden), PointwiseConv2d(hidden, dim))
 
 
 class _FixedTokens(nn.Module):
