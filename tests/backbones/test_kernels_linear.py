@@ -1,5 +1,7 @@
 """The operator for linear layers equals torch's, and serves 1x1 convolutions where it is faster."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,3 +87,16 @@ def test_a_pointwise_convolution_in_a_graph_is_torchs(ours_first):
     program = torch.export.export(conv, (x,))
     assert "mixerlab" not in str(program.graph)
     assert not ours_first
+
+
+@compiled
+def test_layers_become_faster_where_they_are(ours_first):
+    layers = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4, bias=False)).double()
+    x, before = tokens(2, 4), list(layers.state_dict())
+    expected = layers(x)
+    choice.multiply_faster(layers)
+    torch.testing.assert_close(layers(x), expected, rtol=1e-10, atol=1e-10)
+    assert len(ours_first) == 2
+    assert list(layers.state_dict()) == before
+    again = pickle.loads(pickle.dumps(layers))
+    torch.testing.assert_close(again(x), expected, rtol=1e-10, atol=1e-10)
