@@ -10,11 +10,29 @@ where Triton is installed and a first trial gives torch's numbers; these were pr
 interpreter and have not run on a GPU yet. A compiler or exporter always sees torch's operations.
 """
 
-from backbones.kernels import linear
+from backbones.kernels import batched, linear
 from backbones.kernels.autocast import weight_dtype
-from backbones.kernels.library import is_available, multiplies, serves, status, switched_off
-from backbones.layers.linear import FASTER
+from backbones.kernels.library import (
+    is_available,
+    multiplies,
+    multiplies_without_gradient,
+    serves,
+    status,
+    switched_off,
+)
+from backbones.layers import batched_products
+from backbones.layers import linear as linear_layer
 
-FASTER.append((multiplies, linear.linear))
+linear_layer.FASTER.append((multiplies, linear.linear))
+linear_layer.FASTER_GELU.append((multiplies_without_gradient, linear.linear_gelu))
+batched_products.FASTER.append((multiplies_without_gradient, batched.batched))
 
-__all__ = ["is_available", "multiplies", "serves", "status", "switched_off", "weight_dtype"]
+__all__ = [
+    "is_available",
+    "multiplies",
+    "multiplies_without_gradient",
+    "serves",
+    "status",
+    "switched_off",
+    "weight_dtype",
+]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from backbones.kernels import branched_mixer, gated_mixer, linear, triton_choice
+from backbones.kernels import batched, branched_mixer, gated_mixer, linear, triton_choice
 from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
@@ -31,7 +31,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer, branched_mixer, linear):
+            for operator in (gated_mixer, branched_mixer, linear, batched):
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"
@@ -65,6 +65,13 @@ def status() -> str:
 def multiplies(x: Tensor) -> bool:
     """Whether ``linear`` takes this tensor, and is faster here than torch's products are."""
     return x.device.type == "cpu" and serves(x) and bool(torch.ops.mixerlab.has_tiles())
+
+
+def multiplies_without_gradient(*tensors: Tensor) -> bool:
+    """Whether ``batched`` and ``linear_gelu``, which have no gradient, take these."""
+    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    same = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
+    return not records and same and multiplies(tensors[0])
 
 
 @contextmanager

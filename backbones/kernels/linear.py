@@ -17,17 +17,28 @@ NAME = "mixerlab::linear"
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(..., C), (D, C) and (D,) -> (..., D), as ``torch.nn.functional.linear``."""
-    if x.ndim != 2 or x.stride(1) != 1:  # some columns of a matrix are read where they are
-        x = x.contiguous()
-    y: Tensor = torch.ops.mixerlab.linear(x, weight.contiguous(), bias)
+    y: Tensor = torch.ops.mixerlab.linear(_rows(x), weight.contiguous(), bias)
     return y
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """GELU of ``linear``, without a gradient."""
+    y: Tensor = torch.ops.mixerlab.linear_gelu(_rows(x), weight.contiguous(), bias)
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Some columns of a matrix are read where they are."""
+    return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
 
 
 def register() -> None:
     """Tell torch what the operator is on "meta" and in a count; see csrc for its gradients."""
     torch.library.register_fake(NAME, _fake)
     torch.library.register_fake(f"{NAME}_backward", _fake_backward)
+    torch.library.register_fake(f"{NAME}_gelu", _fake)
     register_flop_formula(torch.ops.mixerlab.linear)(_flops)
+    register_flop_formula(torch.ops.mixerlab.linear_gelu)(_flops)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

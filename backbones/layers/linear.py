@@ -13,11 +13,21 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # Whom to ask before torch: whether it serves a tensor, and what computes; the compiled operators
 # enter theirs.
 FASTER: list[tuple[Callable[[Tensor], bool], Product]] = []
+# The same for a layer and the GELU behind it, of input and weight.
+FASTER_GELU: list[tuple[Callable[[Tensor, Tensor], bool], Product]] = []
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X W^T + b: (..., C), (D, C) and (D,) -> (..., D)."""
     return (faster_linear(x) or F.linear)(x, weight, bias)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """GELU(X W^T + b): (..., C), (D, C) and (D,) -> (..., D)."""
+    for serves, product in FASTER_GELU:
+        if serves(x, weight):
+            return product(x, weight, bias)
+    return F.gelu(linear(x, weight, bias))
 
 
 def faster_linear(x: Tensor) -> Product | None:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.layers.batched_products import batched_products
 from backbones.layers.graph_sizes import ceil_div
 
 
@@ -161,10 +162,7 @@ def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None, contiguous
         x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
     # One copy of all groups; a product of strided ones copies each by itself, value by value.
     columns = x.reshape(groups, e * f, -1).contiguous()
-    if bias is None:
-        mixed = torch.bmm(matrix, columns)
-    else:
-        mixed = torch.baddbmm(bias.to(matrix.dtype), matrix, columns)
+    mixed = batched_products(matrix, columns, bias)
     mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
     order = (3, 4, 1, 5, 2, 0, 6) if contiguous else (3, 4, 1, 5, 2, 6, 0)
     return mixed.permute(order).reshape(b, n, e, m, f, c)

@@ -1,4 +1,4 @@
-"""The operator for linear layers equals torch's, and serves 1x1 convolutions where it is faster."""
+"""Operators for layers that stand apart equal torch's, and serve where they are faster."""
 
 import pickle
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import kernels
-from backbones.kernels.linear import linear
+from backbones.kernels.batched import batched
+from backbones.kernels.linear import linear, linear_gelu
+from backbones.layers import batched_products
 from backbones.layers import linear as choice
 from backbones.layers.pointwise import PointwiseConv2d
 from tests.tensors import tokens
@@ -100,3 +103,53 @@ def test_layers_become_faster_where_they_are(ours_first):
     assert list(layers.state_dict()) == before
     again = pickle.loads(pickle.dumps(layers))
     torch.testing.assert_close(again(x), expected, rtol=1e-10, atol=1e-10)
+
+
+@compiled
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize(("shape", "out"), SHAPES, ids=str)
+@torch.no_grad()
+def test_a_layer_with_its_gelu_equals_torchs(shape, out, has_bias):
+    x, weight = 3 * tokens(*shape), tokens(out, shape[-1], seed=2)
+    bias = tokens(out, seed=3) if has_bias else None
+    expected = F.gelu(F.linear(x, weight, bias))
+    torch.testing.assert_close(linear_gelu(x, weight, bias), expected, rtol=1e-10, atol=1e-10)
+    short = linear_gelu(*(None if t is None else t.float() for t in (x, weight, bias)))
+    torch.testing.assert_close(short, expected.float(), rtol=1e-5, atol=1e-5)
+    assert choice.linear_gelu(x, weight, bias).shape == expected.shape
+
+
+@compiled
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 1), (3, 5, 7, 2), (2, 196, 196, 24), (4, 9, 9, 0)], ids=str
+)
+def test_batched_products_equal_torchs(sizes, has_bias, monkeypatch):
+    groups, rows, depth, columns = sizes
+    left, right = tokens(groups, rows, depth), tokens(groups, depth, columns, seed=2)
+    bias = tokens(rows, 1, seed=3) if has_bias else None
+    expected = left @ right + (0 if bias is None else bias)
+    torch.testing.assert_close(batched(left, right, bias), expected, rtol=1e-10, atol=1e-10)
+    calls = []
+    serves = kernels.multiplies_without_gradient
+    monkeypatch.setattr("backbones.kernels.library.multiplies", kernels.serves)
+    monkeypatch.setattr(
+        batched_products, "FASTER", [(serves, lambda *given: calls.append(1) or batched(*given))]
+    )
+    for needs, count in ((False, 1), (True, 1)):  # the operator has no gradient
+        found = batched_products.batched_products(left.requires_grad_(needs), right, bias)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert len(calls) == count
+
+
+@compiled
+def test_operators_without_a_gradient_know_their_sizes_and_counts():
+    with FlopCounterMode(display=False) as counter:
+        linear_gelu(torch.ones(3, 4), torch.ones(5, 4))
+        batched(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
+    assert counter.get_total_flops() == 2 * 3 * 4 * 5 + 2 * 2 * 3 * 4 * 5
+    for operator, given in (
+        (torch.ops.mixerlab.linear_gelu, (torch.ones(3, 4), torch.ones(5, 4), torch.ones(5))),
+        (torch.ops.mixerlab.batched, (torch.ones(2, 3, 4), torch.ones(2, 4, 5), None)),
+    ):
+        torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))

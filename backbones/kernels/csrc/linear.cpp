@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "normal.h"
 #include "products.h"
 
 namespace mixerlab {
@@ -31,9 +32,22 @@ Matrix<const T> rows_of(const Tensor& tensor) {
           tensor.dim() == 2 ? tensor.stride(0) : columns};
 }
 
-// out = left right, or out = bias + left right, a piece of the rows after the other.
+// GELU of what is there, in place.
 template <class T>
-void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T* out) {
+void apply_gelu(T* values, int64_t count) {
+  using L = Lanes<T>;
+  at::parallel_for(0, count, 1 << 14, [&](int64_t begin, int64_t end) {
+    int64_t i = begin;
+    for (; i + L::width <= end; i += L::width)
+      store(values + i, gelu<T, L>(load<typename L::V>(values + i)));
+    for (; i < end; ++i) values[i] = gelu<T, One<T>>(typename One<T>::V{values[i]})[0];
+  });
+}
+
+// out = left right, or out = bias + left right, or GELU of that, a piece of the rows after the other.
+template <class T>
+void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T* out,
+                   bool with_gelu = false) {
   const int64_t columns = right.width();
   const int64_t bytes = sizeof(T) * std::max<int64_t>(left.columns + columns, 1);
   // Each piece brings the right matrix into another order, which few rows are not worth.
@@ -47,19 +61,30 @@ void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T
         std::copy(bias, bias + columns, to + row * columns);
     multiply<T>({left.data + from * left.stride, until - from, left.columns, left.stride}, right,
                 {to, until - from, columns, columns}, bias != nullptr);
+    if (with_gelu) apply_gelu(to, (until - from) * columns);
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+Tensor product(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+               bool with_gelu) {
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   Tensor y = at::empty(sizes, x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "linear", [&] {
     multiply_rows<scalar_t>(rows_of<scalar_t>(x), rows_of<scalar_t>(weight).t(),
                             bias ? bias->const_data_ptr<scalar_t>() : nullptr,
-                            y.mutable_data_ptr<scalar_t>());
+                            y.mutable_data_ptr<scalar_t>(), with_gelu);
   });
   return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  return product(x, weight, bias, false);
+}
+
+// For passes without gradients, which need neither what GELU is given nor its slope.
+Tensor linear_gelu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  return product(x, weight, bias, true);
 }
 
 // Gradients of x and of the weight; one that nobody needs is empty.
@@ -128,6 +153,7 @@ Tensor differentiable(const Tensor& x, const Tensor& weight, const OptionalTenso
 
 TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("linear_gelu(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x, bool needs_weight) "
       "-> (Tensor, Tensor)");
@@ -135,6 +161,7 @@ TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
 
 TORCH_LIBRARY_IMPL(mixerlab, CPU, m) {
   m.impl("linear", &mixerlab::linear);
+  m.impl("linear_gelu", &mixerlab::linear_gelu);
   m.impl("linear_backward", &mixerlab::linear_backward);
 }
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers.linear import linear
+from backbones.layers.linear import linear, linear_gelu
 
 if TYPE_CHECKING:
     from backbones.mixers.posmlp.gated_mlp import GatedMLP
@@ -49,7 +48,7 @@ def mix(mixer: GatedMLP, x: Tensor) -> Tensor:
         _by_groups(tensor.unflatten(0, (2, -1)), groups).flatten(0, 1)
         for tensor in (fc1.weight, fc1.bias)
     )
-    u, v = F.gelu(linear(x, weight, bias)).chunk(2, dim=-1)
+    u, v = linear_gelu(x, weight, bias).chunk(2, dim=-1)
     mixed = gate.relation.mix(u, shifted=gate.shifted, contiguous=True)
     return mixer.drop(linear(mixed * v, _by_groups(fc2.weight, groups), fc2.bias))
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones import kernels
 from backbones.layers.eval_cache import in_graph
 from backbones.layers.fused_forms import is_plain
-from backbones.layers.linear import linear
+from backbones.layers.linear import linear, linear_gelu
 from backbones.mixers.posmlp import contiguous_groups
 
 if TYPE_CHECKING:
@@ -36,5 +35,5 @@ def mix(mixer: GatedMLP, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
     if contiguous_groups.suits(mixer, x):
         return contiguous_groups.mix(mixer, x)
-    h = F.gelu(linear(x, mixer.fc1.weight, mixer.fc1.bias))
+    h = linear_gelu(x, mixer.fc1.weight, mixer.fc1.bias)
     return mixer.drop(linear(mixer.gate(h), mixer.fc2.weight, mixer.fc2.bias))
