@@ -1,13 +1,14 @@
 """Compiled operators: what mixers compute, in fewer passes over memory than torch's own would take.
 
 Each operator is registered with ``torch.library`` as ``torch.ops.mixerlab.<name>``, with forms for
-the meta device and, unless it serves passes without gradients alone, autograd, and has a file here that says what it computes. `make install`
-compiles ``csrc`` where it finds a compiler (``build``); ``library`` loads the result. Without it
-every mixer computes the same in operations of torch's, to rounding, and a test holds the two
-together. So does whoever asks for it: ``MIXERLAB_KERNELS=off`` in the environment, or in a program
-``with kernels.switched_off():``. On a GPU the same names lead to Triton kernels (``triton_*``),
-where Triton is installed and a first trial gives torch's numbers; these were proven in Triton's
-interpreter and have not run on a GPU yet. A compiler or exporter always sees torch's operations.
+the meta device and, unless it serves passes without gradients alone, autograd, and has a file here
+that says what it computes. `make install` compiles ``csrc`` where it finds a compiler (``build``);
+``library`` loads the result. Without it every mixer computes the same in operations of torch's, to
+rounding, and a test holds the two together. So does whoever asks for it: ``MIXERLAB_KERNELS=off``
+in the environment, or in a program ``with kernels.switched_off():``. On a GPU the same names lead
+to Triton kernels (``triton_*``), where Triton is installed and a first trial gives torch's numbers;
+these were proven in Triton's interpreter and have not run on a GPU yet. A compiler or exporter
+always sees torch's operations.
 """
 
 from backbones.kernels import batched, linear
