@@ -15,13 +15,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
-from datamodules.files import load_rgb
+from datamodules.bgr import load_bgr, to_bgr
 from datamodules.sampling import SeededDataset
 from heads import mmcv_finder
 
@@ -42,21 +40,14 @@ class StrictImage:
 
     def __call__(self, results: Results) -> Results:
         """Add ``img`` (H, W, 3) and its shapes, which must be the annotated ones, if there are."""
-        image = results.pop("image", None) or load_rgb(results["img_path"], upright=True)
-        annotated = (results.get("width", image.width), results.get("height", image.height))
-        refuse_other_size(results["img_path"], image.size, annotated)
-        results["img"] = bgr_array(image)
-        results["img_shape"] = results["ori_shape"] = results["img"].shape[:2]
+        image, path = results.pop("image", None), results["img_path"]
+        pixels = load_bgr(path, upright=True) if image is None else to_bgr(image)
+        height, width = pixels.shape[:2]
+        annotated = (results.get("width", width), results.get("height", height))
+        refuse_other_size(path, (width, height), annotated)
+        results["img"] = pixels
+        results["img_shape"] = results["ori_shape"] = (height, width)
         return results
-
-
-def bgr_array(image: Image.Image) -> NDArray[np.uint8]:
-    """The uint8 (H, W, 3) pixels of an RGB image in OpenCV's order, which a step may write to.
-
-    Pillow packs them in that order: half the time of an array that is turned and copied again.
-    """
-    packed = bytearray(image.tobytes("raw", "BGR"))
-    return np.frombuffer(packed, np.uint8).reshape(image.height, image.width, 3)
 
 
 def refuse_other_size(path: object, size: Size, annotated: Size) -> None:

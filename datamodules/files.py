@@ -177,6 +177,11 @@ def load_rgb(path: str | Path, *, upright: bool) -> Image.Image:
     """
     image = decode(path)
     # Pillow would copy an image that stands upright.
-    if upright and image.getexif().get(ORIENTATION, UPRIGHT) != UPRIGHT:
+    if upright and not is_upright(image):
         image = ImageOps.exif_transpose(image)
     return to_rgb(image, path)
+
+
+def is_upright(image: Image.Image) -> bool:
+    """Whether an image stands as its EXIF data say that it is to be seen."""
+    return bool(image.getexif().get(ORIENTATION, UPRIGHT) == UPRIGHT)

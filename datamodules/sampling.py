@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
 Key = tuple[int, int]  # (epoch, index)
 
@@ -131,23 +131,34 @@ class SeededDataset(Dataset[Any]):
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Seed the generators of Python, numpy and torch (CPU) by the key; restore them at the end."""
+    """Seed the generators of Python, numpy and torch (CPU) by the key; restore them at the end.
+
+    In a loader's process nothing else draws, and nothing is restored: a tenth of a millisecond.
+    """
+    if get_worker_info() is not None:
+        _seed(key)
+        yield
+        return
     python_state, numpy_state, torch_state = (
         random.getstate(),
         np.random.get_state(),
         torch.get_rng_state(),
     )
-    words = np.random.SeedSequence(key).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    # torch.manual_seed would also reseed the GPUs.
-    torch.default_generator.manual_seed(int(words[2]))
+    _seed(key)
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+
+
+def _seed(key: Sequence[int]) -> None:
+    words = np.random.SeedSequence(key).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    # torch.manual_seed would also reseed the GPUs.
+    torch.default_generator.manual_seed(int(words[2]))
 
 
 def process_group() -> tuple[int, int]:
