@@ -121,7 +121,8 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     found = Config({"model": config.model})
     if changes:
         refuse_foreign(changes, "head.model", allowed="_delete_")
-        found.merge_from_dict({"model": dict(changes)})
+        # The merging takes `_delete_` out of what it is given.
+        found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
     return found.model
 
 

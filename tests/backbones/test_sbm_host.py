@@ -354,8 +354,8 @@ def test_initialisation():
 )
 @torch.no_grad()
 def test_compiles_into_one_graph(size, options):
-    backbone = small(**options).float()
-    x = images(*size, batch=2).float()
+    backbone = small(**options)
+    x = images(*size, batch=2)
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True, backend="eager")
     for _ in range(2):

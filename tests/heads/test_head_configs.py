@@ -1,5 +1,6 @@
 """Every file of configs/head for dense tasks builds a model that trains and predicts."""
 
+import copy
 import functools
 
 import pytest
@@ -14,6 +15,7 @@ from backbones.checkpoints.opening import in_memory
 from backbones.layers.reparam import fuse
 from datamodules import SampleDetection, SampleSegmentation
 from heads.ffnet_seg import FFNetSegDecoder
+from heads.mm_adapter import base_config
 from tasks.instantiate import build
 from tests.families import short
 from tests.runs import CONFIGS, options
@@ -131,6 +133,15 @@ base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco
 @pytest.mark.parametrize("text", [PSPNET, FCOS], ids=["pspnet", "fcos"])
 def test_another_head_of_a_toolkit_is_one_file(text, data):
     assert not check_trains(yaml.safe_load(text), data, steps=1)
+
+
+def test_what_a_head_changes_stays_as_it_was_given():
+    """So that the same configuration builds a second model."""
+    pytest.importorskip("mmseg")
+    changes = {"decode_head": {"_delete_": True, "type": "FCNHead"}}
+    given = copy.deepcopy(changes)
+    base_config("mmseg", "upernet_r50", changes)
+    assert changes == given
 
 
 def test_a_config_from_elsewhere_is_no_base(tmp_path):

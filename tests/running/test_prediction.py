@@ -79,10 +79,13 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
     # Arrays have no EXIF data: dense tasks turn images as it says.
     array = np.asarray(load_rgb(path, upright=task in ("detection", "segmentation")))
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
-    found = network.predict([str(path), path, picture, array, tensor])
+    forms = [str(path), path, picture, array, tensor]
+    found = network.predict(forms)
     assert [row["image"] for row in found[:3]] == [str(path), str(path), "image 2"]
-    assert len({json.dumps(nameless(row)) for row in found}) == 1
-    assert len(network.predict(picture)) == 1
+    # Each by itself: a product rounds the last image of a batch in another way than the first.
+    alone = [row for form in forms for row in network.predict(form)]
+    assert len(alone) == len(forms)
+    assert len({json.dumps(nameless(row)) for row in alone}) == 1
 
 
 def plain(rows, folder):

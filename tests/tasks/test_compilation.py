@@ -40,8 +40,8 @@ def assert_same(found, expected):
 def test_every_block_of_a_host_is_one_graph(name):
     """In training and in evaluation; fullgraph refuses to break."""
     torch._dynamo.reset()
-    plain = short(name)
-    compiled, images = copy.deepcopy(plain), torch.randn(2, 3, 64, 64)
+    plain = short(name).double()
+    compiled, images = copy.deepcopy(plain), torch.randn(2, 3, 64, 64, dtype=torch.float64)
     assert compile_blocks(compiled, **TRACED) == len(plain.block_names())
     assert_same(gradients(compiled.train(), images), gradients(plain.train(), images))
     with torch.no_grad():
@@ -61,8 +61,9 @@ def test_every_block_of_a_host_is_one_graph(name):
 @pytest.mark.parametrize("name", rest_slow(list_mixers(), ["afbo", "posmlp"]))
 def test_every_mixer_is_one_graph(name):
     torch._dynamo.reset()
-    mixer = create_mixer(name, 64, grid=(8, 8))
-    x = torch.randn(2, 8, 8, 64, requires_grad=True)  # pooling has no parameters
+    mixer = create_mixer(name, 64, grid=(8, 8)).double()
+    # Pooling has no parameters.
+    x = torch.randn(2, 8, 8, 64, dtype=torch.float64, requires_grad=True)
     compiled = torch.compile(mixer, dynamic=False, **TRACED)
     found = gradients(compiled, x)
     expected = gradients(mixer, x)
