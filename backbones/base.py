@@ -184,14 +184,23 @@ class Backbone(nn.Module):
         return {name: modules[name] for name in names if name in modules}
 
     def channel_places(self) -> list[str]:
-        """Names of the modules that a channel mixer takes the place of, whatever is there now."""
-        token_ends = tuple(f".{slot}" for slot in self.token_slots)
-        places = (
-            f"{parent}.{name}"
-            for parent, module in self.named_modules()
-            for name in getattr(module, "filled", ())
-        )
-        return [place for place in places if not place.endswith(token_ends)]
+        """Names of the modules that a channel mixer takes the place of, whatever is there now.
+
+        Raises:
+            TypeError: The class fills a place that it names in neither of its slots.
+        """
+        found = []
+        for parent, module in self.named_modules():
+            for name in getattr(module, "filled", ()):
+                place = f"{parent}.{name}"
+                if any(f".{slot}." in f"{place}." for slot in self.channel_slots):
+                    found.append(place)
+                elif not place.endswith(tuple(f".{slot}" for slot in self.token_slots)):
+                    raise TypeError(
+                        f"{type(self).__name__} fills {place}, but neither token_slots "
+                        f"{self.token_slots} nor channel_slots {self.channel_slots} has it"
+                    )
+        return found
 
     def mixers(self) -> dict[str, Mixer]:
         """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""

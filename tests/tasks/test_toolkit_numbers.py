@@ -333,8 +333,9 @@ def check_same_losses(model, task, data, tmp_path, scope, steps):
     )  # fmt: skip
     engine.train()
     trainer = Trainer(
-        max_steps=steps, callbacks=[ours], default_root_dir=tmp_path, limit_val_batches=0, **QUIET
-    )
+        max_steps=steps, callbacks=[ours], default_root_dir=tmp_path, limit_val_batches=0,
+        log_every_n_steps=1, **QUIET
+    )  # fmt: skip
     loader = DataLoader(samples, batch_size=2, collate_fn=pseudo_collate)
     data.train_dataloader = lambda: loader
     trainer.fit(task, datamodule=data)

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from backbones.layers.eval_cache import in_graph
+
 CHUNK_ELEMENTS = 2**20  # of the tensor (tokens, functions, C) that is never formed as a whole
+# A recorded graph serves any number of tokens: its chunks are those of a map of 8 x 8.
+GRAPH_TOKENS = 64
 
 
 def chunked_sum(
@@ -22,7 +26,8 @@ def chunked_sum(
         coefficients: Each (h, ...), of all h functions.
         total: (..., C), what the sum begins with.
     """
-    step = max(1, CHUNK_ELEMENTS // max(1, x.numel()))
+    elements = GRAPH_TOKENS * x.shape[-1] if in_graph() else x.numel()
+    step = max(1, CHUNK_ELEMENTS // max(1, elements))
     for chunk in zip(*(c.split(step) for c in coefficients), strict=True):
         if torch.is_grad_enabled():
             part = checkpoint(summed, x, *chunk, use_reentrant=False, preserve_rng_state=False)
