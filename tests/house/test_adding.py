@@ -84,7 +84,7 @@ def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
     chosen = "tanh_ffn or tiny_pool or named_files"
     ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
     assert ended.returncode == 0, ended.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 40
+    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 30
 
 
 @pytest.mark.slow
