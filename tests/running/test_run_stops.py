@@ -165,7 +165,7 @@ def test_a_loader_worker_that_is_killed_ends_the_run_in_a_sentence(tmp_path):
     os.kill(children_of(process)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
-    assert err.startswith("error: DataLoader worker (pid ")
+    assert err.startswith("error: DataLoader worker ")
     assert "lower data.num_workers" in err
     assert len(err.splitlines()) == 1
 

@@ -3,6 +3,8 @@
 import os
 
 import pytest
+import torch
+from torch.multiprocessing import reductions
 
 from datamodules.files import load_rgb
 from datamodules.headers import check_header
@@ -25,6 +27,19 @@ def test_what_a_library_says_is_put_into_a_sentence(text, capsys):
     with pytest.raises(SystemExit), one_line_errors():
         raise RuntimeError(text)
     assert SAID[text] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [ConnectionResetError, EOFError, FileNotFoundError])
+def test_a_worker_may_end_while_a_batch_is_taken_from_it(what, capsys):
+    class Gone:
+        def detach(self):
+            raise what
+
+    with pytest.raises(SystemExit), one_line_errors():
+        reductions.rebuild_storage_fd(torch.UntypedStorage, Gone(), 4)
+    assert "lower data.num_workers" in capsys.readouterr().err
+    with pytest.raises(what), one_line_errors():  # of what else there is
+        Gone().detach()
 
 
 @pytest.mark.parametrize("read", [check_header, lambda path: load_rgb(path, upright=True)])

@@ -21,6 +21,8 @@ OURS = tuple(
 )
 # What the machine does not give; the message of the error is all that there is to say.
 REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+# Where torch takes over the memory of a tensor from another process.
+HANDED_OVER = str(Path("torch", "multiprocessing", "reductions.py"))
 
 
 @contextlib.contextmanager
@@ -73,10 +75,17 @@ def _of_machine(error: BaseException, text: str) -> str | None:
         # torch puts the worker's traceback into the text; its last line is the message.
         last = text.strip().splitlines()[-1]
         return last.partition(": ")[2] or last
+    gone = None
     if "DataLoader worker" in text and ("killed by signal" in text or "exited" in text):
+        gone = text.partition(". ")[0]
+    elif isinstance(error, ConnectionError | EOFError | FileNotFoundError) and any(
+        frame.filename.endswith(HANDED_OVER) for frame in traceback.extract_tb(error.__traceback__)
+    ):
+        gone = "DataLoader worker ended while a batch was taken from it"
+    if gone is not None:
         return (
-            f"{text.partition('. ')[0]}; a worker that is killed is often a lack of memory (or of "
-            "/dev/shm): lower data.num_workers or data.batch_size"
+            f"{gone}; a worker that is killed is often a lack of memory (or of /dev/shm): lower "
+            "data.num_workers or data.batch_size"
         )
     if "address already in use" in text.lower() or "EADDRINUSE" in text:
         named = re.search(r"port: (\d+)", text)
