@@ -29,6 +29,17 @@ def test_what_a_library_says_is_put_into_a_sentence(text, capsys):
     assert SAID[text] in capsys.readouterr().err
 
 
+def test_a_worker_that_ends_while_a_checkpoint_is_written_is_what_is_said(tmp_path, capsys):
+    class Killed:
+        def __reduce__(self):
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    with pytest.raises(SystemExit), one_line_errors():
+        AtomicCheckpointIO().save_checkpoint({"a": Killed()}, tmp_path / "last.ckpt")
+    assert capsys.readouterr().err.startswith("error: DataLoader worker (pid 7) is killed")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("what", [ConnectionResetError, EOFError, FileNotFoundError])
 def test_a_worker_may_end_while_a_batch_is_taken_from_it(what, capsys):
     class Gone:

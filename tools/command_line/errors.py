@@ -50,6 +50,10 @@ def sentence(error: BaseException | None) -> str | None:
     An error is the user's if our packages raise it as such, also where libraries raise another one
     on top of it.
     """
+    # A worker's end may break off anything, such as the writing of a checkpoint, which says so.
+    lost = next(filter(None, map(_lost_worker, _causes(error))), None)
+    if lost is not None:
+        return lost
     while error is not None:
         text = str(error)
         if isinstance(error, OmegaConfBaseException):
@@ -69,24 +73,36 @@ def sentence(error: BaseException | None) -> str | None:
     return None
 
 
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _lost_worker(error: BaseException) -> str | None:
+    """What to say of a loader's process that is gone."""
+    text = str(error)
+    if text.startswith("DataLoader worker") and ("killed by signal" in text or "exited" in text):
+        gone = text.partition(". ")[0]
+    elif isinstance(error, ConnectionError | EOFError | FileNotFoundError) and any(
+        frame.filename.endswith(HANDED_OVER) for frame in traceback.extract_tb(error.__traceback__)
+    ):
+        gone = "DataLoader worker ended while a batch was taken from it"
+    else:
+        return None
+    return (
+        f"{gone}; a worker that is killed is often a lack of memory (or of /dev/shm): lower "
+        "data.num_workers or data.batch_size"
+    )
+
+
 def _of_machine(error: BaseException, text: str) -> str | None:
     """What to say of an error that the machine or another process has caused."""
     if "in DataLoader worker process" in text:
         # torch puts the worker's traceback into the text; its last line is the message.
         last = text.strip().splitlines()[-1]
         return last.partition(": ")[2] or last
-    gone = None
-    if "DataLoader worker" in text and ("killed by signal" in text or "exited" in text):
-        gone = text.partition(". ")[0]
-    elif isinstance(error, ConnectionError | EOFError | FileNotFoundError) and any(
-        frame.filename.endswith(HANDED_OVER) for frame in traceback.extract_tb(error.__traceback__)
-    ):
-        gone = "DataLoader worker ended while a batch was taken from it"
-    if gone is not None:
-        return (
-            f"{gone}; a worker that is killed is often a lack of memory (or of /dev/shm): lower "
-            "data.num_workers or data.batch_size"
-        )
     if "address already in use" in text.lower() or "EADDRINUSE" in text:
         named = re.search(r"port: (\d+)", text)
         port = named[1] if named else os.environ.get("MASTER_PORT", "none is set")
