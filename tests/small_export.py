@@ -3,17 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.families import SMALLEST, shorten
+from tests.families import shorten
 from tools.exporters import TARGETS, ExportRequest
-
-# One of every host's family, and mixers that work in different ways.
-FAMILIES = (
-    *SMALLEST,
-    "deit_t_afbo",
-    "poolformer_s12_scheme_12",
-    "sbm_t_convglu",
-    "swin_t_iffn",
-)
 
 
 @dataclass(frozen=True)

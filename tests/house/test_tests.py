@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from backbones import list_hosts, list_mixers
+from backbones import list_backbones, list_hosts, list_mixers
 from backbones.registry import look_up
-from tests.families import SMALLEST, by_turns, drawn, sparse
+from tests.families import SMALLEST, by_turns, drawn, each_mixer, sparse
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -45,6 +45,13 @@ def test_turns_have_every_host_every_mixer_and_every_target(targets):
     assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
     for host in SMALLEST:
         assert {target for target, name in cases if look_up(name)[0].name == host} == {*targets}
+
+
+def test_every_mixer_is_taken_once():
+    pairs = [look_up(name) for name in each_mixer("deit_t")]
+    mixers = [mixer for _, mixer in pairs]
+    assert sorted(mixers) == sorted({mixer for _, mixer in map(look_up, list_backbones())} - {None})
+    assert all(host.name == "deit_t" for host, mixer in pairs if mixer.startswith("afbo"))
 
 
 def test_a_sparse_draw_has_every_mixer_and_the_first_host_of_each_file():

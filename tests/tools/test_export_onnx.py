@@ -12,8 +12,8 @@ from torch import nn
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tests.families import by_turns, shorten
-from tests.small_export import FAMILIES, small_request
+from tests.families import SMALLEST, each_mixer, shorten
+from tests.small_export import small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
 from tools.exporters.networks import held_by
@@ -65,23 +65,8 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
-ANY_SIZE = (
-    "convnext_t",
-    "cyclemlp_b1",
-    "edgevit_xxs",
-    "gcvit_xxt",
-    "hiremlp_t",
-    "lvt_r1",
-    "sbm_t_convglu",
-    "visionllama_s",
-)
-
-
-@pytest.mark.parametrize(
-    "name", ["ffnet_1", *(pytest.param(name, marks=pytest.mark.slow) for name in ANY_SIZE)]
-)
-def test_programs_run_at_any_size(name, tmp_path):
-    check_sizes(name, written(name, "torch_export", tmp_path, network="classifier"))
+def test_a_program_runs_at_any_size(tmp_path):
+    check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, network="classifier"))
 
 
 def test_programs_are_re_parameterised():
@@ -225,26 +210,27 @@ def test_a_fault_of_one_pair_leaves_the_others_in_the_table(monkeypatch):
     assert export.refusal("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
 
 
+def in_turn(names):
+    return list(zip(names, cycle(("onnx", "torch_export")), strict=False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "to"), list(zip(FAMILIES, cycle(("torch_export", "onnx")), strict=False))
-)
+@pytest.mark.parametrize(("name", "to"), in_turn(SMALLEST))
 def test_every_family_goes_out_whole(name, to, tmp_path):
-    """Classifier and maps, then the maps for dense prediction; ONNX begins as torch's program."""
+    """Classifier and maps, and the maps for dense prediction; ONNX begins as torch's program."""
     (tmp_path / "all").mkdir()
     (tmp_path / "dense").mkdir()
     sizes = written(name, to, tmp_path / "all")
     check_sizes(name, sizes)
     assert len(sizes) == 2
-    check_sizes(name, written(name, to, tmp_path / "dense", network="dense"))
+    check_sizes(name, written(name, "torch_export", tmp_path / "dense", network="dense"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("to", "name"),
-    by_turns("onnx", "torch_export"),
+    ("name", "to"), in_turn(each_mixer("deit_t", "poolformer_s12", "gmlp_ti", "posmlp_t"))
 )
-def test_every_host_and_mixer_go_out(name, to, tmp_path):
+def test_every_mixer_goes_out(name, to, tmp_path):
     check_sizes(name, written(name, to, tmp_path, network="classifier"))
 
 
