@@ -68,6 +68,13 @@ def test_losses_of_training_and_validation_stand_together(monkeypatch):
     assert left.lines["val/loss"][0] == [2.0, 2.0]
 
 
+def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
+    rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
+    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss"]
+    rows[0]["train/loss_cls"] = 9.0
+    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
+
+
 def test_equal_curves_are_drawn_differently(monkeypatch):
     names = ("a", "b", "c", "d", "e")
     rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]

@@ -32,6 +32,9 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     names = sorted({key for row in rows for key in row})
     losses = [n for n in names if (n.startswith("train/") and "loss" in n) or n == "val/loss"]
     metrics = [n for n in names if n.startswith("val/") and n != "val/loss"]
+    # The only loss of a task is its sum, too, and drawn once.
+    whole = _points(rows, "train/loss")
+    losses = [n for n in losses if n in LOSSES or _points(rows, n) != whole]
     losses.sort(key=lambda name: (name not in LOSSES, name))
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     short = {name: name for name in LOSSES}
