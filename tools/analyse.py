@@ -20,7 +20,6 @@ lists the options of one.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.analysing import Analysis, analyses, find_analysis
 from tools.command_line.arguments import image_size, number, parse
+from tools.command_line.command import HELP, answer, exit_with
 from tools.command_line.tables import FORMATS, TEXT_FORMATS, write
 
 SHARED = {
@@ -37,27 +37,16 @@ SHARED = {
     "format": "table",
 }  # fmt: skip
 PASSED_ON = ("backbone.", "data.")
-REFUSALS = (ValueError, ImportError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    asked = {"-h", "--help", "help"} & set(arguments)
-    try:
-        if not arguments or arguments[0] in asked:
-            kinds = "\n".join(f"  {one.name:14} {one.summary}" for one in analyses().values())
-            print((__doc__ or "").format(kinds=kinds).strip())
-            return 0 if asked else 2
-        analysis = find_analysis(arguments[0])
-        if asked:
-            print(_help_on(analysis))
-            return 0
-        run(analysis, arguments[1:])
-    except REFUSALS as error:
-        print(f"analyse.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer("analyse.py", _help, run_named, arguments, needs_arguments=True)
+
+
+def run_named(arguments: Sequence[str]) -> list[Path]:
+    """Run the analysis that comes first."""
+    return run(find_analysis(arguments[0]), arguments[1:])
 
 
 def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
@@ -90,7 +79,12 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     return written
 
 
-def _help_on(analysis: Analysis) -> str:
+def _help(arguments: Sequence[str]) -> str:
+    """On the analysis that is typed before the word, or on all."""
+    if not arguments or arguments[0] in HELP:
+        kinds = "\n".join(f"  {one.name:14} {one.summary}" for one in analyses().values())
+        return (__doc__ or "").format(kinds=kinds)
+    analysis = find_analysis(arguments[0])
     module = sys.modules[analysis.analyse.__module__]
     own = [f"  {key}={default}" for key, default in analysis.options.items()]
     for place, key in enumerate(analysis.options):
@@ -102,5 +96,4 @@ def _help_on(analysis: Analysis) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

@@ -19,7 +19,6 @@ data=imagenet data.root=FOLDER data.token_labels=FOLDER
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import number, parse
+from tools.command_line.command import answer, exit_with
 
 DEFAULTS = {
     "root": "",
@@ -46,24 +46,16 @@ HALF_EXACT = 2048  # whole numbers that float16 holds
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help", "help"} & set(arguments):
-        print((__doc__ or "").strip())
-        return 0
-    try:
-        annotate(parse(arguments, DEFAULTS, {"device": ("cpu", "cuda")}))
-    except (ValueError, OSError) as error:
-        print(f"annotate.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer("annotate.py", __doc__, annotate, arguments)
 
 
-def annotate(options: dict[str, str]) -> None:
-    """Write the label maps that the options ask for.
+def annotate(arguments: Sequence[str]) -> None:
+    """Write the label maps that the arguments ask for.
 
     Raises:
         ValueError: An option that is missing or cannot be used.
     """
+    options = parse(arguments, DEFAULTS, {"device": ("cpu", "cuda")})
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
@@ -167,5 +159,4 @@ def write_maps(
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

@@ -63,7 +63,6 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -75,6 +74,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.benchmarking import growth, networks
 from tools.benchmarking.networks import COMPARISONS, comparison_runs
 from tools.command_line.arguments import image_size, number, parse
+from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import (
     Network,
@@ -146,21 +146,14 @@ COLUMNS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or {"-h", "--help", "help"} & set(arguments):
-        text = (__doc__ or "").replace("{hosts}", DEFAULTS["mixers"]["host"])
-        print(text.replace("{tokens}", DEFAULTS["tokens"]["mixer"]).strip())
-        return 0 if arguments else 2
-    try:
-        timed(arguments[0], arguments[1:])
-    except ValueError as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    text = (__doc__ or "").replace("{hosts}", DEFAULTS["mixers"]["host"])
+    text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
+    return answer("benchmark.py", text, timed, arguments, needs_arguments=True)
 
 
-def timed(kind: str, arguments: Sequence[str]) -> None:
+def timed(typed: Sequence[str]) -> None:
     """Print what the arguments ask for."""
+    kind, *arguments = typed
     if kind not in DEFAULTS:
         raise ValueError(f"say first what to time: {', '.join(DEFAULTS)}; see --help")
     words, own = separate(arguments)
@@ -311,5 +304,4 @@ def _names(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

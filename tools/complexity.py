@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.benchmarking.networks import NUM_CLASSES
 from tools.command_line.arguments import image_size, parse, select
+from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import label, read_networks, separate
 from tools.comparing.experiments import describe
@@ -96,21 +96,19 @@ PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help", "help"} & set(arguments):
-        print((__doc__ or "").format(papers=", ".join(list_papers())).strip())
-        return 0
-    try:
-        words, own = separate(arguments)
-        options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
-        _refuse(words, options)
-        rows = rows_of(options["paper"], options["table"]) if options["paper"] else []
-        if options["table"] and not rows:
-            raise ValueError(f"table={options['table']} needs a paper: pass paper=afbo beside it")
-        records = complexity(options, rows, words)
-    except ValueError as error:
-        print(f"complexity.py: {error}", file=sys.stderr)
-        return 2
+    text = (__doc__ or "").format(papers=", ".join(list_papers()))
+    return answer("complexity.py", text, count, arguments)
+
+
+def count(arguments: Sequence[str]) -> None:
+    """Print the table that the arguments ask for."""
+    words, own = separate(arguments)
+    options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
+    _refuse(words, options)
+    rows = rows_of(options["paper"], options["table"]) if options["paper"] else []
+    if options["table"] and not rows:
+        raise ValueError(f"table={options['table']} needs a paper: pass paper=afbo beside it")
+    records = complexity(options, rows, words)
     columns = PAPER_COLUMNS if options["paper"] else COLUMNS
     if not any(record.get("reported_params_change_m") for record in records):
         columns = {key: column for key, column in columns.items() if "change" not in key}
@@ -118,7 +116,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(record.get(optional) for record in records):
             columns = {key: column for key, column in columns.items() if key != optional}
     write(records, options["format"], columns)
-    return 0
 
 
 def rows_of(paper: str, table: str) -> list[Row]:
@@ -257,5 +254,4 @@ def paper_record(row: Row, ours: tuple[int, int | None], base: tuple[int, int] |
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

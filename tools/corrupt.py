@@ -20,7 +20,6 @@ on it by  python tools/run.py mode=test data=imagenet_c data.root=FOLDER ckpt=<r
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import number, parse
+from tools.command_line.command import answer, exit_with
 
 DEFAULTS = {
     "root": "",
@@ -45,24 +45,16 @@ DEFAULTS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help", "help"} & set(arguments):
-        print((__doc__ or "").strip())
-        return 0
-    try:
-        make(parse(arguments, DEFAULTS, {}))
-    except (ValueError, OSError) as error:
-        print(f"corrupt.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer("corrupt.py", __doc__, corrupt, arguments)
 
 
-def make(options: dict[str, str]) -> None:
-    """Write the copy that the options ask for.
+def corrupt(arguments: Sequence[str]) -> None:
+    """Write the copy that the arguments ask for.
 
     Raises:
         ValueError: An option that is missing or cannot be used.
     """
+    options = parse(arguments, DEFAULTS, {})
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
@@ -96,5 +88,4 @@ def show_progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

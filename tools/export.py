@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import signal
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import image_size, parse, select
+from tools.command_line.command import REFUSALS, answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import merged, read_network, separate
 from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
@@ -48,27 +48,22 @@ ELSEWHERE = {
     "dense": "targets take the form they need; network=dense chooses it where there is a choice",
 }
 COLUMNS = {name: (name, "{}") for name in ("backbone", *TARGETS, "note")}
-# Packages that cannot be imported and full disks are no faults of ours either.
-REFUSALS = (ValueError, ImportError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or {"-h", "--help", "help"} & set(arguments):
-        targets = [f"{name:12} {target.summary}" for name, target in TARGETS.items()]
-        print((__doc__ or "").format(targets=f"\n{' ' * 23}".join(targets)).strip())
-        return 0 if arguments else 2
-    try:
-        if arguments[0] == "list":
-            options = parse(arguments[1:], LIST, {"format": FORMATS})
-            write(table(options), options["format"], COLUMNS)
-        else:
-            export(arguments)
-    except REFUSALS as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    targets = [f"{name:12} {target.summary}" for name, target in TARGETS.items()]
+    text = (__doc__ or "").format(targets=f"\n{' ' * 23}".join(targets))
+    return answer("export.py", text, export_or_list, arguments, needs_arguments=True)
+
+
+def export_or_list(arguments: Sequence[str]) -> None:
+    """Export, or print which backbones go to which targets."""
+    if arguments[0] == "list":
+        options = parse(arguments[1:], LIST, {"format": FORMATS})
+        write(table(options), options["format"], COLUMNS)
+    else:
+        export(arguments)
 
 
 def export(arguments: Sequence[str]) -> list[Path]:
@@ -175,5 +170,4 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import number, parse
+from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import Record
 from tools.command_line.typed_network import read_network, separate
 
@@ -54,23 +54,19 @@ CHOICES = {"residual": ("true", "false"), "format": ("table", "json")}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help", "help"} & set(arguments):
-        print((__doc__ or "").strip())
-        return 0
-    try:
-        words, own = separate(arguments)
-        options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
-        number("iterations", options["iterations"])
-        records = bounds(options, words)
-        if options["format"] == "json":
-            print(json.dumps(list(records), indent=2))
-        else:
-            write_table(records)
-    except ValueError as error:
-        print(f"lipschitz.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer("lipschitz.py", __doc__, bound, arguments)
+
+
+def bound(arguments: Sequence[str]) -> None:
+    """Print the table that the arguments ask for."""
+    words, own = separate(arguments)
+    options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
+    number("iterations", options["iterations"])
+    records = bounds(options, words)
+    if options["format"] == "json":
+        print(json.dumps(list(records), indent=2))
+    else:
+        write_table(records)
 
 
 def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
@@ -127,5 +123,4 @@ def write_table(records: Iterator[Record]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

@@ -25,7 +25,6 @@ other machines, so none of their points are in it.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import parse
+from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, TEXT_FORMATS
 from tools.comparing.records import find_runs
 from tools.comparing.side_by_side import DEFAULTS, show
@@ -44,20 +44,15 @@ OUTPUTS = "outputs"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 if there is nothing to show."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help", "help"} & set(arguments):
-        print((__doc__ or "").strip())
-        return 0
-    try:
-        places = [item for item in arguments if "=" not in item or Path(item).exists()]
-        rest = [item for item in arguments if item not in places]
-        show(find_runs(places or [OUTPUTS]), parse(rest, DEFAULTS, CHOICES, "run folders"))
-    except ValueError as error:
-        print(f"results.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return answer("results.py", __doc__, find_and_show, arguments)
+
+
+def find_and_show(arguments: Sequence[str]) -> None:
+    """Print the runs in the folders among the arguments."""
+    places = [item for item in arguments if "=" not in item or Path(item).exists()]
+    rest = [item for item in arguments if item not in places]
+    show(find_runs(places or [OUTPUTS]), parse(rest, DEFAULTS, CHOICES, "run folders"))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)

@@ -34,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import number, parse
+from tools.command_line.command import answer, exit_with
 from tools.command_line.errors import one_line_errors
 from tools.command_line.tables import write
 from tools.comparing.table import HEADLINE
@@ -50,14 +51,14 @@ JOURNAL, SETTINGS = "journal.log", "search.json"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help", "help"} & set(arguments) or not arguments:
-        print((__doc__ or "").strip())
-        return 0 if arguments else 2
+    return answer("search.py", __doc__, ask, arguments, needs_arguments=True)
+
+
+def ask(arguments: Sequence[str]) -> None:
+    """Search as the arguments say; errors of runs are worded as runs word them."""
     own = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
     with one_line_errors():
         search([item for item in arguments if item not in own], parse(own, DEFAULTS, CHOICES))
-    return 0
 
 
 def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
@@ -223,5 +224,4 @@ def _show(study: Any, metric: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head, is no fault
-    sys.exit(main())
+    exit_with(main)
