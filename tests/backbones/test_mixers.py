@@ -243,10 +243,12 @@ def test_registering_is_all_a_new_mixer_needs(registering):
 def test_example_of_the_readme_is_a_mixer_like_all(registering, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
-    module = types.ModuleType("readme_example")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where pickle looks for its classes
-    exec(compile(example, "README.md", "exec"), module.__dict__)
-    assert_is_a_mixer_like_all(re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1))
+    name = re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1)
+    if name not in list_mixers():  # as long as nobody has put it in
+        module = types.ModuleType("readme_example")
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # where pickle looks for classes
+        exec(compile(example, "README.md", "exec"), module.__dict__)
+    assert_is_a_mixer_like_all(name)
 
 
 def test_checks_notice_a_mixer_that_leaks(registering):

@@ -81,7 +81,7 @@ def test_all_that_looks_at_everything_stays_green(extended):
 
 @pytest.mark.slow
 def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
-    chosen = "tanh_ffn or tiny_pool or named_files"
+    chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_readme"
     ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 30
