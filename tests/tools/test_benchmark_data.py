@@ -5,9 +5,11 @@ import json
 
 import pytest
 import torch
+from timm.data.auto_augment import posterize
 
 from datamodules.dense import StrictImage
 from datamodules.masks import StrictMask
+from datamodules.transforms import augment_ops, guarded_posterize
 from tools import benchmark
 from tools.benchmarking import pipelines
 
@@ -46,6 +48,10 @@ def test_timms_batches_are_like_ours(small):
     assert images.dtype == batch["image"].dtype == torch.float32
     assert labels.max() < ours.num_classes
     assert len(theirs.dataset) == len(ours.dataset("train"))
+    # Timm's own posterize ends a loader whenever it draws 0 bits.
+    operations = [op.aug_fn for op in augment_ops(theirs.dataset.transform)]
+    assert guarded_posterize in operations
+    assert posterize not in operations
 
 
 def test_the_toolkit_reads_the_masks_that_we_read(small):
