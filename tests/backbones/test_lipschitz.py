@@ -441,6 +441,14 @@ def test_places_of_channel_mixers_are_known_whatever_is_there(host):
     assert other.channel_places() == backbone.channel_places()
 
 
+def test_a_place_in_neither_of_the_slots_is_told():
+    with torch.device("meta"):
+        backbone = create_backbone("deit_t")
+    backbone.token_slots = ("token_mixer",)
+    with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, but neither token_slots"):
+        backbone.channel_places()
+
+
 def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
     path = tmp_path / "plain.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)

@@ -494,3 +494,13 @@ def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
             build, classes = builders[row.task]
             model = build(create_backbone(row.backbone, dense=True), classes, name=row.head)
             assert count_parameters(model) == row.params, row
+
+
+def test_a_recorded_sum_takes_any_number_of_images(monkeypatch):
+    """Its chunks do not depend on how many tokens the example has."""
+    monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", 64 * 8 * 5)
+    mixer = create_mixer("nonlinear_sum", 8).eval()
+    free = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
+    x = torch.randn(7, 4, 4, 8)
+    torch.testing.assert_close(program(x), mixer(x))

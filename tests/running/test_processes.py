@@ -350,17 +350,20 @@ def test_two_processes_with_half_the_batch_have_the_losses_of_one(task, tmp_path
 
 
 @pytest.mark.slow
-def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path):
+def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path, monkeypatch):
+    compiled = tmp_path / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     more = ["trainer.log_every_n_steps=1", "backbone.drop_path_rate=0.0", "trainer.max_steps=2"]
     rows = []
     for word in ("false", "true"):
         own = [*more, f"trainer.compile={word}"]
         ended = command(arguments("classification", tmp_path / word, *own, trainer="ddp_cpu"))
         assert ended.status == 0, ended.err
+        assert bool(list(compiled.rglob("*.so"))) == (word == "true")
         rows.append(read_rows(ended.folder() / "metrics.csv"))
-    for plain, compiled in zip(*rows, strict=True):
+    for plain, other in zip(*rows, strict=True):
         losses = {name: value for name, value in plain.items() if "loss" in name}
-        assert {name: compiled[name] for name in losses} == pytest.approx(losses, rel=1e-4)
+        assert {name: other[name] for name in losses} == pytest.approx(losses, rel=1e-4)
 
 
 NEAR = """
