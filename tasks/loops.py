@@ -1,4 +1,4 @@
-"""Lightning's loops of training, with an exact way back into them and a validation at the end.
+"""Lightning's loops of training: an exact way back into them, lean steps and a last validation.
 
 Source: Lightning 2.6.6, whose own loops resume a run that ends by ``max_steps`` on the wrong batch,
 or not at all, and end a run between two validations with weights that nothing has been said of.
@@ -16,6 +16,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _is_max_limit_reached
 
+from tasks.lean_step import LeanStep
+
 
 class EpochLoop(_TrainingEpochLoop):
     """An epoch, in which the last step of all is followed by a validation, whatever the interval.
@@ -27,11 +29,24 @@ class EpochLoop(_TrainingEpochLoop):
 
     save: Callable[[], None] | None = None
     stop: BaseException | None = None
+    _lean_step: LeanStep | None = None
 
     @property
     def validation_follows(self) -> bool:
         """Whether a validation comes after the batch that was just trained on."""
         return self._should_check_val_fx(self.trainer.fit_loop._data_fetcher)
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Begin an epoch, and see what a step of it needs."""
+        super().on_run_start(data_fetcher)
+        self._lean_step = LeanStep(self) if LeanStep.serves(self.trainer) else None
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train on a batch; the first one of a run that is resumed is Lightning's own affair."""
+        if self._lean_step is None or self.restarting:
+            super().advance(data_fetcher)
+        else:
+            self._lean_step(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Save, validate and log, then end where the run was told to."""

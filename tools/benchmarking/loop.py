@@ -105,6 +105,8 @@ def bare_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
     model, device = task.model.train(), task.device
     made: Any = task.configure_optimizers()
     optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    # In the order of another epoch: who reads a file second finds it where the first one put it.
+    engine.datamodule.resume_at(ENDLESS, 0)
     loader = engine.datamodule.train_dataloader()
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     mixed = engine.precision == "bf16-mixed"
