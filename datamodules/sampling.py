@@ -99,7 +99,7 @@ class SeededDataset(Dataset[Any]):
     """Makes each sample depend on (seed, epoch, index) only, so on no worker and no earlier sample.
 
     Augmentations draw from the global generators of Python, numpy and torch; these are seeded for
-    each sample and put back afterwards. Errors that do not name the file leave as ``ValueError``
+    each sample and put back after a batch. Errors that do not name the file leave as ``ValueError``
     that does.
 
     Args:
@@ -117,26 +117,48 @@ class SeededDataset(Dataset[Any]):
 
     def __getitem__(self, key: Key) -> Any:
         """Get the sample of an (epoch, index) pair."""
-        epoch, index = key
-        with seeded(self.seed, epoch, index):
-            try:
-                return self.dataset[index]
-            except Exception as error:  # readers raise all kinds; each is told with its file
-                name = self.describe(index)
-                if isinstance(error, ValueError | FileNotFoundError) and name in str(error):
-                    raise
-                reason = f"{type(error).__name__}: {error}"
-                raise ValueError(f"sample {index} ({name}) cannot be loaded: {reason}") from error
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        """Get the samples of a batch of pairs, which torch's loaders ask for at once."""
+        # Together, before an image pushes the code that does it out of the processor's cache.
+        seeds = [generator_seeds(self.seed, epoch, index) for epoch, index in keys]
+        with generators_put_back():
+            return [self._sample(key[1], own) for key, own in zip(keys, seeds, strict=True)]
+
+    def _sample(self, index: int, seeds: Sequence[int]) -> Any:
+        seed_generators(seeds)
+        try:
+            return self.dataset[index]
+        except Exception as error:  # readers raise all kinds; each is told with its file
+            name = self.describe(index)
+            if isinstance(error, ValueError | FileNotFoundError) and name in str(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"sample {index} ({name}) cannot be loaded: {reason}") from error
+
+
+def generator_seeds(*key: int) -> list[int]:
+    """A seed of each generator, by the key."""
+    seeds: list[int] = np.random.SeedSequence(key).generate_state(3).tolist()
+    return seeds
+
+
+def seed_generators(seeds: Sequence[int]) -> None:
+    """Seed the generators of Python, numpy and torch (CPU)."""
+    random.seed(seeds[0])
+    np.random.seed(seeds[1])
+    # torch.manual_seed would also reseed the GPUs.
+    torch.default_generator.manual_seed(seeds[2])
 
 
 @contextmanager
-def seeded(*key: int) -> Iterator[None]:
-    """Seed the generators of Python, numpy and torch (CPU) by the key; restore them at the end.
+def generators_put_back() -> Iterator[None]:
+    """Leave the generators of Python, numpy and torch (CPU) as they were.
 
-    In a loader's process nothing else draws, and nothing is restored: a tenth of a millisecond.
+    In a loader's process nothing else draws, and nothing is put back: a tenth of a millisecond.
     """
     if get_worker_info() is not None:
-        _seed(key)
         yield
         return
     python_state, numpy_state, torch_state = (
@@ -144,21 +166,12 @@ def seeded(*key: int) -> Iterator[None]:
         np.random.get_state(),
         torch.get_rng_state(),
     )
-    _seed(key)
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
-
-
-def _seed(key: Sequence[int]) -> None:
-    words = np.random.SeedSequence(key).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    # torch.manual_seed would also reseed the GPUs.
-    torch.default_generator.manual_seed(int(words[2]))
 
 
 def process_group() -> tuple[int, int]:

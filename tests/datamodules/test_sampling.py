@@ -122,6 +122,14 @@ def test_global_generators_are_left_alone():
     assert draw() == expected
 
 
+def test_a_batch_at_once_is_its_samples():
+    data = SeededDataset(Noise(), 0, str)
+    keys = [(0, 1), (0, 3), (2, 1), (0, 1)]
+    batch = [sample.tolist() for sample in data.__getitems__(keys)]
+    assert batch == [data[key].tolist() for key in keys]
+    assert batch[0] == batch[3] != batch[2]
+
+
 def test_errors_name_the_sample():
     data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
     with pytest.raises(ValueError, match=r"sample 10 \(photo10.jpg\).*KeyError: 'lost'"):
