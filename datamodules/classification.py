@@ -50,7 +50,7 @@ class ImageFiles:
 
     def path(self, index: int) -> str:
         """The file of a sample."""
-        return str(self.root / os.fsdecode(bytes(self.names[index])))
+        return f"{self.root}/{os.fsdecode(self.names[index])}"
 
     def __getitem__(self, index: int, /) -> Sample:
         """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
