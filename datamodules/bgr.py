@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,11 @@ from PIL import Image
 from datamodules.files import is_upright, load_rgb, plain_file, readable
 
 Pixels = NDArray[np.uint8]
+# What the segments of a JPEG begin with. A frame tells of the pixels; JFIF, Adobe, tables, restarts
+# and comments say nothing of how they are turned, as EXIF and its like may.
+MARK = 0xFF
+FRAMES = (0xC0, 0xC1, 0xC2)
+MUTE = (0xE0, 0xEE, 0xDB, 0xC4, 0xDD, 0xFE)
 
 
 def to_bgr(image: Image.Image) -> Pixels:
@@ -27,15 +32,53 @@ def to_bgr(image: Image.Image) -> Pixels:
     return cast(Pixels, cv2.cvtColor(np.asarray(image), cv2.COLOR_RGB2BGR))
 
 
+def to_planes(image: NDArray[Any]) -> NDArray[Any]:
+    """The same image (H, W, 3) with each channel in one piece of memory, as tensors have it.
+
+    The toolkits' packing takes such an image as it is; to bring one into this order takes it 230
+    microseconds for 512 x 512 pixels, and OpenCV 24. What OpenCV would have to copy stays as it is.
+    """
+    import cv2
+
+    if image.strides[1] < 0:  # mmcv flips an image by looking at it from the other side
+        image = cv2.flip(image[:, ::-1], 1)
+    height, width, channels = image.shape
+    if image.strides[0] < 0 or image.strides[1:] != (channels * image.itemsize, image.itemsize):
+        return image
+    planes = np.empty((channels, height, width), image.dtype)
+    cv2.split(image, list(planes))
+    return planes.transpose(1, 2, 0)
+
+
 def load_bgr(path: str | Path, *, upright: bool) -> Pixels:
     """The pixels of ``files.load_rgb``, with its arguments and errors."""
     with readable(path):
         content = plain_file(path).read_bytes()
-        with Image.open(io.BytesIO(content)) as header:
-            usual = header.format == "JPEG" and header.mode in ("RGB", "L")
-            usual = usual and (not upright or is_upright(header))
+        usual = is_bare_jpeg(content) or _is_usual(content, upright=upright)
     pixels = _decode(content) if usual and opencv_is_strict() else None
     return to_bgr(load_rgb(path, upright=upright)) if pixels is None else pixels
+
+
+def is_bare_jpeg(content: bytes) -> bool:
+    """Whether a file is a JPEG, grey or in three colours, that says nothing of its orientation.
+
+    Pillow's header says so too, in twenty times the time.
+    """
+    place = 2
+    while content.startswith(b"\xff\xd8") and len(content) > place + 9:
+        marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4])
+        if content[place] != MARK or marker not in (*FRAMES, *MUTE):
+            return False
+        if marker in FRAMES:
+            return content[place + 4] == 8 and content[place + 9] in (1, 3)  # bits, channels
+        place += 2 + length
+    return False
+
+
+def _is_usual(content: bytes, *, upright: bool) -> bool:
+    with Image.open(io.BytesIO(content)) as header:
+        usual = header.format == "JPEG" and header.mode in ("RGB", "L")
+        return usual and (not upright or is_upright(header))
 
 
 @cache

@@ -14,6 +14,7 @@ from datamodules.console import say
 from datamodules.dense import (
     META_KEYS,
     DenseDataModule,
+    Packed,
     Size,
     Step,
     StrictImage,
@@ -181,12 +182,12 @@ class CocoDataModule(DenseDataModule):
                 resize = RandomChoice([[resize], [smaller, crop, resize]])
         elif self.scale_jitter:
             resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
-        steps = [StrictImage(), self._annotations(), resize]
+        steps: list[Step] = [StrictImage(), self._annotations(), resize]
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
         if self.photometric:
             steps.append(transforms.PhotoMetricDistortion())
-        return [*steps, transforms.PackDetInputs()]
+        return [*steps, Packed(transforms.PackDetInputs())]
 
     def resized(self, scale: Size) -> Step:
         """The step that resizes an image into a longest and a shortest edge."""
@@ -204,8 +205,7 @@ class CocoDataModule(DenseDataModule):
         from mmdet.datasets import transforms
 
         flips = ("flip", "flip_direction") if self.has_views else ()
-        step: Step = transforms.PackDetInputs(meta_keys=(*META_KEYS, *flips))
-        return step
+        return Packed(transforms.PackDetInputs(meta_keys=(*META_KEYS, *flips)))
 
     def _annotations(self) -> Step:
         from mmdet.datasets.transforms import LoadAnnotations

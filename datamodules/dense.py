@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
-from datamodules.bgr import load_bgr, to_bgr
+from datamodules.bgr import load_bgr, to_bgr, to_planes
 from datamodules.sampling import SeededDataset
 from heads import mmcv_finder
 
@@ -48,6 +48,22 @@ class StrictImage:
         results["img"] = pixels
         results["img_shape"] = results["ori_shape"] = (height, width)
         return results
+
+
+class Packed:
+    """Last step of a pipeline: a toolkit's own packing, which is spared its slowest part.
+
+    Args:
+        pack: The toolkit's step.
+    """
+
+    def __init__(self, pack: Step) -> None:
+        self.pack = pack
+
+    def __call__(self, results: Results) -> Results | None:
+        """Make a sample of the image and its annotations."""
+        results["img"] = to_planes(results["img"])
+        return self.pack(results)
 
 
 def refuse_other_size(path: object, size: Size, annotated: Size) -> None:

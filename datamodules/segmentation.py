@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.base import SPLITS, Split, probability, range_of
-from datamodules.dense import DenseDataModule, Size, Step, StrictImage, size_of
+from datamodules.dense import DenseDataModule, Packed, Size, Step, StrictImage, size_of
 from datamodules.headers import check_header
 from datamodules.masks import IGNORED, MaskCode, StrictMask, refuse_other_shape
 from datamodules.sampling import SeededDataset
@@ -141,7 +141,7 @@ class SegmentationDataModule(DenseDataModule):
             steps.append(RandomFlip(prob=self.flip))
         if self.photometric:
             steps.append(transforms.PhotoMetricDistortion())
-        return [*steps, transforms.PackSegInputs()]
+        return [*steps, Packed(transforms.PackSegInputs())]
 
     def masks(self, *, annotated: bool) -> list[Step]:
         """The step of an evaluation that reads the masks, if there are any."""
@@ -158,8 +158,7 @@ class SegmentationDataModule(DenseDataModule):
         """The last step."""
         from mmseg.datasets import transforms
 
-        step: Step = transforms.PackSegInputs()
-        return step
+        return Packed(transforms.PackSegInputs())
 
     def _dataset(self, pairs: Sequence[Pair], steps: list[Step], test_mode: bool) -> Any:
         from mmseg.datasets import BaseSegDataset

@@ -10,8 +10,7 @@ from PIL import Image
 pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
-from datamodules import CocoDataModule, bgr, coco_checks
-from datamodules.files import load_rgb
+from datamodules import CocoDataModule, coco_checks
 from tasks.coco_metric import CocoMetric
 
 cv2 = pytest.importorskip("cv2")
@@ -120,67 +119,6 @@ def test_each_file_is_parsed_once(root, monkeypatch):
     assert parsed == sizes
     metric.update([])
     assert metric.compute()
-
-
-def noise(mode):
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).convert(mode)
-
-
-def turned():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return exif
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [
-        ("RGB", {"format": "JPEG", "subsampling": 0}),
-        ("RGB", {"format": "JPEG", "subsampling": 2, "quality": 40}),
-        ("RGB", {"format": "JPEG", "progressive": True}),
-        ("RGB", {"format": "JPEG", "exif": turned()}),
-        ("L", {"format": "JPEG"}),
-        ("CMYK", {"format": "JPEG"}),
-        ("RGBA", {"format": "PNG"}),
-        ("P", {"format": "PNG"}),
-        ("I;16", {"format": "PNG"}),
-    ],
-)
-@pytest.mark.parametrize("upright", [True, False])
-def test_pixels_are_those_of_pillow(tmp_path, monkeypatch, strict, mode, options, upright):
-    monkeypatch.setattr(bgr, "opencv_is_strict", lambda: strict)
-    image = noise("L").convert("I").convert("I;16") if mode == "I;16" else noise(mode)
-    image.save(tmp_path / "x", **options)
-    pixels = bgr.load_bgr(tmp_path / "x", upright=upright)
-    expected = np.asarray(load_rgb(tmp_path / "x", upright=upright))
-    assert np.array_equal(pixels, expected[..., ::-1])
-    assert pixels.flags.c_contiguous
-    assert pixels.flags.writeable
-
-
-@pytest.mark.parametrize("left", [100, 1500, -2])
-def test_what_is_cut_off_is_refused(tmp_path, left):
-    noise("RGB").save(tmp_path / "x.jpg")
-    content = (tmp_path / "x.jpg").read_bytes()
-    (tmp_path / "x.jpg").write_bytes(content[:left])
-    with pytest.raises(ValueError, match=r"x\.jpg is truncated or damaged"):
-        bgr.load_bgr(tmp_path / "x.jpg", upright=True)
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_opencv_decodes_where_it_is_strict(tmp_path, monkeypatch, strict):
-    """Older ones give an image for a file that is cut off."""
-    noise("RGB").save(tmp_path / "x.jpg")
-    decoded = cv2.imdecode(np.fromfile(tmp_path / "x.jpg", np.uint8), cv2.IMREAD_COLOR)
-    monkeypatch.setattr(cv2, "imdecode", lambda content, how: None if strict else decoded)
-    assert bgr.opencv_is_strict.__wrapped__() == strict
-    pillow = []
-    monkeypatch.setattr(bgr, "opencv_is_strict", lambda: not strict)
-    monkeypatch.setattr(bgr, "load_rgb", lambda path, upright: pillow.append(path) or noise("RGB"))
-    bgr.load_bgr(tmp_path / "x.jpg", upright=True)
-    assert bool(pillow) == strict
 
 
 def test_images_are_bgr(root):

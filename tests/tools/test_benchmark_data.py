@@ -7,7 +7,7 @@ import pytest
 import torch
 from timm.data.auto_augment import posterize
 
-from datamodules.dense import StrictImage
+from datamodules.dense import Packed, StrictImage
 from datamodules.masks import StrictMask
 from datamodules.transforms import augment_ops, guarded_posterize
 from tools import benchmark
@@ -61,9 +61,9 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
     _, theirs = pipelines.counterpart("segmentation", ours)
     own = ours.dataset("train").dataset
     assert len(theirs.dataset) == len(own)
-    strict = {type(step) for step in own.pipeline.transforms}
-    assert {StrictImage, StrictMask} <= strict
-    assert not {StrictImage, StrictMask} & {type(s) for s in theirs.dataset.pipeline.transforms}
+    strict = {StrictImage, StrictMask, Packed}
+    assert strict <= {type(step) for step in own.pipeline.transforms}
+    assert not strict & {type(step) for step in theirs.dataset.pipeline.transforms}
     for index in range(2):
         read = []
         for dataset in (own, theirs.dataset):
@@ -72,6 +72,17 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
                 results = step(results)
             read.append(results["gt_seg_map"])
         assert (read[0] == read[1]).all()
+
+
+def test_each_epoch_has_other_images(small):
+    """What one draw of random numbers happens to cost would otherwise count again and again."""
+    ours = pipelines.datamodule("classification", None, 100)
+    ours.setup()
+    loader = ours.train_dataloader()
+    batches = itertools.islice(pipelines.endless(loader), len(loader) + 1)
+    first, *_, again = (batch["image"] for batch in batches)
+    assert not torch.equal(first, again)
+    assert torch.equal(first, next(iter(pipelines.endless(loader)))["image"])
 
 
 def test_a_task_without_images_of_its_own_is_refused(capsys):

@@ -125,16 +125,18 @@ def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
 
 
 def toolkit_loader(ours: Any) -> DataLoader[Any]:
-    """The toolkit's dataset with its own readers of images and masks, in its order of steps."""
+    """The toolkit's dataset with its own reading and packing, in its order of steps."""
     from mmcv.transforms import LoadImageFromFile
     from mmengine.dataset import Compose, DefaultSampler, pseudo_collate
     from mmseg.datasets.transforms import LoadAnnotations
 
     dataset = copy.copy(ours.dataset("train").dataset)
     readers = {StrictImage: LoadImageFromFile, StrictMask: LoadAnnotations}
-    dataset.pipeline = Compose(
-        [readers[type(step)]() if type(step) in readers else step for step in ours.train_steps()]
-    )
+    steps = [
+        readers[type(step)]() if type(step) in readers else step for step in ours.train_steps()
+    ]
+    steps[-1] = steps[-1].pack
+    dataset.pipeline = Compose(steps)
     return DataLoader(
         dataset,
         batch_size=ours.batch_size,
@@ -145,5 +147,8 @@ def toolkit_loader(ours: Any) -> DataLoader[Any]:
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches, epoch after epoch."""
-    return itertools.chain.from_iterable(itertools.repeat(loader))
+    """Batches, epoch after epoch, each with random numbers of its own."""
+    for epoch in itertools.count():
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        yield from loader

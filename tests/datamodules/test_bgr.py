@@ -1,0 +1,128 @@
+"""Images in OpenCV's order: the pixels of Pillow, in the memory that the toolkits like."""
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmcv.image import imflip
+from mmseg.datasets.transforms import PackSegInputs
+from PIL import Image
+
+from datamodules import bgr
+from datamodules.dense import Packed
+from datamodules.files import load_rgb
+
+
+def noise(mode):
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def turned():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("RGB", {"format": "JPEG", "subsampling": 0}),
+        ("RGB", {"format": "JPEG", "subsampling": 2, "quality": 40}),
+        ("RGB", {"format": "JPEG", "progressive": True}),
+        ("RGB", {"format": "JPEG", "exif": turned()}),
+        ("L", {"format": "JPEG"}),
+        ("CMYK", {"format": "JPEG"}),
+        ("RGBA", {"format": "PNG"}),
+        ("P", {"format": "PNG"}),
+        ("I;16", {"format": "PNG"}),
+    ],
+)
+@pytest.mark.parametrize("upright", [True, False])
+def test_pixels_are_those_of_pillow(tmp_path, monkeypatch, strict, mode, options, upright):
+    monkeypatch.setattr(bgr, "opencv_is_strict", lambda: strict)
+    image = noise("L").convert("I").convert("I;16") if mode == "I;16" else noise(mode)
+    image.save(tmp_path / "x", **options)
+    pixels = bgr.load_bgr(tmp_path / "x", upright=upright)
+    expected = np.asarray(load_rgb(tmp_path / "x", upright=upright))
+    assert np.array_equal(pixels, expected[..., ::-1])
+    assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
+
+
+@pytest.mark.parametrize("left", [100, 1500, -2])
+def test_what_is_cut_off_is_refused(tmp_path, left):
+    noise("RGB").save(tmp_path / "x.jpg")
+    content = (tmp_path / "x.jpg").read_bytes()
+    (tmp_path / "x.jpg").write_bytes(content[:left])
+    with pytest.raises(ValueError, match=r"x\.jpg is truncated or damaged"):
+        bgr.load_bgr(tmp_path / "x.jpg", upright=True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_opencv_decodes_where_it_is_strict(tmp_path, monkeypatch, strict):
+    """Older ones give an image for a file that is cut off."""
+    noise("RGB").save(tmp_path / "x.jpg")
+    decoded = cv2.imdecode(np.fromfile(tmp_path / "x.jpg", np.uint8), cv2.IMREAD_COLOR)
+    monkeypatch.setattr(cv2, "imdecode", lambda content, how: None if strict else decoded)
+    assert bgr.opencv_is_strict.__wrapped__() == strict
+    pillow = []
+    monkeypatch.setattr(bgr, "opencv_is_strict", lambda: not strict)
+    monkeypatch.setattr(bgr, "load_rgb", lambda path, upright: pillow.append(path) or noise("RGB"))
+    bgr.load_bgr(tmp_path / "x.jpg", upright=True)
+    assert bool(pillow) == strict
+
+
+def as_file(image, **options):
+    file = io.BytesIO()
+    image.save(file, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "bare"),
+    [
+        ("RGB", {"format": "JPEG"}, True),
+        ("RGB", {"format": "JPEG", "progressive": True, "restart_marker_rows": 1}, True),
+        ("L", {"format": "JPEG", "comment": "by Alice"}, True),
+        ("RGB", {"format": "JPEG", "exif": turned()}, False),
+        ("RGB", {"format": "JPEG", "xmp": b"<x/>"}, False),
+        ("RGB", {"format": "MPO", "save_all": True, "append_images": [noise("RGB")]}, False),
+        ("CMYK", {"format": "JPEG"}, False),
+        ("RGB", {"format": "PNG"}, False),
+    ],
+)
+def test_what_may_be_turned_is_no_bare_jpeg(mode, options, bare):
+    content = as_file(noise(mode), **options)
+    assert bgr.is_bare_jpeg(content) == bare
+    assert not bgr.is_bare_jpeg(content[1:])
+    # A space between segments, which is allowed; and any other end.
+    assert not bgr.is_bare_jpeg(content[:2] + b"\xff" + content[2:])
+    frame = max(content.find(bytes([0xFF, kind, 0])) for kind in bgr.FRAMES)
+    assert not any(bgr.is_bare_jpeg(content[:end]) for end in range(frame if bare else 200))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("cut", [np.s_[:], np.s_[3:20, 5:30], np.s_[::2]])
+@pytest.mark.parametrize("flip", [False, True])
+def test_planes_are_the_image_and_need_no_copy(monkeypatch, dtype, cut, flip):
+    """Cut by a view as RandomCrop does, flipped by a view as RandomFlip does."""
+    image = np.asarray(noise("RGB")).astype(dtype)[cut]
+    image = imflip(image) if flip else image
+    planes = bgr.to_planes(image)
+    assert np.array_equal(planes, image)
+    assert planes.transpose(2, 0, 1).flags.c_contiguous
+    (packed,) = (step({"img": image})["inputs"] for step in [Packed(PackSegInputs(meta_keys=()))])
+    assert torch.equal(packed, PackSegInputs(meta_keys=())({"img": image})["inputs"])
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [lambda x: x[::-1], lambda x: x[..., [2, 0, 1]].transpose(1, 0, 2), lambda x: x[..., ::-1]],
+)
+def test_what_lies_otherwise_in_memory_is_left_alone(turn):
+    image = turn(np.asarray(noise("RGB")))
+    assert bgr.to_planes(image) is image
