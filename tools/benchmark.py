@@ -30,7 +30,8 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   batch=1,8                 images per step (tokens: 1)
   image_size=224,448        sides, or HEIGHTxWIDTH, of images (default: 224)
   out=growth.png            backbones: a picture of how time grows over several image sizes
-  rounds=30                 a round times every network once, in an order of its own
+  rounds=30                 a round times every network once, in an order of its own (loop: 100,
+                            data: 300, since images are changed at random)
   train=false               true: also a training step, that is forward and backward
   compile=false             true: after torch.compile
   cuda_graphs=false         true: each step recorded as a CUDA graph, with device=cuda
@@ -102,7 +103,7 @@ DEFAULTS = {
         **SHARED, "batch": "1",
     },
     "data": {
-        "task": "classification", "root": "", "batch": "8", "rounds": "30", "threads": "1",
+        "task": "classification", "root": "", "batch": "8", "rounds": "300", "threads": "1",
         "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
         "format": "table",
     },
