@@ -107,11 +107,10 @@ def bare_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
     model, device = task.model.train(), task.device
     made: Any = task.configure_optimizers()
     optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    engine.datamodule.resume_at(OTHER_EPOCH, 0)
-    loader = engine.datamodule.train_dataloader()
+    batches = epochs(engine.datamodule.train_dataloader())
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     mixed = engine.precision == "bf16-mixed"
-    for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
+    for batch in batches:
         batch = task.prepare_batch(engine.strategy.batch_to_device(batch, device))
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             losses = model.loss(batch)
@@ -123,6 +122,13 @@ def bare_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
         optimizer.step()
         scheduler.step()
         yield
+
+
+def epochs(loader: Any) -> Iterator[Any]:
+    """Batches of epochs that no run sees."""
+    for epoch in itertools.count(OTHER_EPOCH):
+        loader.sampler.set_epoch(epoch)
+        yield from loader
 
 
 def loop_records(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
