@@ -10,7 +10,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from backbones.kernels import batched, branched_mixer, gated_mixer, linear, triton_choice
+from backbones.kernels import (
+    batched,
+    branched_mixer,
+    gated_mixer,
+    linear,
+    star_mixer,
+    triton_choice,
+)
 from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
@@ -31,7 +38,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer, branched_mixer, linear, batched):
+            for operator in (gated_mixer, branched_mixer, linear, batched, star_mixer):
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"

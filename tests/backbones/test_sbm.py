@@ -82,6 +82,7 @@ def test_mixer_equals_the_equations(options, grid, size):
 @torch.no_grad()
 def test_evaluation_has_a_form_of_its_own_that_gives_the_same(monkeypatch):
     """Served where no gradient is recorded and nobody looks inside; equal to 1e-10."""
+    monkeypatch.setattr(sbm_mixer, "FUSED_FORMS", {})  # the operator comes before it
     served = []
     monkeypatch.setattr(
         sbm_mixer, "mix_evaluation", lambda *given: served.append(1) or mix_evaluation(*given)

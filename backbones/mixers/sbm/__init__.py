@@ -18,11 +18,14 @@ Axes: C = d channels, m rank, (h, w) map, n = h * w tokens, (gh, gw) the stored 
 
 In reading order: ``mixer`` (Eq. 2), ``bilinear_mapping`` (Sec. 4.2.1); ``orders`` computes the
 mapping in the cheaper of two orders, ``in_place`` spares memory where no gradient is recorded, and
-``evaluation`` is Eq. 2 once more for that case, without what torch does between operations.
+``evaluation`` is Eq. 2 once more for that case, without what torch does between operations;
+``fused`` hands it to one compiled operator, where there is one.
 
 https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
 """
 
+from backbones.layers.fused_forms import FUSED_FORMS
+from backbones.mixers.sbm import fused
 from backbones.mixers.sbm.bilinear_mapping import (
     BilinearMapping,
     Resample,
@@ -30,5 +33,7 @@ from backbones.mixers.sbm.bilinear_mapping import (
     resample_factors,
 )
 from backbones.mixers.sbm.mixer import StarBilinearMapping
+
+FUSED_FORMS[StarBilinearMapping] = fused
 
 __all__ = ["BilinearMapping", "Resample", "Size", "StarBilinearMapping", "resample_factors"]

@@ -23,6 +23,11 @@ PLAIN = (torch.float32, torch.float64)
 
 def serves_evaluation(mixer: StarBilinearMapping, x: Tensor) -> bool:
     """Whether ``mix_evaluation`` computes just what this mixer is, and nobody looks inside."""
+    return is_usual(mixer, x) and not any(map(_is_watched, mixer.modules()))
+
+
+def is_usual(mixer: StarBilinearMapping, x: Tensor) -> bool:
+    """Whether this is Eq. 2 whole, on a CPU, and no gradient is recorded."""
     bilinear = mixer.bilinear
     return (
         not torch.is_grad_enabled()
@@ -41,7 +46,6 @@ def serves_evaluation(mixer: StarBilinearMapping, x: Tensor) -> bool:
         and type(mixer.lin_proj) is nn.Linear
         and type(mixer.norm) is nn.LayerNorm
         and type(mixer.gate_proj) is nn.Linear
-        and not any(map(_is_watched, mixer.modules()))
     )
 
 

@@ -7,7 +7,7 @@ https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapp
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping, Resample, Size
 from backbones.mixers.sbm.evaluation import mix_evaluation, serves_evaluation
@@ -85,6 +86,9 @@ class StarBilinearMapping(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """SiLU(x W_G) * LN(SiLU(U) * V): (B, h, w, C) -> (B, h, w, C)."""
+        fused = FUSED_FORMS.get(type(self))
+        if fused is not None and fused.serves(self, x):
+            return cast("Tensor", fused.mix(self, x, None))
         if serves_evaluation(self, x):
             return self.out_proj(mix_evaluation(self, x))
         p = self.pre_proj(to_nhwc(self.conv(to_nchw(self.in_proj(x)))))

@@ -1,0 +1,230 @@
+// SiLU(x W_G) * LN(SiLU(W_s p W_c) * V(q)), [p, q] = DW(x W_in): SBM where no gradient is recorded.
+//
+// On a small map its matrices are so small that what torch does between them counts as much as
+// they do. An image goes through all steps while it is in the cache; the last ones, which are the
+// tokens' own, go in pieces.
+
+#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <memory>
+
+#include "depthwise.h"
+#include "products.h"
+
+namespace mixerlab {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+
+// Tokens that go through the last steps together.
+constexpr int64_t kPiece = 64;
+
+template <class T>
+struct Layer {
+  const T *weight, *bias;
+  int64_t rows, columns;
+
+  Layer(const Tensor& w, const Tensor& b)
+      : weight(w.const_data_ptr<T>()),
+        bias(b.const_data_ptr<T>()),
+        rows(w.size(0)),
+        columns(w.dim() == 2 ? w.size(1) : 1) {}
+
+  // Without its bias: tokens (n, columns), `stride` apart, to (n, rows).
+  void multiply_tokens(const T* tokens, int64_t n, int64_t stride, T* out) const {
+    multiply<T>({tokens, n, columns, stride}, Matrix<const T>{weight, rows, columns, columns}.t(),
+                {out, n, rows, rows});
+  }
+};
+
+// The convolution along a row of the map.
+template <class T>
+struct ConvolvedRow {
+  const Convolution<T>& conv;
+  Rows<T> rows;
+  int64_t row_edges, width;
+  T* out;
+
+  template <class L, int N>
+  inline void run(int64_t x, int64_t begin, int64_t end) const {
+    using V = typename L::V;
+    for (int64_t c = begin; c < end; c += L::width) {
+      V sum[N];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i)
+        sum[i] = load<V>(conv.bias.data() + (4 * row_edges + edges(x + i, width)) * conv.h + c);
+      convolve<L, N>(rows, conv, x, c, x > 0, x + N < width, sum);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) store(out + (x + i) * conv.h + c, sum[i]);
+    }
+  }
+};
+
+// Call `use.run<L>(c)` for all channels, a line at a time and the rest one by one.
+template <class T, class Use>
+inline void each_channel(int64_t channels, Use& use) {
+  int64_t c = 0;
+  for (; c + Lanes<T>::width <= channels; c += Lanes<T>::width) use.template run<Lanes<T>>(c);
+  for (; c < channels; ++c) use.template run<One<T>>(c);
+}
+
+template <class V>
+inline auto total(V value) {
+  auto sum = value[0];
+  for (size_t i = 1; i < sizeof(V) / sizeof(value[0]); ++i) sum += value[i];
+  return sum;
+}
+
+// SiLU(u + b_u) (v + b_v) in place of u, and its sum.
+template <class T>
+struct Product {
+  T* u;
+  const T *v, *bias_u, *bias_v;
+  T sum;
+
+  template <class L>
+  inline void run(int64_t c) {
+    using V = typename L::V;
+    const V a = load<V>(u + c) + load<V>(bias_u + c);
+    const V star = a * sigmoid<T, L>(a) * (load<V>(v + c) + load<V>(bias_v + c));
+    store(u + c, star);
+    sum += total(star);
+  }
+};
+
+// The sum of squares of the distance to the mean.
+template <class T>
+struct Squares {
+  const T* star;
+  T mean, sum;
+
+  template <class L>
+  inline void run(int64_t c) {
+    const auto distance = load<typename L::V>(star + c) - mean;
+    sum += total(distance * distance);
+  }
+};
+
+// LN(star) SiLU(g + b_g).
+template <class T>
+struct Gated {
+  const T *star, *gate, *bias, *weight, *shift;
+  T mean, inverse;
+  T* out;
+
+  template <class L>
+  inline void run(int64_t c) {
+    using V = typename L::V;
+    const V g = load<V>(gate + c) + load<V>(bias + c);
+    const V star_c = (load<V>(star + c) - mean) * inverse;
+    store(out + c, (star_c * load<V>(weight + c) + load<V>(shift + c)) * g * sigmoid<T, L>(g));
+  }
+};
+
+template <class T>
+struct StarMixer {
+  MapSize size;
+  int64_t dim, rank;
+  Layer<T> in, proj, lin, gate, norm;
+  const T *read, *write;  // (m, n)
+  const Convolution<T>& conv;
+  T eps;
+
+  // One image: x (n, C) -> y (n, C).
+  void mix(const T* x, T* y) const {
+    const int64_t n = size.height * size.width, both = 2 * dim;
+    const std::unique_ptr<T[]> memory(new T[2 * n * both + 2 * rank * dim]);
+    T *u = memory.get(), *p = u + n * both, *seen = p + n * both, *latent = seen + rank * dim;
+    at::parallel_for(0, n, 2 * kPiece, [&](int64_t from, int64_t to) {
+      in.multiply_tokens(x + from * dim, to - from, dim, u + from * both);
+    });
+    const std::vector<T> zeros(both);
+    at::parallel_for(0, size.height, 8, [&](int64_t from, int64_t to) {
+      for (int64_t line = from; line < to; ++line) {
+        const T* here = u + line * size.width * both;
+        walk_row<T>(size.width, both,
+                    ConvolvedRow<T>{conv, Rows<T>(here, line, size, both, zeros.data()),
+                                    edges(line, size.height), size.width,
+                                    p + line * size.width * both});
+      }
+    });
+    multiply<T>({read, rank, n, n}, {p, n, dim, both}, {seen, rank, dim, dim});
+    proj.multiply_tokens(seen, rank, dim, latent);
+    at::parallel_for(0, n, kPiece, [&](int64_t from, int64_t to) {
+      const std::unique_ptr<T[]> piece(new T[3 * kPiece * dim]);
+      for (int64_t at = from; at < to; at += kPiece)
+        finish(x, p, latent, at, std::min(kPiece, to - at), piece.get(), y);
+    });
+  }
+
+ private:
+  // What a token does alone, for some tokens.
+  void finish(const T* x, const T* p, const T* latent, int64_t at, int64_t count, T* memory,
+              T* y) const {
+    const int64_t n = size.height * size.width;
+    T *star = memory, *value = star + kPiece * dim, *open = value + kPiece * dim;
+    multiply<T>(Matrix<const T>{write + at, rank, count, n}.t(), {latent, rank, dim, dim},
+                {star, count, dim, dim});
+    lin.multiply_tokens(p + at * 2 * dim + dim, count, 2 * dim, value);
+    gate.multiply_tokens(x + at * dim, count, dim, open);
+    for (int64_t i = 0; i < count; ++i) {
+      T* own = star + i * dim;
+      Product<T> product{own, value + i * dim, proj.bias, lin.bias, 0};
+      each_channel<T>(dim, product);
+      Squares<T> squares{own, product.sum / dim, 0};
+      each_channel<T>(dim, squares);
+      Gated<T> gated{own,          open + i * dim, gate.bias,
+                     norm.weight,  norm.bias,      squares.mean,
+                     T(1) / std::sqrt(squares.sum / dim + eps), y + (at + i) * dim};
+      each_channel<T>(dim, gated);
+    }
+  }
+};
+
+// x (B, H, W, C) -> the same; weights and biases of in, proj, lin, gate and norm, all contiguous.
+Tensor star_mixer(const Tensor& x, TensorList weights, TensorList biases, const Tensor& kernel,
+                  const Tensor& own, const Tensor& read, const Tensor& write, double eps) {
+  Tensor y = at::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "star_mixer", [&] {
+    using T = scalar_t;
+    const MapSize size{x.size(1), x.size(2)};
+    const int64_t dim = x.size(3), image = size.height * size.width * dim;
+    const auto layer = [&](int64_t i) { return Layer<T>(weights[i], biases[i]); };
+    const Convolution<T> conv(kernel.const_data_ptr<T>(), biases[0].const_data_ptr<T>(),
+                              own.const_data_ptr<T>(), 2 * dim, size);
+    const StarMixer<T> mixer{size,
+                             dim,
+                             read.size(0),
+                             layer(0),
+                             layer(1),
+                             layer(2),
+                             layer(3),
+                             layer(4),
+                             read.const_data_ptr<T>(),
+                             write.const_data_ptr<T>(),
+                             conv,
+                             T(eps)};
+    const T* from = x.const_data_ptr<T>();
+    T* to = y.mutable_data_ptr<T>();
+    at::parallel_for(0, x.size(0), 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) mixer.mix(from + i * image, to + i * image);
+    });
+  });
+  return y;
+}
+
+}  // namespace
+}  // namespace mixerlab
+
+TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
+  m.def(
+      "star_mixer(Tensor x, Tensor[] weights, Tensor[] biases, Tensor kernel, Tensor own, "
+      "Tensor read, Tensor write, float eps) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(mixerlab, CPU, m) { m.impl("star_mixer", &mixerlab::star_mixer); }
