@@ -33,7 +33,7 @@ def to_bgr(image: Image.Image) -> Pixels:
 
 
 def to_planes(image: NDArray[Any]) -> NDArray[Any]:
-    """The same image (H, W, 3) with each channel in one piece of memory, as tensors have it.
+    """An image (H, W, 3) with each channel in one piece of memory, as tensors have it.
 
     The toolkits' packing takes such an image as it is; to bring one into this order takes it 230
     microseconds for 512 x 512 pixels, and OpenCV 24. What OpenCV would have to copy stays as it is.
