@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.files import is_upright, load_rgb, plain_file, readable
+from datamodules.files import MAX_PIXELS, is_upright, load_rgb, plain_file, readable
 
 Pixels = NDArray[np.uint8]
 # What the segments of a JPEG begin with. A frame tells of the pixels; JFIF, Adobe, tables, restarts
 # and comments say nothing of how they are turned, as EXIF and its like may.
 MARK = 0xFF
 FRAMES = (0xC0, 0xC1, 0xC2)
+SCAN = 0xDA  # of the pixels themselves
 MUTE = (0xE0, 0xEE, 0xDB, 0xC4, 0xDD, 0xFE)
 
 
@@ -64,13 +65,19 @@ def is_bare_jpeg(content: bytes) -> bool:
 
     Pillow's header says so too, in twenty times the time.
     """
-    place = 2
+    place, is_usual = 2, False
     while content.startswith(b"\xff\xd8") and len(content) > place + 9:
-        marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4])
-        if content[place] != MARK or marker not in (*FRAMES, *MUTE):
-            return False
+        mark, marker = content[place : place + 2]
+        length, bits, height, width = (
+            int.from_bytes(content[place + start : place + end])
+            for start, end in ((2, 4), (4, 5), (5, 7), (7, 9))
+        )
+        if mark != MARK or marker == SCAN:
+            return mark == MARK and is_usual
         if marker in FRAMES:
-            return content[place + 4] == 8 and content[place + 9] in (1, 3)  # bits, channels
+            is_usual = bits == 8 and content[place + 9] in (1, 3) and height * width <= MAX_PIXELS
+        elif marker not in MUTE:
+            return False
         place += 2 + length
     return False
 
@@ -95,4 +102,7 @@ def _decode(content: bytes) -> Pixels | None:
     import cv2
 
     how = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    return cast(Pixels | None, cv2.imdecode(np.frombuffer(content, np.uint8), how))
+    try:
+        return cast(Pixels | None, cv2.imdecode(np.frombuffer(content, np.uint8), how))
+    except cv2.error:
+        return None

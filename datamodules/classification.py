@@ -50,7 +50,8 @@ class ImageFiles:
 
     def path(self, index: int) -> str:
         """The file of a sample."""
-        return f"{self.root}/{os.fsdecode(self.names[index])}"
+        # Of each image: pathlib takes ten times as long.
+        return os.path.join(self.root, os.fsdecode(self.names[index]))  # noqa: PTH118
 
     def __getitem__(self, index: int, /) -> Sample:
         """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""

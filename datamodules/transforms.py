@@ -6,6 +6,7 @@ image to a normalised float tensor (3, size, size). Mixup and CutMix work on bat
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ class Augmentation(Protocol):
         ...
 
 
-class ToNormalised:
+class ToNormalised(transforms.Normalize):  # type: ignore[misc]  # torchvision has no types
     """Torchvision's ``ToTensor`` and ``Normalize`` with few passes over memory: the same numbers.
 
     Of an image of 224 pixels it takes 0.2 ms less, a fifteenth of all that is done with one.
@@ -56,17 +57,13 @@ class ToNormalised:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean, self.std = torch.tensor([[*mean], [*std]]).view(2, 3, 1, 1)
+        super().__init__([*mean], [*std])
+        self._mean, self._std = torch.tensor([self.mean, self.std]).view(2, 3, 1, 1)
 
-    def __repr__(self) -> str:
-        """As torchvision writes a transform."""
-        mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
-        return f"{type(self).__name__}(mean={mean}, std={std})"
-
-    def __call__(self, image: Image.Image) -> Tensor:
+    def forward(self, image: Image.Image) -> Tensor:
         """Turn an RGB image into a float tensor (3, H, W)."""
         planes = np.stack([np.asarray(band) for band in image.split()])
-        return torch.from_numpy(planes).float().div_(255).sub_(self.mean).div_(self.std)
+        return torch.from_numpy(planes).float().div_(255).sub_(self._mean).div_(self._std)
 
 
 @dataclass(frozen=True)
@@ -229,13 +226,12 @@ def check_augmentation(made: Augmentation) -> None:
 
 def with_normalised(made: transforms.Compose, last: ToNormalised) -> transforms.Compose:
     """A timm transform with this step in place of its own two."""
-    return transforms.Compose(
-        [
-            last if isinstance(step, transforms.Normalize) else step
-            for step in made.transforms
-            if not isinstance(step, transforms.ToTensor)
-        ]
+    (place,) = (
+        place
+        for place, (first, then) in enumerate(itertools.pairwise(made.transforms))
+        if isinstance(first, transforms.ToTensor) and isinstance(then, transforms.Normalize)
     )
+    return transforms.Compose([*made.transforms[:place], last, *made.transforms[place + 2 :]])
 
 
 def guarded_posterize(image: Image.Image, bits_to_keep: int, **_: object) -> Image.Image:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from backbones.kernels import (
     batched,
@@ -81,6 +82,11 @@ def multiplies_without_gradient(*tensors: Tensor) -> bool:
     return not records and same and multiplies(tensors[0])
 
 
+def _has_tangents() -> bool:
+    """Whether derivatives are taken forwards, of which the operators know nothing."""
+    return forward_ad._current_level >= 0
+
+
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Compute by torch's own operations, for gradients of gradients, say, or to compare."""
@@ -98,7 +104,7 @@ def serves(x: Tensor) -> bool:
     They do in eager passes: on a CPU in 32 or 64 bits and without autocast, on a GPU where Triton's
     kernels serve.
     """
-    if in_graph() or torch._C._functorch.peek_interpreter_stack():
+    if in_graph() or torch._C._functorch.peek_interpreter_stack() or _has_tangents():
         return False
     if x.device.type == "cuda":
         return (

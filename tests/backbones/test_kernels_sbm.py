@@ -2,17 +2,28 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import kernels
 from backbones.mixers.sbm import fused
+from backbones.mixers.sbm.evaluation import is_usual
 from tests.tensors import build_mixer, tokens
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
 )
 # Channels that fill lines of memory and that do not; more tokens than go through at a time.
-MAPS = [(1, (4, 5), 8), (3, (1, 9), 6), (2, (9, 1), 19), (2, (13, 11), 24), (1, (7, 6), 64)]
+MAPS = [
+    (1, (13, 11), 24), (1, (1, 150), 17), (1, (150, 1), 5), (1, (4, 5), 8), (3, (1, 9), 6),
+    (2, (9, 1), 19), (2, (13, 11), 24), (1, (7, 6), 64),
+]  # fmt: skip
+
+
+def served(mixer, x):
+    return is_usual(mixer, x) and fused.serves(mixer, x)
 
 
 def without_operators(mixer, x):
@@ -23,13 +34,13 @@ def without_operators(mixer, x):
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("batch", "size", "dim"), MAPS, ids=str)
-def test_operator_equals_torch(monkeypatch, batch, size, dim, threads):
+def test_operator_equals_torch(batch, size, dim, threads):
     mixer = build_mixer("sbm", dim, grid=(4, 5), rank=3, out_proj=dim == 6)
     x = tokens(batch, *size, dim)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert fused.serves(mixer, x)
+        assert served(mixer, x)
         found = mixer(x)
     finally:
         torch.set_num_threads(before)
@@ -53,27 +64,64 @@ def test_operator_equals_torch(monkeypatch, batch, size, dim, threads):
 )  # fmt: skip
 def test_other_forms_are_torchs(options):
     mixer, x = build_mixer("sbm", 8, grid=(4, 5), rank=3, **options), tokens(2, 4, 5, 8)
-    assert not fused.serves(mixer, x)
+    assert not served(mixer, x)
     torch.testing.assert_close(mixer(x), without_operators(mixer, x), rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
 def test_it_serves_where_nobody_looks_inside():
     mixer, x = build_mixer("sbm", 8, grid=(4, 5), rank=3), tokens(2, 4, 5, 8)
-    assert fused.serves(mixer, x)
+    assert served(mixer, x)
     with torch.enable_grad():
-        assert not fused.serves(mixer, x)
-    assert not fused.serves(mixer, tokens(2, 1, 3, 8))  # no more tokens than the rank
-    assert not fused.serves(mixer, x.float())
-    assert not fused.serves(mixer, x.transpose(1, 2))
+        assert not served(mixer, x)
+    assert not served(mixer, tokens(2, 1, 3, 8))  # no more tokens than the rank
+    assert not served(mixer, x.float())
+    assert not served(mixer, x.transpose(1, 2))
     with torch.autocast("cpu"):
-        assert not fused.serves(mixer, x)
+        assert not served(mixer, x)
+    with forward_ad.dual_level():
+        assert not served(mixer, x)
     handle = mixer.bilinear.proj.register_forward_hook(lambda *_: None)
-    assert not fused.serves(mixer, x)
+    assert not served(mixer, x)
     handle.remove()
     mixer.lin_proj.bias = None
-    assert not fused.serves(mixer, x)
+    assert not served(mixer, x)
     torch.testing.assert_close(mixer(x), without_operators(mixer, x), rtol=1e-10, atol=1e-10)
+
+
+class Turned(nn.Module):
+    """A parametrization whose result lies transposed in memory."""
+
+    def forward(self, weight):
+        return weight.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["conv", "bilinear.proj", "gate_proj"])
+def test_weights_that_are_computed_are_torchs(part):
+    mixer, x = build_mixer("sbm", 8, grid=(4, 5), rank=3), tokens(2, 4, 5, 8)
+    expected = mixer(x)
+    parametrize.register_parametrization(mixer.get_submodule(part), "weight", Turned())
+    assert not served(mixer, x)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["sbm", "iffn"])
+@pytest.mark.parametrize("dim", [4, 6, 9, 16])
+def test_another_number_of_channels_is_refused(name, dim):
+    options = {"grid": (4, 5), "rank": 3} if name == "sbm" else {}
+    mixer = build_mixer(name, 8, **options)
+    with pytest.raises(RuntimeError, match="shape"):
+        mixer(tokens(2, 4, 5, dim))
+
+
+@pytest.mark.parametrize("index", [0, 3, 4, 5, 6])
+def test_the_operator_itself_refuses_other_sizes(index):
+    given = list(arguments(build_mixer("sbm", 8, grid=(4, 5), rank=3), tokens(2, 4, 5, 8)))
+    for wrong in (given[index][..., :-1].contiguous(), given[index].float()):
+        with pytest.raises(RuntimeError, match="star_mixer needs a contiguous tensor"):
+            torch.ops.mixerlab.star_mixer(*given[:index], wrong, *given[index + 1 :])
 
 
 @torch.no_grad()

@@ -1,18 +1,23 @@
 """Images in OpenCV's order: the pixels of Pillow, in the memory that the toolkits like."""
 
 import io
+import re
 
-import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
+pytest.importorskip("mmseg")
+
 from mmcv.image import imflip
 from mmseg.datasets.transforms import PackSegInputs
-from PIL import Image
 
 from datamodules import bgr
 from datamodules.dense import Packed
 from datamodules.files import load_rgb
+
+cv2 = pytest.importorskip("cv2")
 
 
 def noise(mode):
@@ -101,14 +106,37 @@ def test_what_may_be_turned_is_no_bare_jpeg(mode, options, bare):
     assert not bgr.is_bare_jpeg(content[1:])
     # A space between segments, which is allowed; and any other end.
     assert not bgr.is_bare_jpeg(content[:2] + b"\xff" + content[2:])
-    frame = max(content.find(bytes([0xFF, kind, 0])) for kind in bgr.FRAMES)
-    assert not any(bgr.is_bare_jpeg(content[:end]) for end in range(frame if bare else 200))
+    scan = content.find(b"\xff\xda")
+    assert not any(bgr.is_bare_jpeg(content[:end]) for end in range(scan if bare else 200))
+
+
+def test_what_stands_behind_the_frame_counts(tmp_path):
+    content = as_file(noise("RGB"), format="JPEG", exif=turned())
+    (exif,) = re.findall(rb"\xff\xe1\x00.Exif.*?(?=\xff\xdb)", content, re.DOTALL)
+    plain = content.replace(exif, b"")
+    scan = plain.index(b"\xff\xc4")
+    assert bgr.is_bare_jpeg(plain)
+    (tmp_path / "x.jpg").write_bytes(plain[:scan] + exif + plain[scan:])
+    assert not bgr.is_bare_jpeg((tmp_path / "x.jpg").read_bytes())
+    pixels = bgr.load_bgr(tmp_path / "x.jpg", upright=True)
+    assert np.array_equal(pixels[..., ::-1], load_rgb(tmp_path / "x.jpg", upright=True))
+    assert pixels.shape == (70, 50, 3)
+
+
+@pytest.mark.parametrize("side", [14_000, 60_000])
+def test_too_many_pixels_are_told_as_by_pillow(tmp_path, side):
+    content = bytearray(as_file(noise("RGB"), format="JPEG"))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = side.to_bytes(2) * 2
+    (tmp_path / "x.jpg").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.jpg has more than 178,956,970 pixels"):
+        bgr.load_bgr(tmp_path / "x.jpg", upright=True)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("cut", [np.s_[:], np.s_[3:20, 5:30], np.s_[::2]])
 @pytest.mark.parametrize("flip", [False, True])
-def test_planes_are_the_image_and_need_no_copy(monkeypatch, dtype, cut, flip):
+def test_planes_are_the_image_and_need_no_copy(dtype, cut, flip):
     """Cut by a view as RandomCrop does, flipped by a view as RandomFlip does."""
     image = np.asarray(noise("RGB")).astype(dtype)[cut]
     image = imflip(image) if flip else image

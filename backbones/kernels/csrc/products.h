@@ -53,7 +53,8 @@ void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool a
   const auto gemm = blas(T());
   if (gemm == nullptr) {
     auto result = out.tensor();
-    result.mul_(add ? 1 : 0).addmm_(left.tensor(), right.tensor());
+    if (!add) result.zero_();  // what is in fresh memory may be no number
+    result.addmm_(left.tensor(), right.tensor());
     return;
   }
   // BLAS counts by columns: it is given the transposed product, right^T left^T.

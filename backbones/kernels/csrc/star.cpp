@@ -186,9 +186,34 @@ struct StarMixer {
   }
 };
 
+void check_one(const Tensor& tensor, const Tensor& x, at::IntArrayRef sizes) {
+  TORCH_CHECK(tensor.scalar_type() == x.scalar_type() && tensor.is_contiguous() &&
+                  tensor.sizes() == sizes,
+              "mixerlab::star_mixer needs a contiguous tensor ", sizes, " of ", x.scalar_type(),
+              "; got ", tensor.sizes(), " of ", tensor.scalar_type());
+}
+
+void check(const Tensor& x, TensorList weights, TensorList biases, const Tensor& kernel,
+           const Tensor& own, const Tensor& read, const Tensor& write) {
+  TORCH_CHECK(x.dim() == 4 && x.is_contiguous() && weights.size() == 5 && biases.size() == 5,
+              "mixerlab::star_mixer needs a contiguous map (B, H, W, C) and five layers");
+  const int64_t dim = x.size(3), rows[] = {2 * dim, dim, dim, dim, dim};
+  for (int64_t i = 0; i < 5; ++i) {
+    const int64_t matrix[] = {rows[i], dim};
+    check_one(weights[i], x, at::IntArrayRef(matrix, i < 4 ? 2 : 1));
+    check_one(biases[i], x, at::IntArrayRef(rows + i, 1));
+  }
+  check_one(kernel, x, {2 * dim, 1, 3, 3});
+  check_one(own, x, {2 * dim});
+  TORCH_CHECK(read.dim() == 3, "mixerlab::star_mixer needs factors (m, H, W)");
+  for (const Tensor& factor : {read, write})
+    check_one(factor, x, {read.size(0), x.size(1), x.size(2)});
+}
+
 // x (B, H, W, C) -> the same; weights and biases of in, proj, lin, gate and norm, all contiguous.
 Tensor star_mixer(const Tensor& x, TensorList weights, TensorList biases, const Tensor& kernel,
                   const Tensor& own, const Tensor& read, const Tensor& write, double eps) {
+  check(x, weights, biases, kernel, own, read, write);
   Tensor y = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "star_mixer", [&] {
     using T = scalar_t;
@@ -211,9 +236,14 @@ Tensor star_mixer(const Tensor& x, TensorList weights, TensorList biases, const 
                              T(eps)};
     const T* from = x.const_data_ptr<T>();
     T* to = y.mutable_data_ptr<T>();
-    at::parallel_for(0, x.size(0), 1, [&](int64_t first, int64_t last) {
+    const auto mix = [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) mixer.mix(from + i * image, to + i * image);
-    });
+    };
+    // Few images share their threads.
+    if (x.size(0) >= at::get_num_threads())
+      at::parallel_for(0, x.size(0), 1, mix);
+    else
+      mix(0, x.size(0));
   });
   return y;
 }

@@ -21,6 +21,7 @@ def serves(mixer: SCFBO, x: Tensor) -> bool:
     """Whether the operator computes just what this mixer is, and nobody looks inside."""
     return (
         kernels.serves(x)
+        and x.shape[-1] == mixer.cm_a.dim
         and (mixer.order, mixer.act, mixer.act_on) == ("cs", "silu", "a")
         and mixer.cm_b is not None
         and _is_depthwise(mixer.sm_a)

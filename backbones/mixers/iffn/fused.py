@@ -23,6 +23,7 @@ def serves(mixer: IFFN, x: Tensor) -> bool:
     """Whether the operator computes just what this mixer is, and nobody looks inside."""
     return (
         kernels.serves(x)
+        and x.shape[-1] == mixer.fc1.in_features
         and _is_usual(mixer)
         and not (mixer.drop.training and mixer.drop.p)
         and x.numel() > x.shape[-1]  # a batch norm has to be told of more than one token

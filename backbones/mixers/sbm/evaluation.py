@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 PLAIN = (torch.float32, torch.float64)
 
 
-def serves_evaluation(mixer: StarBilinearMapping, x: Tensor) -> bool:
-    """Whether ``mix_evaluation`` computes just what this mixer is, and nobody looks inside."""
-    return is_usual(mixer, x) and not any(map(_is_watched, mixer.modules()))
-
-
 def is_usual(mixer: StarBilinearMapping, x: Tensor) -> bool:
     """Whether this is Eq. 2 whole, on a CPU, and no gradient is recorded."""
     bilinear = mixer.bilinear
@@ -35,10 +30,14 @@ def is_usual(mixer: StarBilinearMapping, x: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dtype in PLAIN
         and x.is_contiguous()
+        and x.shape[-1] == mixer.dim
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._functorch.peek_interpreter_stack()
         and bilinear is not None
         and bilinear.rank < x.shape[1] * x.shape[2]  # the order of products that it takes
+        and type(bilinear.proj) is nn.Linear
+        and type(mixer.conv) is nn.Conv2d
+        and mixer.conv.padding_mode == "zeros"
         and type(mixer.in_proj) is nn.Linear
         and mixer.in_proj.weight.dtype is x.dtype
         and mixer.in_proj.out_features == 2 * mixer.dim
@@ -84,6 +83,6 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return linear(x, layer.weight, layer.bias)
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody waits for this module to be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def is_watched(mixer: nn.Module) -> bool:
+    """Whether somebody waits for a module of it to be called."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in mixer.modules())
