@@ -496,19 +496,18 @@ class BranchedMixer {
     template <class L, int N>
     inline void run(int64_t x, int64_t begin, int64_t end) const {
       using V = typename L::V;
+      const T* start[N];
+      std::fill(start, start + N, conv.own.data());
+      T* to = out + x * stride;
+      convolve<L, N>(rows, conv, start, x, width, begin, end, to, stride);
+      if (scale == nullptr) return;
       for (int64_t c = begin; c < end; c += L::width) {
-        const V own = load<V>(conv.own.data() + c);
-        V u[N];
+        const V s = load<V>(scale + c), f = load<V>(shift + c);
 #pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) u[i] = own;
-        convolve<L, N>(rows, conv, x, c, x > 0, x + N < width, u);
-        if (scale) {
-          const V s = load<V>(scale + c), f = load<V>(shift + c);
-#pragma GCC unroll 4
-          for (int i = 0; i < N; ++i) u[i] = gelu<T, L>(u[i] * s + f);
+        for (int i = 0; i < N; ++i) {
+          T* at = to + i * stride + c;
+          store(at, gelu<T, L>(load<V>(at) * s + f));
         }
-#pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) store(out + (x + i) * stride + c, u[i]);
       }
     }
   };

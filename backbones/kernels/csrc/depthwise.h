@@ -36,7 +36,6 @@ template <class T>
 struct Convolution {
   int64_t h;
   std::vector<T> taps, before, own;
-  std::vector<T> bias;  // (16, h), by 4 * edges of the row + edges of the column
 
   // A bias that is not there (null) is zero.
   Convolution(const T* weight, const T* bias_before, const T* bias_own, int64_t channels,
@@ -45,7 +44,7 @@ struct Convolution {
         taps(taps_of(weight, channels)),
         before(channels),
         own(channels),
-        bias(16 * channels) {
+        bias_(16 * channels) {
     if (bias_before) std::copy(bias_before, bias_before + h, before.begin());
     if (bias_own) std::copy(bias_own, bias_own + h, own.begin());
     for (int64_t row = 0; row < 4; ++row)
@@ -53,12 +52,19 @@ struct Convolution {
         if (is_possible(row, size.height) && is_possible(column, size.width)) add_up(row, column);
   }
 
+  // What the biases amount to where the row and the column have these edges, (h).
+  const T* bias_at(int64_t row_edges, int64_t column_edges) const {
+    return bias_.data() + (4 * row_edges + column_edges) * h;
+  }
+
  private:
+  std::vector<T> bias_;  // (16, h)
+
   static bool is_possible(int64_t edge, int64_t size) { return size == 1 ? edge == 3 : edge != 3; }
 
   // The taps inside the map times the bias before them, plus the convolution's own.
   void add_up(int64_t row, int64_t column) {
-    T* out = bias.data() + (4 * row + column) * h;
+    T* out = bias_.data() + (4 * row + column) * h;
     for (int64_t dy = (row & 1); dy < (row & 2 ? 2 : 3); ++dy)
       for (int64_t dx = (column & 1); dx < (column & 2 ? 2 : 3); ++dx) {
         const T* tap = taps.data() + (3 * dy + dx) * h;
@@ -84,27 +90,41 @@ struct Rows {
   }
 };
 
-// Add to `out` the convolution at N neighbouring tokens from x on, channels c and following.
+// The convolution at N neighbouring tokens from x on, some channels: to `out`, whose tokens are
+// `stride` apart, what it adds to `start`. A function of its own, lest what comes before and after
+// it take registers that its sums and taps need.
 template <class L, int N, class T>
-inline void convolve(const Rows<T>& rows, const Convolution<T>& conv, int64_t x, int64_t c,
-                     bool has_left, bool has_right, typename L::V* out) {
+[[gnu::noinline]] void convolve(const Rows<T>& rows, const Convolution<T>& conv,
+                                const T* const (&start)[N], int64_t x, int64_t width,
+                                int64_t begin, int64_t end, T* out, int64_t stride) {
   using V = typename L::V;
-#pragma GCC unroll 3
-  for (int dy = 0; dy < 3; ++dy) {
-    const int64_t step = rows.step[dy];
-    const T* from = rows.row[dy] + x * step + c;
-    const T* taps = conv.taps.data() + 3 * dy * conv.h + c;
-    const V left = load<V>(taps), centre = load<V>(taps + conv.h),
-            right = load<V>(taps + 2 * conv.h);
-    V before = has_left ? load<V>(from - step) : V{};
-    V here = load<V>(from);
+  const bool has_left = x > 0, has_right = x + N < width;
+  const T *const taps = conv.taps.data(), *const row[3] = {rows.row[0] + x * rows.step[0],
+                                                          rows.row[1] + x * rows.step[1],
+                                                          rows.row[2] + x * rows.step[2]};
+  for (int64_t c = begin; c < end; c += L::width) {
+    V sum[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) {
-      const V after = i + 1 < N || has_right ? load<V>(from + (i + 1) * step) : V{};
-      out[i] += left * before + centre * here + right * after;
-      before = here;
-      here = after;
+    for (int i = 0; i < N; ++i) sum[i] = load<V>(start[i] + c);
+#pragma GCC unroll 3
+    for (int dy = 0; dy < 3; ++dy) {
+      const int64_t step = rows.step[dy];
+      const T *from = row[dy] + c, *tap = taps + 3 * dy * conv.h + c;
+      const V left = load<V>(tap), centre = load<V>(tap + conv.h), right = load<V>(tap + 2 * conv.h);
+      V before = has_left ? load<V>(from - step) : V{};
+      V here = load<V>(from);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) {
+        const V after = i + 1 < N || has_right ? load<V>(from + (i + 1) * step) : V{};
+        sum[i] += left * before;
+        sum[i] += centre * here;
+        sum[i] += right * after;
+        before = here;
+        here = after;
+      }
     }
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) store(out + i * stride + c, sum[i]);
   }
 }
 
@@ -113,17 +133,15 @@ template <class T, class Step>
 inline void walk_channels(int64_t width, int64_t begin, int64_t end, const Step& step) {
   const int64_t lines = begin + (end - begin) / Lanes<T>::width * Lanes<T>::width;
   const int64_t halves = lines + (end - lines) / Half<T>::width * Half<T>::width;
+  const auto run = [&]<int N>(int64_t x) {
+    step.template run<Lanes<T>, N>(x, begin, lines);
+    step.template run<Half<T>, N>(x, lines, halves);
+    step.template run<One<T>, N>(x, halves, end);
+  };
   int64_t x = 0;
-  for (; x + 4 <= width; x += 4) {
-    step.template run<Lanes<T>, 4>(x, begin, lines);
-    step.template run<Half<T>, 4>(x, lines, halves);
-    step.template run<One<T>, 4>(x, halves, end);
-  }
-  for (; x < width; ++x) {
-    step.template run<Lanes<T>, 1>(x, begin, lines);
-    step.template run<Half<T>, 1>(x, lines, halves);
-    step.template run<One<T>, 1>(x, halves, end);
-  }
+  for (; x + 4 <= width; x += 4) run.template operator()<4>(x);
+  for (; x + 2 <= width; x += 2) run.template operator()<2>(x);
+  for (; x < width; ++x) run.template operator()<1>(x);
 }
 
 // The same for all channels.

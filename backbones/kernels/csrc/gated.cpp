@@ -28,6 +28,12 @@ const T* data_of(const OptionalTensor& tensor) {
   return tensor.has_value() ? tensor->const_data_ptr<T>() : nullptr;
 }
 
+// Some channels of both branches at up to 4 tokens, in a first-level cache.
+template <class T>
+struct Pair {
+  T a[4][kChannelBlock], b[4][kChannelBlock];
+};
+
 // The two convolutions along a row of the map.
 template <class T>
 struct Branches {
@@ -35,18 +41,20 @@ struct Branches {
   Rows<T> rows_a, rows_b;
   int64_t row_edges, width;
 
-  // N tokens from x on, channels c and following.
+  // N tokens from x on, channels from `begin` to `end`.
   template <class L, int N>
-  inline void at(int64_t x, int64_t c, typename L::V* a, typename L::V* b) const {
-    using V = typename L::V;
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) {
-      const int64_t place = (4 * row_edges + edges(x + i, width)) * conv_a.h + c;
-      a[i] = load<V>(conv_a.bias.data() + place);
-      b[i] = load<V>(conv_b.bias.data() + place);
-    }
-    convolve<L, N>(rows_a, conv_a, x, c, x > 0, x + N < width, a);
-    convolve<L, N>(rows_b, conv_b, x, c, x > 0, x + N < width, b);
+  inline void fill(int64_t x, int64_t begin, int64_t end, Pair<T>& pair) const {
+    convolve_one<L, N>(rows_a, conv_a, x, begin, end, pair.a);
+    convolve_one<L, N>(rows_b, conv_b, x, begin, end, pair.b);
+  }
+
+ private:
+  template <class L, int N>
+  inline void convolve_one(const Rows<T>& rows, const Convolution<T>& conv, int64_t x,
+                           int64_t begin, int64_t end, T (*out)[kChannelBlock]) const {
+    const T* start[N];
+    for (int i = 0; i < N; ++i) start[i] = conv.bias_at(row_edges, edges(x + i, width));
+    convolve<L, N>(rows, conv, start, x, width, begin, end, out[0] - begin, kChannelBlock);
   }
 };
 
@@ -57,10 +65,11 @@ struct Pointwise {
   const T* u;
 
   template <class L, int N>
-  inline void at(int64_t, int64_t c, typename L::V* a, typename L::V* b) const {
-    using V = typename L::V;
-    *a = load<V>(u + c) + load<V>(conv_a.before.data() + c);
-    *b = load<V>(u + conv_a.h + c) + load<V>(conv_b.before.data() + c);
+  inline void fill(int64_t, int64_t begin, int64_t end, Pair<T>& pair) const {
+    for (int64_t c = begin; c < end; ++c) {
+      pair.a[0][c - begin] = u[c] + conv_a.before[c];
+      pair.b[0][c - begin] = u[conv_a.h + c] + conv_b.before[c];
+    }
   }
 };
 
@@ -74,13 +83,13 @@ struct Gate {
   template <class L, int N>
   inline void run(int64_t x, int64_t begin, int64_t end) const {
     using V = typename L::V;
-    for (int64_t c = begin; c < end; c += L::width) {
-      V a[N], b[N];
-      source.template at<L, N>(x, c, a, b);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i)
-        store(out + (x + i) * stride + c, a[i] * sigmoid<T, L>(a[i]) * b[i]);
-    }
+    Pair<T> pair;
+    source.template fill<L, N>(x, begin, end, pair);
+    for (int i = 0; i < N; ++i)
+      for (int64_t c = begin; c < end; c += L::width) {
+        const V a = load<V>(pair.a[i] + c - begin), b = load<V>(pair.b[i] + c - begin);
+        store(out + (x + i) * stride + c, a * sigmoid<T, L>(a) * b);
+      }
   }
 };
 
@@ -97,18 +106,17 @@ struct GateBack {
   template <class L, int N>
   inline void run(int64_t x, int64_t begin, int64_t end) const {
     using V = typename L::V;
-    for (int64_t c = begin; c < end; c += L::width) {
-      V a[N], b[N];
-      source.template at<L, N>(x, c, a, b);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) {
+    Pair<T> pair;
+    source.template fill<L, N>(x, begin, end, pair);
+    for (int i = 0; i < N; ++i)
+      for (int64_t c = begin; c < end; c += L::width) {
+        const V a = load<V>(pair.a[i] + c - begin), b = load<V>(pair.b[i] + c - begin);
         const int64_t at = (x + i) * stride + c, to = (x + i) * ab_stride + c;
-        const V g = load<V>(grad + at), s = sigmoid<T, L>(a[i]), silu = a[i] * s;
-        store(out + at, silu * b[i]);
-        store(grad_ab + to, g * b[i] * s * (T(1) + a[i] * (T(1) - s)));
+        const V g = load<V>(grad + at), s = sigmoid<T, L>(a), silu = a * s;
+        store(out + at, silu * b);
+        store(grad_ab + to, g * b * s * (T(1) + a * (T(1) - s)));
         store(grad_ab + to + source.conv_a.h, g * silu);
       }
-    }
   }
 };
 

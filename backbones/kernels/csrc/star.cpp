@@ -52,16 +52,9 @@ struct ConvolvedRow {
 
   template <class L, int N>
   inline void run(int64_t x, int64_t begin, int64_t end) const {
-    using V = typename L::V;
-    for (int64_t c = begin; c < end; c += L::width) {
-      V sum[N];
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i)
-        sum[i] = load<V>(conv.bias.data() + (4 * row_edges + edges(x + i, width)) * conv.h + c);
-      convolve<L, N>(rows, conv, x, c, x > 0, x + N < width, sum);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) store(out + (x + i) * conv.h + c, sum[i]);
-    }
+    const T* start[N];
+    for (int i = 0; i < N; ++i) start[i] = conv.bias_at(row_edges, edges(x + i, width));
+    convolve<L, N>(rows, conv, start, x, width, begin, end, out + x * conv.h, conv.h);
   }
 };
 

@@ -30,32 +30,32 @@ template <class T>
 constexpr int64_t kPanel = kLines* Lanes<T>::width;  // columns of a panel
 
 // Lanes of a, numbered from 0, and of b behind them.
-inline Line<float>::V pick(Line<float>::V a, Line<float>::V b, Line<float>::I lanes) {
-  return (Line<float>::V)_mm512_permutex2var_ps((__m512)a, (__m512i)lanes, (__m512)b);
+inline Lanes<float>::V pick(Lanes<float>::V a, Lanes<float>::V b, Lanes<float>::I lanes) {
+  return (Lanes<float>::V)_mm512_permutex2var_ps((__m512)a, (__m512i)lanes, (__m512)b);
 }
-inline Line<double>::V pick(Line<double>::V a, Line<double>::V b, Line<double>::I lanes) {
-  return (Line<double>::V)_mm512_permutex2var_pd((__m512d)a, (__m512i)lanes, (__m512d)b);
+inline Lanes<double>::V pick(Lanes<double>::V a, Lanes<double>::V b, Lanes<double>::I lanes) {
+  return (Lanes<double>::V)_mm512_permutex2var_pd((__m512d)a, (__m512i)lanes, (__m512d)b);
 }
 
 // The first lanes of a line: what lies there, or zeros behind them, and back.
-inline Line<float>::V load_some(const float* from, int64_t count) {
-  return (Line<float>::V)_mm512_maskz_loadu_ps((1u << count) - 1, from);
+inline Lanes<float>::V load_some(const float* from, int64_t count) {
+  return (Lanes<float>::V)_mm512_maskz_loadu_ps((1u << count) - 1, from);
 }
-inline Line<double>::V load_some(const double* from, int64_t count) {
-  return (Line<double>::V)_mm512_maskz_loadu_pd((1u << count) - 1, from);
+inline Lanes<double>::V load_some(const double* from, int64_t count) {
+  return (Lanes<double>::V)_mm512_maskz_loadu_pd((1u << count) - 1, from);
 }
-inline void store_some(float* to, Line<float>::V value, int64_t count) {
+inline void store_some(float* to, Lanes<float>::V value, int64_t count) {
   _mm512_mask_storeu_ps(to, (1u << count) - 1, (__m512)value);
 }
-inline void store_some(double* to, Line<double>::V value, int64_t count) {
+inline void store_some(double* to, Lanes<double>::V value, int64_t count) {
   _mm512_mask_storeu_pd(to, (1u << count) - 1, (__m512d)value);
 }
 
 // A square of lines, transposed: at each step what has one bit of row and column different.
 template <class T>
 void transpose(const T* from, int64_t from_stride, T* to, int64_t stride) {
-  using V = typename Line<T>::V;
-  using I = typename Line<T>::I;
+  using V = typename Lanes<T>::V;
+  using I = typename Lanes<T>::I;
   constexpr int width = Lanes<T>::width;
   V rows[width];
 #pragma GCC unroll 16
@@ -106,7 +106,7 @@ void pack(View<T> right, int64_t depth, int64_t columns, T* to) {
 template <class T, int R, int W>
 void multiply_tile(View<T> left, const T* panel, int64_t depth, int64_t columns, T* out,
                    int64_t stride, bool add) {
-  using V = typename Line<T>::V;
+  using V = typename Lanes<T>::V;
   constexpr int64_t width = Lanes<T>::width;
   const int64_t row = left.row, column = left.column;
   const T* from = left.data;

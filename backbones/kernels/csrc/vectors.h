@@ -1,4 +1,5 @@
-// Vectors of one cache line, by the compiler's own extension: any instruction set serves.
+// Vectors as long as the processor's registers, by the compiler's own extension: any instruction
+// set serves. Longer ones would cost twice the registers, of which AVX2 has 16.
 #pragma once
 
 #include <cstdint>
@@ -7,41 +8,29 @@
 
 namespace mixerlab {
 
-// A line of 64 bytes of T, and as many integers of the same width; `Half` and `One` are the same of
-// half a line and of one number.
-template <class T>
-struct Line;
-template <>
-struct Line<float> {
-  typedef float V __attribute__((vector_size(64)));
-  typedef int32_t I __attribute__((vector_size(64)));
-};
-template <>
-struct Line<double> {
-  typedef double V __attribute__((vector_size(64)));
-  typedef int64_t I __attribute__((vector_size(64)));
-};
+#if defined(__AVX512F__)
+constexpr int64_t kRegister = 64;
+#elif defined(__AVX__)
+constexpr int64_t kRegister = 32;
+#else
+constexpr int64_t kRegister = 16;
+#endif
 
-template <class T>
-struct Lanes {
-  using V = typename Line<T>::V;
-  using I = typename Line<T>::I;
-  static constexpr int64_t width = 64 / sizeof(T);
-};
-template <class T>
-struct Half {
-  typedef T V __attribute__((vector_size(32)));
+// A vector of T, and one of as many integers of the same width.
+template <class T, int64_t bytes>
+struct Vector {
+  typedef T V __attribute__((vector_size(bytes)));
   typedef typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type Whole;
-  typedef Whole I __attribute__((vector_size(32)));
-  static constexpr int64_t width = 32 / sizeof(T);
+  typedef Whole I __attribute__((vector_size(bytes)));
+  static constexpr int64_t width = bytes / sizeof(T);
 };
+// A register full, half of it, and one number.
 template <class T>
-struct One {
-  typedef T V __attribute__((vector_size(sizeof(T))));
-  typedef typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type Whole;
-  typedef Whole I __attribute__((vector_size(sizeof(T))));
-  static constexpr int64_t width = 1;
-};
+struct Lanes : Vector<T, kRegister> {};
+template <class T>
+struct Half : Vector<T, kRegister / 2> {};
+template <class T>
+struct One : Vector<T, sizeof(T)> {};
 
 template <class V, class T>
 inline V load(const T* from) {
