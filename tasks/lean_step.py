@@ -5,7 +5,8 @@ nobody reads and a name for a profiler that does not run, which between two netw
 code costs a millisecond. Here the hooks of a run are looked up once.
 
 Source: ``_TrainingEpochLoop.advance`` and ``_AutomaticOptimization`` of Lightning 2.6.6, whose
-order of hooks, counters and arithmetic this keeps; tests/tasks/test_lean_step.py compares them.
+order of hooks, counters and arithmetic this keeps; tests/tasks/test_lean_step.py compares them. The
+task's hooks are handed the optimiser itself, without the ``LightningOptimizer`` around it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -23,11 +25,14 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from tasks.training import Training
+
 # What callbacks and the task are asked for in each step, beside what the task computes.
 HOOKS = (
     "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_train_batch_end",
 )  # fmt: skip
+OWN_STEPS = (Training.optimizer_step, LightningModule.optimizer_step)
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -61,6 +66,8 @@ class LeanStep:
             and engine.accumulate_grad_batches == 1
             and task.automatic_optimization
             and not is_overridden("on_train_batch_start", task)  # which may end an epoch
+            and type(task).optimizer_step in OWN_STEPS  # another may not step at all
+            and getattr(engine.strategy, "_model_averager", None) is None
             and len(engine.optimizers) == 1
             and all(
                 config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
@@ -85,9 +92,13 @@ class LeanStep:
         batch = self._on_device(batch)
         batches.increment_ready()
         connector.on_batch_start(batch)
-        self._call("on_train_batch_start", batch, batch_idx)
-        batches.increment_started()
-        outputs = self._optimize(batch, batch_idx)
+        outputs: dict[str, Any] | None = None
+        if batch is None:
+            loop._warning_cache.warn("a loader gave None for a batch, which is skipped")
+        else:
+            self._call("on_train_batch_start", batch, batch_idx)
+            batches.increment_started()
+            outputs = self._optimize(batch, batch_idx)
         batches.increment_processed()
         self._schedule()
         self._call("on_train_batch_end", outputs, batch, batch_idx)
@@ -103,27 +114,32 @@ class LeanStep:
         batch = self._task._on_before_batch_transfer(batch, dataloader_idx=0)
         return strategy.batch_to_device(batch, dataloader_idx=0)
 
-    def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """A step of the optimiser, which asks for the gradients when it has begun."""
+    def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """A step of the optimiser, which asks for the gradients when it has begun.
+
+        Returns:
+            What the task's step returned; nothing where that was None, which has no gradients.
+        """
         trainer, task, optimizer = self._trainer, self._task, self._trainer.optimizers[0]
         steps = self._loop.automatic_optimization.optim_progress.optimizer.step
-        outputs: dict[str, Tensor] = {}
+        result = ClosureResult(None)
 
-        def closure() -> Tensor:
+        def closure() -> Tensor | None:
+            nonlocal result
             with torch.enable_grad():
                 step = trainer.strategy.training_step
-                loss: Tensor = self._named("training_step", step, batch, batch_idx)
-                outputs["loss"] = loss.detach()
-                self._differentiate(loss, batch_idx)
-            return outputs["loss"]
+                output = self._named("training_step", step, batch, batch_idx)
+                result = ClosureResult.from_training_step_output(output)
+                self._differentiate(result.closure_loss, batch_idx)
+            return result.loss
 
         steps.increment_ready()
         epoch = trainer.current_epoch
         self._named("optimizer_step", task.optimizer_step, epoch, batch_idx, optimizer, closure)
         steps.increment_completed()
-        return outputs
+        return {} if result.loss is None else result.asdict()
 
-    def _differentiate(self, loss: Tensor, batch_idx: int) -> None:
+    def _differentiate(self, loss: Tensor | None, batch_idx: int) -> None:
         """Gradients of this batch, clipped."""
         trainer, task, optimizer = self._trainer, self._task, self._trainer.optimizers[0]
         strategy = trainer.strategy
@@ -134,11 +150,12 @@ class LeanStep:
         epoch, clear = trainer.current_epoch, task.optimizer_zero_grad
         self._named("optimizer_zero_grad", clear, epoch, batch_idx, optimizer)
         zeroed.increment_completed()
-        strategy.pre_backward(loss)
-        self._call("on_before_backward", loss)
-        self._named("backward", strategy.precision_plugin.backward, loss, task, optimizer)
-        self._call("on_after_backward")
-        strategy.post_backward(loss)
+        if loss is not None:
+            strategy.pre_backward(loss)
+            self._call("on_before_backward", loss)
+            self._named("backward", strategy.precision_plugin.backward, loss, task, optimizer)
+            self._call("on_after_backward")
+            strategy.post_backward(loss)
         self._call("on_before_optimizer_step", optimizer)
         self._named(
             "configure_gradient_clipping",

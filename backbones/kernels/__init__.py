@@ -5,10 +5,10 @@ the meta device and, unless it serves passes without gradients alone, autograd, 
 that says what it computes. `make install` compiles ``csrc`` where it finds a compiler (``build``);
 ``library`` loads the result. Without it every mixer computes the same in operations of torch's, to
 rounding, and a test holds the two together. So does whoever asks for it: ``MIXERLAB_KERNELS=off``
-in the environment, or in a program ``with kernels.switched_off():``. On a GPU the same names lead
-to Triton kernels (``triton_*``), where Triton is installed and a first trial gives torch's numbers;
-these were proven in Triton's interpreter and have not run on a GPU yet. A compiler or exporter
-always sees torch's operations.
+in the environment, or in a program ``with kernels.switched_off():``. On a GPU those of AFBO and
+IFFN are Triton kernels (``triton_*``), where Triton is installed and a first trial gives torch's
+numbers; these were proven in Triton's interpreter and have not run on a GPU yet. A compiler or
+exporter always sees torch's operations.
 """
 
 from backbones.kernels import batched, linear

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
 
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "c++")
 
 
 def find_compiler() -> str | None:

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
 
 SWITCH = "MIXERLAB_KERNELS"
-_switched_off = False
+# Of each thread: what one switches off the others may be computing with.
+_switched_off = ContextVar("switched_off", default=False)
 
 
 @functools.cache
@@ -53,12 +55,12 @@ def _switch() -> str:
 
 def is_available() -> bool:
     """Whether the operators are compiled, fit this machine and are not switched off."""
-    return not _switched_off and not _load()
+    return not _switched_off.get() and not _load()
 
 
 def status() -> str:
     """One line for people: which operators are in use, on a CPU and, where there is one, a GPU."""
-    if _switched_off:
+    if _switched_off.get():
         return "torch's own operations (switched off)"
     if _load():
         text = f"torch's own operations ({_load()})"
@@ -75,11 +77,11 @@ def multiplies(x: Tensor) -> bool:
     return x.device.type == "cpu" and serves(x) and bool(torch.ops.mixerlab.has_tiles())
 
 
-def multiplies_without_gradient(*tensors: Tensor) -> bool:
+def multiplies_without_gradient(x: Tensor, *others: Tensor | None) -> bool:
     """Whether ``batched`` and ``linear_gelu``, which have no gradient, take these."""
+    tensors = [x, *(tensor for tensor in others if tensor is not None)]
     records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    same = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
-    return not records and same and multiplies(tensors[0])
+    return not records and all(tensor.dtype == x.dtype for tensor in tensors) and multiplies(x)
 
 
 def _has_tangents() -> bool:
@@ -89,13 +91,12 @@ def _has_tangents() -> bool:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Compute by torch's own operations, for gradients of gradients, say, or to compare."""
-    global _switched_off
-    before, _switched_off = _switched_off, True
+    """Compute by torch's own operations in this thread, for gradients of gradients, say."""
+    token = _switched_off.set(True)
     try:
         yield
     finally:
-        _switched_off = before
+        _switched_off.reset(token)
 
 
 def serves(x: Tensor) -> bool:
@@ -108,7 +109,7 @@ def serves(x: Tensor) -> bool:
         return False
     if x.device.type == "cuda":
         return (
-            not (_switched_off or _switch())
+            not (_switched_off.get() or _switch())
             and x.numel() > 0
             and triton_choice.serve(x.device, product_dtype(x), not _load())
         )

@@ -17,19 +17,24 @@ NAME = "mixerlab::linear"
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(..., C), (D, C) and (D,) -> (..., D), as ``torch.nn.functional.linear``."""
-    y: Tensor = torch.ops.mixerlab.linear(_rows(x), weight.contiguous(), bias)
+    y: Tensor = torch.ops.mixerlab.linear(_rows(x), weight.contiguous(), _whole(bias))
     return y
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """GELU of ``linear``, without a gradient."""
-    y: Tensor = torch.ops.mixerlab.linear_gelu(_rows(x), weight.contiguous(), bias)
+    y: Tensor = torch.ops.mixerlab.linear_gelu(_rows(x), weight.contiguous(), _whole(bias))
     return y
 
 
 def _rows(x: Tensor) -> Tensor:
     """Some columns of a matrix are read where they are."""
-    return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
+    is_columns = x.ndim == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+    return x if is_columns else x.contiguous()
+
+
+def _whole(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.contiguous()
 
 
 def register() -> None:
@@ -39,6 +44,7 @@ def register() -> None:
     torch.library.register_fake(f"{NAME}_gelu", _fake)
     register_flop_formula(torch.ops.mixerlab.linear)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_gelu)(_flops)
+    register_flop_formula(torch.ops.mixerlab.linear_backward)(_flops_backward)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,3 +60,10 @@ def _fake_backward(
 def _flops(x_shape: Any, weight_shape: Any, *rest: Any, **_: Any) -> int:
     """Two per multiply-add."""
     return int(2 * torch.Size(x_shape).numel() * weight_shape[0])
+
+
+def _flops_backward(
+    grad_shape: Any, x_shape: Any, weight_shape: Any, needs_x: bool, needs_weight: bool, **_: Any
+) -> int:
+    """A product for either gradient."""
+    return _flops(x_shape, weight_shape) * (needs_x + needs_weight)

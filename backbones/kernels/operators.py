@@ -1,4 +1,4 @@
-"""The operators' signatures and gradients where no compiled library has brought them.
+"""AFBO's and IFFN's signatures and gradients where no compiled library has brought them.
 
 ``csrc`` has the same; both are held together by a test.
 """
@@ -35,7 +35,7 @@ _libraries: list[Library] = []  # what they register lasts as long as they do
 
 
 def define() -> None:
-    """Define all operators, with their forms on "meta", in a count and in autograd."""
+    """Define both operators, with their forms on "meta", in a count and in autograd."""
     library = Library("mixerlab", "FRAGMENT")
     _libraries.append(library)
     for schema in SCHEMAS:

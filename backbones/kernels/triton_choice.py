@@ -1,4 +1,4 @@
-"""Whether the Triton kernels serve on a device, and their place behind the operators' names.
+"""Whether the Triton kernels serve on a device, and their place behind two operators' names.
 
 Before the first use on a device the kernels compute a small map in either direction, beside torch's
 own operations. Where they cannot be compiled or launched, or give other numbers, one warning says
@@ -42,7 +42,9 @@ def serve(device: torch.device, dtype: torch.dtype, is_defined: bool) -> bool:
         if dtype not in DTYPES or not is_installed():
             return False
         if torch.cuda.is_current_stream_capturing():
-            return False  # a graph must not wait for a compiler
+            # A graph must not wait for a compiler: who records one makes a pass before, as
+            # torch's own instructions for graphs have it.
+            return False
         _failures[key] = _prepare(device, dtype, is_defined)
         if _failures[key]:
             warnings.warn(
@@ -67,7 +69,7 @@ def status() -> str:
 
 @cache
 def implement(key: str) -> None:
-    """Make the kernels the form of all operators for a dispatch key, such as CUDA."""
+    """Make the kernels AFBO's and IFFN's operators for a dispatch key, such as CUDA."""
     from backbones.kernels import triton_branched, triton_gated
 
     library = Library("mixerlab", "IMPL")

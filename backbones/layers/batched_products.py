@@ -10,13 +10,13 @@ from torch import Tensor
 Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 # Whom to ask before torch, as in ``layers/linear``.
-FASTER: list[tuple[Callable[[Tensor, Tensor], bool], Products]] = []
+FASTER: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], Products]] = []
 
 
 def batched_products(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """W_g x_g + b: (G, M, K), (G, K, N) and, for each row, (M, 1) -> (G, M, N)."""
     for serves, products in FASTER:
-        if serves(left, right):
+        if serves(left, right, bias):
             return products(left, right, bias)
     if bias is None:
         return torch.bmm(left, right)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 class FusedForm(Protocol):
@@ -26,8 +27,10 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
     """Whether all weights are of one type and whole in memory, and nobody waits for a part's call.
 
     This is asked in every pass: torch's own walks over modules and parameters take longer than a
-    small map does.
+    small map does. A weight that a parametrization computes may lie in memory in any order.
     """
+    if _has_any_global_hook():
+        return False
     modules = [mixer]
     for module in modules:
         if (
@@ -35,6 +38,7 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks
+            or "parametrizations" in module._modules
         ):
             return False
         for parameter in module._parameters.values():

@@ -13,8 +13,8 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # Whom to ask before torch: whether it serves a tensor, and what computes; the compiled operators
 # enter theirs.
 FASTER: list[tuple[Callable[[Tensor], bool], Product]] = []
-# The same for a layer and the GELU behind it, of input and weight.
-FASTER_GELU: list[tuple[Callable[[Tensor, Tensor], bool], Product]] = []
+# The same for a layer and the GELU behind it, of input, weight and bias.
+FASTER_GELU: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], Product]] = []
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """GELU(X W^T + b): (..., C), (D, C) and (D,) -> (..., D)."""
     for serves, product in FASTER_GELU:
-        if serves(x, weight):
+        if serves(x, weight, bias):
             return product(x, weight, bias)
     return F.gelu(linear(x, weight, bias))
 

@@ -14,7 +14,7 @@ class PointwiseConv2d(nn.Conv2d):
     torch sends a single image through a BLAS, of which a linear layer has a faster one on some
     processors; see ``layers/linear``.
 
-    Shape: (B, D, H, W) -> (B, O, H, W).
+    Shape: (B, D, H, W) -> (B, O, H, W), or as ``nn.Conv2d`` without B.
     """
 
     def __init__(
@@ -30,7 +30,8 @@ class PointwiseConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b at every position: (B, D, H, W) -> (B, O, H, W)."""
-        product, nhwc = faster_linear(x), x.permute(0, 2, 3, 1)
+        product = faster_linear(x) if x.ndim == 4 else None
+        nhwc = x.movedim(1, -1)
         if product is None or not nhwc.is_contiguous():
             return super().forward(x)
         return product(nhwc, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)

@@ -20,7 +20,7 @@ compiled = pytest.mark.skipif(
     not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
 )
 # Rows of one image or none, of many pieces, and columns that fill no vector.
-SHAPES = [((1, 7, 5), 3), ((0, 4), 6), ((2, 3, 9), 33), ((1500, 40), 17)]
+SHAPES = [((1, 7, 5), 3), ((5,), 3), ((0, 4), 6), ((0, 40), 64), ((2, 3, 9), 33), ((1500, 40), 17)]
 
 
 @pytest.fixture
@@ -54,6 +54,50 @@ def test_operator_equals_torch(shape, out, has_bias):
 
 
 @compiled
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"),
+    [((16, 100), (128, 64), None), ((16, 4), (128, 64), None), ((16, 64), (128, 64), (64,)),
+     ((16, 64), (128, 64), (1,)), ((16, 64), (64,), None)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("operator", [linear, linear_gelu])
+def test_other_shapes_are_refused(operator, x, weight, bias):
+    given = [None if shape is None else tokens(*shape) for shape in (x, weight, bias)]
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"cannot multiply|does not fit"):
+        operator(*given)
+
+
+@compiled
+@torch.no_grad()
+def test_what_lies_elsewhere_in_memory_is_read_right():
+    weight, bias = tokens(6, 8), tokens(12, seed=2)[::2]
+    for x in (tokens(1, 8).expand(4, 8), tokens(8, 9).t(), tokens(20, 8)[::2]):
+        torch.testing.assert_close(
+            linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-10, atol=1e-10
+        )
+
+
+@compiled
+@torch.no_grad()
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(RuntimeError, match="cannot multiply"):
+        batched(tokens(2, 3, 4), tokens(2, 5, 4))
+    with pytest.raises(RuntimeError, match="does not fit"):
+        batched(tokens(2, 3, 4), tokens(2, 4, 5), tokens(4))
+
+
+@compiled
+def test_a_bias_alone_may_learn(monkeypatch):
+    monkeypatch.setattr(torch.ops.mixerlab, "has_tiles", lambda: True)
+    leaves = [tokens(6, 5), tokens(4, 5, seed=2), tokens(4, seed=3).requires_grad_()]
+    choice.linear_gelu(*leaves).sum().backward()
+    assert leaves[2].grad is not None
+    mix, group, bias = tokens(2, 3, 4), tokens(2, 4, 5), tokens(3, 1).requires_grad_()
+    batched_products.batched_products(mix, group, bias).sum().backward()
+    assert bias.grad is not None
+
+
+@compiled
 @pytest.mark.parametrize("needed", [(0,), (1,), (0, 1)], ids=str)
 def test_only_gradients_that_are_asked_for(needed):
     leaves = [tokens(6, 5), tokens(4, 5, seed=2)]
@@ -70,6 +114,7 @@ def test_a_pointwise_convolution_is_one(ours_first, bias):
     theirs = nn.Conv2d(6, 10, 1, bias=bias, dtype=torch.float64)
     theirs.load_state_dict(ours.state_dict())
     x = tokens(2, 6, 5, 7)
+    torch.testing.assert_close(ours(x[0]), theirs(x[0]), rtol=1e-10, atol=1e-10)
     for layout, count in ((torch.contiguous_format, 0), (torch.channels_last, 1)):
         ours_first.clear()
         results = []

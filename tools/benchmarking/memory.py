@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 from torch.autograd.profiler import profile
 
 from tools.benchmarking.timing import Step
+
+
+def peaks_of(steps: Iterable[Step], networks: Sequence[nn.Module], device: str) -> list[int]:
+    """``peak_bytes`` of each step, to which those before it have left no gradients."""
+    peaks = []
+    for step in steps:
+        for network in networks:
+            network.zero_grad()
+        peaks.append(peak_bytes(step, device))
+    return peaks
 
 
 def peak_bytes(step: Step, device: str) -> int:

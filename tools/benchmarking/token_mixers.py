@@ -56,13 +56,14 @@ def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Re
 
 
 def mixer_list(options: dict[str, str], words: Sequence[str] = ()) -> list[Network]:
-    """The baseline, then all mixers with their options.
+    """The baseline, then all mixers with their options, the baseline once again among them.
 
     The baseline is named, or attention where it is among the mixers, else the first of them.
     """
     mixers = [_read_mixer(item, words) for item in split_outside(options["mixer"], ",")]
     if options["baseline"]:
-        return [_read_mixer(options["baseline"], ()), *mixers]
+        baseline = _read_mixer(options["baseline"], ())
+        return [baseline, *([] if baseline in mixers else [baseline]), *mixers]
     plain: list[Network] = [mixer for mixer in mixers if mixer == ("attention", {})]
     return [(plain or mixers)[0], *mixers]
 

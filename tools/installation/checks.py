@@ -151,7 +151,10 @@ def check_opencv(
 def probe() -> dict[str, Any]:
     """Import torch and mmcv.ops in a process of its own: a wrong binary may crash it."""
     command = [sys.executable, "-c", PROBE]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return {**NOTHING_PROBED, "error": "importing torch and mmcv took more than 5 minutes"}
     try:
         return dict(json.loads(run.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
@@ -174,9 +177,12 @@ def check_operators(found: dict[str, Any], version_of: VersionOf = installed_ver
 
 def check_kernels(found: dict[str, Any]) -> Check:
     """Our own operators are compiled; without them mixers are slower and just as right."""
-    is_compiled = found["kernels"].startswith("compiled")
-    remedy = "" if is_compiled else "apt-get install g++ and make install"
-    return Check("mixer operators", "ok" if is_compiled else "note", found["kernels"], remedy)
+    text = found["kernels"]
+    if "switched off" in text:
+        return Check("mixer operators", "note", text, "unset MIXERLAB_KERNELS")
+    if not text.startswith("compiled"):
+        return Check("mixer operators", "note", text, "apt-get install g++ and make install")
+    return Check("mixer operators", "ok", text)
 
 
 def check_devices(found: dict[str, Any]) -> Check:

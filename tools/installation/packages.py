@@ -52,7 +52,7 @@ FEATURES = {
 }
 
 Status = Literal["ok", "untested version", "missing"]
-VersionOf = Callable[[str], str | None]
+VersionOf = Callable[[str], "str | None"]  # quoted for the Python that is too old and says so
 
 
 @dataclass(frozen=True)

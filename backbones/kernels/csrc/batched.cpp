@@ -19,6 +19,10 @@ using OptionalTensor = std::optional<Tensor>;
 Tensor batched(const Tensor& left, const Tensor& right, const OptionalTensor& bias) {
   const int64_t groups = left.size(0), rows = left.size(1), depth = left.size(2),
                 columns = right.size(2);
+  TORCH_CHECK(right.size(0) == groups && right.size(1) == depth, "groups of ", left.sizes(),
+              " cannot multiply ", right.sizes());
+  TORCH_CHECK(!bias || bias->numel() == rows, "a bias of ", bias ? bias->sizes() : at::IntArrayRef(),
+              " does not fit groups of ", left.sizes());
   Tensor out = at::empty({groups, rows, columns}, left.options());
   AT_DISPATCH_FLOATING_TYPES(left.scalar_type(), "batched", [&] {
     const auto* from = left.const_data_ptr<scalar_t>();

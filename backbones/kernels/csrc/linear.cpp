@@ -67,6 +67,10 @@ void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T
 
 Tensor product(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                bool with_gelu) {
+  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "a weight of ",
+              weight.sizes(), " cannot multiply ", x.sizes(), ", whose last axis should be its columns");
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == weight.size(0)), "a bias of ",
+              bias ? bias->sizes() : at::IntArrayRef(), " does not fit a weight of ", weight.sizes());
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   Tensor y = at::empty(sizes, x.options());
@@ -128,10 +132,13 @@ struct Linear : torch::autograd::Function<Linear> {
     const bool needs_x = ctx->needs_input_grad(0), needs_weight = ctx->needs_input_grad(1);
     variable_list out(3);
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
-    if (has_bias && ctx->needs_input_grad(2)) out[2] = grads[0].flatten(0, -2).sum(0);
+    const auto rows = [](const Tensor& one) {
+      return one.dim() == 1 ? one.unsqueeze(0) : one.flatten(0, -2);
+    };
+    if (has_bias && ctx->needs_input_grad(2)) out[2] = rows(grads[0]).sum(0);
     if (at::GradMode::is_enabled()) {
       if (needs_x) out[0] = grads[0].matmul(weight);
-      if (needs_weight) out[1] = grads[0].flatten(0, -2).t().matmul(x.flatten(0, -2));
+      if (needs_weight) out[1] = rows(grads[0]).t().matmul(rows(x));
       return out;
     }
     static const auto call = operation<std::tuple<Tensor, Tensor>(

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "tiles.h"
 
 extern "C" {
@@ -47,6 +49,11 @@ inline auto blas(double) { return &dgemm_; }
 template <class T>
 void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool add = false) {
   if (out.rows == 0 || out.columns == 0) return;
+  if (left.width() == 0) {  // a sum of nothing
+    for (int64_t row = 0; row < out.rows && !add; ++row)
+      std::fill_n(out.data + row * out.stride, out.columns, T(0));
+    return;
+  }
   if (out.rows >= kFewRows && has_tiles())
     return multiply_tiles(left.view(), right.view(), out.rows, left.width(), out.columns, out.data,
                           out.stride, add);

@@ -5,8 +5,8 @@
 A channel mapping CM takes each token from C to h channels, a spatial model SM mixes neighbouring
 tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5 to 7),
 ``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6) and ``variants`` (Tables 1, 5 and
-14); ``block_products`` computes the sparse mappings, ``joined_tokens`` mixes
-map and class tokens at once.
+14); ``block_products`` computes the sparse mappings, ``joined_tokens`` mixes map and class tokens
+at once, ``fused`` is the whole operation as one compiled operator.
 
 | name                    | CM of a (activated) | CM of b  | SM       | table         |
 |-------------------------|---------------------|----------|----------|---------------|

@@ -22,6 +22,7 @@ def serves(mixer: SCFBO, x: Tensor) -> bool:
     return (
         kernels.serves(x)
         and x.shape[-1] == mixer.cm_a.dim
+        and x.shape[1] * x.shape[2] > 0
         and (mixer.order, mixer.act, mixer.act_on) == ("cs", "silu", "a")
         and mixer.cm_b is not None
         and _is_depthwise(mixer.sm_a)

@@ -34,8 +34,8 @@ without them, see ``checkpoint_conversion``.
 
 In reading order: ``mixer`` (Eq. 5, Fig. 4), ``activations`` (Eq. 3 and 4), ``depthwise``
 (Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``merged`` is the mixer's form
-for inference, ``chunked_sum`` computes the sum of many activations, ``checkpoint_conversion`` reads
-the released checkpoints.
+for inference, ``fused`` one compiled operator, ``chunked_sum`` computes the sum of many
+activations, ``checkpoint_conversion`` reads the released checkpoints.
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from backbones.layers.eval_cache import in_graph
 from backbones.layers.linear import linear
@@ -85,4 +86,6 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 def is_watched(mixer: nn.Module) -> bool:
     """Whether somebody waits for a module of it to be called."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in mixer.modules())
+    return bool(_has_any_global_hook()) or any(
+        part._forward_hooks or part._forward_pre_hooks for part in mixer.modules()
+    )
