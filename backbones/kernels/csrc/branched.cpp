@@ -47,11 +47,13 @@ struct Activate {
     for (int64_t c = begin; c < end; c += L::width) {
       const V a = load<V>(alpha + c), b = load<V>(gamma + c), s = load<V>(scale + c),
               f = load<V>(shift + c);
+      V value[N];
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) {
-        const V in = load<V>(z + (x + i) * z_stride + c - branch);
-        store(out + (x + i) * stride + c, gelu<T, L>(in * a + b) * s + f);
-      }
+      for (int i = 0; i < N; ++i)
+        value[i] = load<V>(z + (x + i) * z_stride + c - branch) * a + b;
+      gelu<T, L>(value);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) store(out + (x + i) * stride + c, value[i] * s + f);
     }
   }
 };
@@ -87,11 +89,12 @@ struct NormGelu {
     using V = typename L::V;
     for (int64_t c = begin; c < end; c += L::width) {
       const V s = load<V>(scale + c), f = load<V>(shift + c);
+      V value[N];
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) {
-        const V u = load<V>(values + (x + i) * from_stride + c);
-        store(out + (x + i) * stride + c, gelu<T, L>(u * s + f));
-      }
+      for (int i = 0; i < N; ++i) value[i] = load<V>(values + (x + i) * from_stride + c) * s + f;
+      gelu<T, L>(value);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) store(out + (x + i) * stride + c, value[i]);
     }
   }
 };
@@ -111,15 +114,20 @@ struct NormGeluBack {
     for (int64_t c = begin; c < end; c += L::width) {
       const V s = load<V>(scale + c), f = load<V>(shift + c), m = load<V>(centre + c);
       V one = load<V>(sum + c), two = load<V>(dot + c);
+      V u[N], value[N], slope[N];
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) {
-        const V u = load<V>(values + (x + i) * from_stride + c);
-        V slope;
-        store(product + (x + i) * stride + c, gelu_and_slope<T, L>(u * s + f, slope));
-        const V g = load<V>(grad + (x + i) * stride + c) * slope;
+        u[i] = load<V>(values + (x + i) * from_stride + c);
+        value[i] = u[i] * s + f;
+      }
+      gelu_and_slope<T, L>(value, slope);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) {
+        store(product + (x + i) * stride + c, value[i]);
+        const V g = load<V>(grad + (x + i) * stride + c) * slope[i];
         store(out + (x + i) * out_stride + c, g);
         one += g;
-        two += g * (u - m);
+        two += g * (u[i] - m);
       }
       store(sum + c, one);
       store(dot + c, two);
@@ -191,15 +199,20 @@ struct ActivateBack {
       const V al = load<V>(alpha + k), ga = load<V>(gamma + k), ka = load<V>(a + k),
               kb = load<V>(b + k), kc = load<V>(c + k), m = load<V>(centre + k);
       V one = load<V>(sum_alpha + k), two = load<V>(sum_gamma + k);
+      V in[N], value[N], slope[N];
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) {
-        const V in = load<V>(z + (x + i) * z_stride + k - branch);
-        V slope;
-        const V value = gelu_and_slope<T, L>(in * al + ga, slope);
-        const V g = (load<V>(grad + (x + i) * stride + k) * ka + kb + kc * (value - m)) * slope;
+        in[i] = load<V>(z + (x + i) * z_stride + k - branch);
+        value[i] = in[i] * al + ga;
+      }
+      gelu_and_slope<T, L>(value, slope);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) {
+        const V before = load<V>(grad + (x + i) * stride + k) * ka + kb;
+        const V g = (before + kc * (value[i] - m)) * slope[i];
         T* to = grad_z + (x + i) * out_stride + k - branch;
         store(to, branch ? load<V>(to) + g * al : g * al);
-        one += g * in;
+        one += g * in[i];
         two += g;
       }
       store(sum_alpha + k, one);
@@ -503,11 +516,12 @@ class BranchedMixer {
       if (scale == nullptr) return;
       for (int64_t c = begin; c < end; c += L::width) {
         const V s = load<V>(scale + c), f = load<V>(shift + c);
+        V value[N];
 #pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) {
-          T* at = to + i * stride + c;
-          store(at, gelu<T, L>(load<V>(at) * s + f));
-        }
+        for (int i = 0; i < N; ++i) value[i] = load<V>(to + i * stride + c) * s + f;
+        gelu<T, L>(value);
+#pragma GCC unroll 4
+        for (int i = 0; i < N; ++i) store(to + i * stride + c, value[i]);
       }
     }
   };

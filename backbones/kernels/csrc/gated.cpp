@@ -85,11 +85,15 @@ struct Gate {
     using V = typename L::V;
     Pair<T> pair;
     source.template fill<L, N>(x, begin, end, pair);
-    for (int i = 0; i < N; ++i)
-      for (int64_t c = begin; c < end; c += L::width) {
-        const V a = load<V>(pair.a[i] + c - begin), b = load<V>(pair.b[i] + c - begin);
-        store(out + (x + i) * stride + c, a * sigmoid<T, L>(a) * b);
-      }
+    for (int64_t c = begin; c < end; c += L::width) {
+      V a[N], s[N];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) s[i] = a[i] = load<V>(pair.a[i] + c - begin);
+      sigmoid<T, L>(s);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i)
+        store(out + (x + i) * stride + c, a[i] * s[i] * load<V>(pair.b[i] + c - begin));
+    }
   }
 };
 
@@ -108,15 +112,20 @@ struct GateBack {
     using V = typename L::V;
     Pair<T> pair;
     source.template fill<L, N>(x, begin, end, pair);
-    for (int i = 0; i < N; ++i)
-      for (int64_t c = begin; c < end; c += L::width) {
-        const V a = load<V>(pair.a[i] + c - begin), b = load<V>(pair.b[i] + c - begin);
+    for (int64_t c = begin; c < end; c += L::width) {
+      V a[N], s[N];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) s[i] = a[i] = load<V>(pair.a[i] + c - begin);
+      sigmoid<T, L>(s);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) {
         const int64_t at = (x + i) * stride + c, to = (x + i) * ab_stride + c;
-        const V g = load<V>(grad + at), s = sigmoid<T, L>(a), silu = a * s;
+        const V b = load<V>(pair.b[i] + c - begin), g = load<V>(grad + at), silu = a[i] * s[i];
         store(out + at, silu * b);
-        store(grad_ab + to, g * b * s * (T(1) + a * (T(1) - s)));
+        store(grad_ab + to, g * b * s[i] * (T(1) + a[i] * (T(1) - s[i])));
         store(grad_ab + to + source.conv_a.h, g * silu);
       }
+    }
   }
 };
 

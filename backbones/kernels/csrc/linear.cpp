@@ -35,12 +35,17 @@ Matrix<const T> rows_of(const Tensor& tensor) {
 // GELU of what is there, in place.
 template <class T>
 void apply_gelu(T* values, int64_t count) {
-  using L = Lanes<T>;
+  const auto apply = [&]<class L, int N>(int64_t at) {
+    typename L::V some[N];
+    for (int i = 0; i < N; ++i) some[i] = load<typename L::V>(values + at + i * L::width);
+    gelu<T, L>(some);
+    for (int i = 0; i < N; ++i) store(values + at + i * L::width, some[i]);
+  };
   at::parallel_for(0, count, 1 << 14, [&](int64_t begin, int64_t end) {
+    constexpr int64_t four = 4 * Lanes<T>::width;
     int64_t i = begin;
-    for (; i + L::width <= end; i += L::width)
-      store(values + i, gelu<T, L>(load<typename L::V>(values + i)));
-    for (; i < end; ++i) values[i] = gelu<T, One<T>>(typename One<T>::V{values[i]})[0];
+    for (; i + four <= end; i += four) apply.template operator()<Lanes<T>, 4>(i);
+    for (; i < end; ++i) apply.template operator()<One<T>, 1>(i);
   });
 }
 

@@ -1,22 +1,24 @@
 // The normal distribution of the numbers in a vector: what GELU and its slope are made of.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "vectors.h"
 
 namespace mixerlab {
 
-// Phi(x), the share of a standard normal distribution below x.
+// Phi(x), the share of a standard normal distribution below x, of N vectors in place.
 template <class T>
 struct Normal;
 
 template <>
 struct Normal<double> {
-  template <class L>
-  static inline typename L::V below(typename L::V x) {
-    for (int64_t i = 0; i < L::width; ++i) x[i] = 0.5 + 0.5 * std::erf(x[i] * M_SQRT1_2);
-    return x;
+  template <class L, int N>
+  static inline void below(typename L::V (&x)[N]) {
+    for (int i = 0; i < N; ++i)
+      for (int64_t lane = 0; lane < L::width; ++lane)
+        x[i][lane] = 0.5 + 0.5 * std::erf(x[i][lane] * M_SQRT1_2);
   }
 };
 
@@ -25,42 +27,53 @@ struct Normal<double> {
 template <>
 struct Normal<float> {
   static constexpr float end = 5.5f;
-  template <class L>
-  static inline typename L::V below(typename L::V x) {
+  static constexpr float factors[] = {
+      -2.234833463e-04f, 6.136820316e-04f,  -5.684266366e-04f, 7.760163877e-04f,
+      -2.372507637e-03f, 4.553661133e-03f,  -6.846181438e-03f, 1.026858292e-02f,
+      -1.499166226e-02f, 2.035219256e-02f,  -2.604919239e-02f, 3.207202373e-02f,
+      -3.879274958e-02f, 4.773753443e-02f,  -6.417233847e-02f, 1.285519317e-01f};
+  template <class L, int N>
+  static inline void below(typename L::V (&x)[N]) {
     using V = typename L::V;
-    constexpr float factors[] = {
-        1.285519317e-01f, -6.417233847e-02f, 4.773753443e-02f, -3.879274958e-02f,
-        3.207202373e-02f, -2.604919239e-02f, 2.035219256e-02f, -1.499166226e-02f,
-        1.026858292e-02f, -6.846181438e-03f, 4.553661133e-03f, -2.372507637e-03f,
-        7.760163877e-04f, -5.684266366e-04f, 6.136820316e-04f, -2.234833463e-04f};
-    V inside = x < -end ? V{} - end : x;
-    inside = inside > end ? V{} + end : inside;
-    const V t = inside * inside * (2 / (end * end)) - 1.0f;
-    V p = V{} + factors[15];
-#pragma GCC unroll 15
-    for (int i = 14; i >= 0; --i) p = p * t + factors[i];
-    p = p * inside + 0.5f;
-    return x < -end ? V{} : p;
+    V inside[N], t[N], p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      inside[i] = x[i] < -end ? V{} - end : x[i];
+      inside[i] = inside[i] > end ? V{} + end : inside[i];
+      t[i] = inside[i] * inside[i] * (2 / (end * end)) - 1.0f;
+    }
+    horner(t, factors, p);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = x[i] < -end ? V{} : p[i] * inside[i] + 0.5f;
   }
 };
 
-// The density at x.
-template <class T, class L>
-inline typename L::V density(typename L::V x) {
-  return exponential<T, L>(x * x * T(-0.5)) * T(0.398942280401432678);
-}
-
-template <class T, class L>
-inline typename L::V gelu(typename L::V x) {
-  return x * Normal<T>::template below<L>(x);
+template <class T, class L, int N>
+inline void gelu(typename L::V (&x)[N]) {
+  typename L::V below[N];
+  std::copy(x, x + N, below);
+  Normal<T>::template below<L>(below);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] *= below[i];
 }
 
 // GELU and its slope.
-template <class T, class L>
-inline typename L::V gelu_and_slope(typename L::V x, typename L::V& slope) {
-  const typename L::V below = Normal<T>::template below<L>(x);
-  slope = below + x * density<T, L>(x);
-  return x * below;
+template <class T, class L, int N>
+inline void gelu_and_slope(typename L::V (&x)[N], typename L::V (&slope)[N]) {
+  typename L::V density[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) {
+    density[i] = x[i] * x[i] * T(-0.5);
+    slope[i] = x[i];
+  }
+  exponential<T, L>(density);
+  Normal<T>::template below<L>(slope);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) {
+    const typename L::V value = x[i] * slope[i];
+    slope[i] += x[i] * density[i] * T(0.398942280401432678);
+    x[i] = value;
+  }
 }
 
 }  // namespace mixerlab

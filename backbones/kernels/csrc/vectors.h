@@ -44,6 +44,20 @@ inline void store(T* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+// The functions below take N vectors, in place, each step of all before the next step of any: a
+// processor has several such steps under way at once, and does not look far ahead for them.
+
+// a x + b with N values of x, one factor after the other: a polynomial, highest factor first.
+template <class V, int N, class T, int count>
+inline void horner(const V (&x)[N], const T (&factors)[count], V (&value)[N]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) value[i] = x[i] * factors[0] + factors[1];
+#pragma GCC unroll 16
+  for (int k = 2; k < count; ++k)
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) value[i] = value[i] * x[i] + factors[k];
+}
+
 template <class T>
 struct Exponential;
 
@@ -54,16 +68,8 @@ struct Exponential<float> {
   static constexpr float low = -87.0f, high = 88.0f, magic = 12582912.0f;
   static constexpr float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   static constexpr int shift = 23;
-  template <class V>
-  static inline V series(V r) {
-    V p = r * (1.0f / 5040) + (1.0f / 720);
-    p = p * r + (1.0f / 120);
-    p = p * r + (1.0f / 24);
-    p = p * r + (1.0f / 6);
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    return p * r + 1.0f;
-  }
+  static constexpr float series[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
+                                     1.0f / 6,    0.5f,       1.0f,       1.0f};
 };
 template <>
 struct Exponential<double> {
@@ -71,44 +77,49 @@ struct Exponential<double> {
   static constexpr double log2e = 1.4426950408889634, ln2_high = 6.93145751953125e-1,
                           ln2_low = 1.42860682030941723212e-6;
   static constexpr int shift = 52;
-  template <class V>
-  static inline V series(V r) {
-    V p = r * (1.0 / 6227020800.0) + (1.0 / 479001600.0);
-    p = p * r + (1.0 / 39916800.0);
-    p = p * r + (1.0 / 3628800.0);
-    p = p * r + (1.0 / 362880.0);
-    p = p * r + (1.0 / 40320.0);
-    p = p * r + (1.0 / 5040.0);
-    p = p * r + (1.0 / 720.0);
-    p = p * r + (1.0 / 120.0);
-    p = p * r + (1.0 / 24.0);
-    p = p * r + (1.0 / 6.0);
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    return p * r + 1.0;
-  }
+  static constexpr double series[] = {
+      1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0,
+      1.0 / 40320.0,      1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,
+      1.0 / 6.0,          0.5,               1.0,              1.0};
 };
 
 // exp of every lane; what lies outside of the type's range gives the value at its end.
-template <class T, class L>
-inline typename L::V exponential(typename L::V x) {
+template <class T, class L, int N>
+inline void exponential(typename L::V (&x)[N]) {
   using E = Exponential<T>;
   using V = typename L::V;
   using I = typename L::I;
-  x = x < E::low ? V{} + E::low : x;
-  x = x > E::high ? V{} + E::high : x;
-  V shifted = x * E::log2e + E::magic;
-  V n = shifted - E::magic;
-  V r = x - n * E::ln2_high - n * E::ln2_low;
-  V p = E::series(r);
-  I power = (I)shifted << E::shift;
-  return (V)((I)p + power);
+  V shifted[N], p[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) {
+    x[i] = x[i] < E::low ? V{} + E::low : x[i];
+    x[i] = x[i] > E::high ? V{} + E::high : x[i];
+    shifted[i] = x[i] * E::log2e + E::magic;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) {
+    const V n = shifted[i] - E::magic;
+    x[i] = x[i] - n * E::ln2_high - n * E::ln2_low;
+  }
+  horner(x, E::series, p);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = (V)((I)p[i] + ((I)shifted[i] << E::shift));
 }
 
 // 1 / (1 + exp(-x)).
+template <class T, class L, int N>
+inline void sigmoid(typename L::V (&x)[N]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = -x[i];
+  exponential<T, L>(x);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] = T(1) / (T(1) + x[i]);
+}
 template <class T, class L>
 inline typename L::V sigmoid(typename L::V x) {
-  return T(1) / (T(1) + exponential<T, L>(-x));
+  typename L::V one[] = {x};
+  sigmoid<T, L>(one);
+  return one[0];
 }
 
 }  // namespace mixerlab
