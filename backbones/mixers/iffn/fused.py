@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from backbones.mixers.iffn.mixer import IFFN
 
 
+COEFFICIENTS = ("alpha", "beta", "gamma", "theta")
+
+
 def serves(mixer: IFFN, x: Tensor) -> bool:
     """Whether the operator computes just what this mixer is, and nobody looks inside."""
     return (
@@ -52,20 +55,28 @@ def mix(mixer: IFFN, x: Tensor, prefix: Tensor | None) -> Tensor:
 
 def weights(mixer: IFFN) -> Sequence[Any]:
     """The operator's arguments behind tokens and size."""
-    # Each name is looked up once: torch finds a module's parts slowly.
-    bn_mid, dw = cast("nn.BatchNorm1d", mixer.bn_mid), cast("DepthwiseBlock", mixer.dw)
-    bn, conv, fc1, fc2 = dw.bn, dw.conv, mixer.fc1, mixer.fc2
-    branches = [cast("Arb", branch) for branch in mixer.branches]
+    own, block = _parts(mixer), _parts(_parts(mixer)["dw"])
+    fc1, fc2, conv = own["fc1"]._parameters, own["fc2"]._parameters, block["conv"]._parameters
+    bn_mid, bn = own["bn_mid"], block["bn"]
+    norms = (bn_mid._parameters, bn._parameters)
+    running = (bn_mid._buffers, bn._buffers)
+    branches = [branch._parameters for branch in own["branches"]]
     return (
-        (fc1.weight, fc1.bias),
-        [part for b in branches for part in (b.alpha, b.beta, b.gamma, b.theta)],
-        [bn_mid.weight, bn_mid.bias, bn.weight, bn.bias],
-        [*_running(bn_mid), *_running(bn)],
+        (fc1["weight"], fc1["bias"]),
+        [branch[name] for branch in branches for name in COEFFICIENTS],
+        [norm[name] for norm in norms for name in ("weight", "bias")],
+        [norm[name] for norm in running for name in ("running_mean", "running_var")],
         (bn_mid.eps, bn.eps),
         bn_mid.training,
-        (conv.weight, cast("Tensor", conv.bias)),
-        (fc2.weight, fc2.bias),
+        (conv["weight"], conv["bias"]),
+        (fc2["weight"], fc2["bias"]),
     )
+
+
+def _parts(module: Any) -> dict[str, Any]:
+    """A module's parts by their names; as attributes torch finds them ten times as slowly."""
+    parts: dict[str, Any] = module._modules
+    return parts
 
 
 @torch.no_grad()
@@ -77,22 +88,19 @@ def remember(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, count: int) -
     cast("Tensor", norm.running_var).lerp_(variance * (count / (count - 1)), momentum)
 
 
-def _running(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
-    return cast("Tensor", norm.running_mean), cast("Tensor", norm.running_var)
-
-
 def _is_usual(mixer: IFFN) -> bool:
     """Whether the mixer is the paper's: GELU, coefficients, batch norms and a kernel of side 3."""
-    dw, bn_mid = mixer.dw, mixer.bn_mid
-    if dw is None or bn_mid is None or mixer.ln_out is not None:
+    own = _parts(mixer)
+    dw, bn_mid = own.get("dw"), own.get("bn_mid")
+    if dw is None or bn_mid is None or own.get("ln_out") is not None:
         return False
-    conv, bn = dw.conv, dw.bn
+    conv, bn = _parts(dw)["conv"], _parts(dw)["bn"]
     return (
-        all(type(b) is Arb and b.base.name == "gelu" for b in mixer.branches)
+        all(type(b) is Arb and _parts(b)["base"].name == "gelu" for b in own["branches"])
         and (dw.residual, dw.shortcut, dw.order) == (False, False, "bn_act")
         and type(conv) is nn.Conv2d
         and conv.kernel_size == (3, 3)
-        and all(type(linear) is nn.Linear for linear in (mixer.fc1, mixer.fc2))
+        and all(type(linear) is nn.Linear for linear in (own["fc1"], own["fc2"]))
         and _is_plain(bn_mid)
         and _is_plain(bn)
         and bn_mid.training == bn.training
@@ -103,7 +111,7 @@ def _is_plain(norm: nn.Module) -> bool:
     """Whether this is a batch norm that averages its statistics exponentially."""
     return (
         type(norm) is nn.BatchNorm1d
-        and norm.running_mean is not None
+        and norm._buffers["running_mean"] is not None
         and norm.affine
         and norm.momentum is not None
     )
