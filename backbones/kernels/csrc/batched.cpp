@@ -37,7 +37,7 @@ Tensor batched(const Tensor& left, const Tensor& right, const OptionalTensor& bi
             std::fill_n(y + row * columns, columns, begin[row]);
         multiply<scalar_t>({from + group * rows * depth, rows, depth, depth},
                            {with + group * depth * columns, depth, columns, columns},
-                           {y, rows, columns, columns}, begin != nullptr);
+                           {y, rows, columns, columns}, {begin ? y : nullptr, columns});
       }
     });
   });

@@ -379,8 +379,8 @@ class BranchedMixer {
                                 sum.data(), dot.data()});
         });
         add_up();
-        multiply<T>(out.t(), {product.at(0), count, h_, product.stride},
-                    {grad_w2.mutable_data_ptr<T>(), out_dim_, h_, h_}, true);
+        multiply_onto<T>(out.t(), {product.at(0), count, h_, product.stride},
+                         {grad_w2.mutable_data_ptr<T>(), out_dim_, h_, h_});
       });
     }
     const NormBack<T> back_dw(dw_, sums, dots, tokens);
@@ -444,8 +444,8 @@ class BranchedMixer {
       add_up();
       const Matrix<const T> grad{grad_z.at(0), count, w_, w_};
       multiply<T>(grad, w1_, {grad_x.mutable_data_ptr<T>() + at * dim_, count, dim_, dim_});
-      multiply<T>(grad.t(), {x_ + at * dim_, count, dim_, dim_},
-                  {grad_w1.mutable_data_ptr<T>(), w_, dim_, dim_}, true);
+      multiply_onto<T>(grad.t(), {x_ + at * dim_, count, dim_, dim_},
+                       {grad_w1.mutable_data_ptr<T>(), w_, dim_, dim_});
     });
     put(kAlpha, sums), put(kGamma, dots);
     for (int64_t branch = 0; branch < h_; branch += w_)
@@ -477,8 +477,7 @@ class BranchedMixer {
 
   // z of some tokens.
   void map(int64_t first, int64_t tokens, T* z) const {
-    for (int64_t row = 0; row < tokens; ++row) std::copy(b1_, b1_ + w_, z + row * w_);
-    multiply<T>({x_ + first * dim_, tokens, dim_, dim_}, w1_.t(), {z, tokens, w_, w_}, true);
+    multiply<T>({x_ + first * dim_, tokens, dim_, dim_}, w1_.t(), {z, tokens, w_, w_}, {b1_});
   }
 
   // gelu(alpha z + gamma) of all branches side by side, times a scale plus a shift.
@@ -541,8 +540,7 @@ class BranchedMixer {
 
   // W2 and b2.
   void project(const T* product, int64_t stride, int64_t tokens, const T* bias, T* y) const {
-    for (int64_t row = 0; row < tokens; ++row) std::copy(bias, bias + out_dim_, y + row * out_dim_);
-    multiply<T>({product, tokens, h_, stride}, w2_.t(), {y, tokens, out_dim_, out_dim_}, true);
+    multiply<T>({product, tokens, h_, stride}, w2_.t(), {y, tokens, out_dim_, out_dim_}, {bias});
   }
 
   const Layout layout_;

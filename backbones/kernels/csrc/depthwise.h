@@ -134,9 +134,9 @@ inline void walk_channels(int64_t width, int64_t begin, int64_t end, const Step&
   const int64_t lines = begin + (end - begin) / Lanes<T>::width * Lanes<T>::width;
   const int64_t halves = lines + (end - lines) / Half<T>::width * Half<T>::width;
   const auto run = [&]<int N>(int64_t x) {
-    step.template run<Lanes<T>, N>(x, begin, lines);
-    step.template run<Half<T>, N>(x, lines, halves);
-    step.template run<One<T>, N>(x, halves, end);
+    if (begin < lines) step.template run<Lanes<T>, N>(x, begin, lines);
+    if (lines < halves) step.template run<Half<T>, N>(x, lines, halves);
+    if (halves < end) step.template run<One<T>, N>(x, halves, end);
   };
   int64_t x = 0;
   for (; x + 4 <= width; x += 4) run.template operator()<4>(x);

@@ -181,10 +181,8 @@ class GatedMixer {
                });
       const int64_t tokens = piece.last - piece.first;
       T* to = y + (start + piece.first) * out_dim_;
-      for (int64_t row = 0; bias && row < tokens; ++row)
-        std::copy(bias, bias + out_dim_, to + row * out_dim_);
       multiply<T>({out(piece.first), tokens, h_, product.stride}, proj_.t(),
-                  {to, tokens, out_dim_, out_dim_}, bias);
+                  {to, tokens, out_dim_, out_dim_}, {bias});
     });
   }
 
@@ -213,8 +211,8 @@ class GatedMixer {
                              GateBack<T, Source>{source, grad.at(at), product.at(at), grad.stride,
                                                  grads.at(token), grads.stride});
                });
-      multiply<T>(grad_out.t(), {product.at(0), fresh, h_, product.stride},
-                  {out.proj.mutable_data_ptr<T>(), out_dim_, h_, h_}, true);
+      multiply_onto<T>(grad_out.t(), {product.at(0), fresh, h_, product.stride},
+                       {out.proj.mutable_data_ptr<T>(), out_dim_, h_, h_});
       const auto to = [&](int64_t token) { return mapped.at(token - piece.first); };
       layout_.each_line(piece.first, piece.last, [&](int64_t token, int64_t y) {
         const int64_t thread = at::get_thread_num();
@@ -269,8 +267,9 @@ class GatedMixer {
                      int64_t columns) {
       const Tensor& weight = weights_[blocks_[i]];
       const Matrix<const T> part{weight.const_data_ptr<T>() + from, rows, columns, weight.size(1)};
-      multiply<T>({x + start, tokens, columns, dim_}, part.t(), {u + row, tokens, rows, stride},
-                  from > 0);
+      const Matrix<T> out{u + row, tokens, rows, stride};
+      multiply<T>({x + start, tokens, columns, dim_}, part.t(), out,
+                  from ? Base<T>{out.data, stride} : Base<T>{});
     });
   }
 
@@ -283,10 +282,10 @@ class GatedMixer {
       const Matrix<const T> part{weight.const_data_ptr<T>() + from, rows, columns, weight.size(1)};
       const Matrix<const T> run{grad + row, tokens, rows, stride};
       const int64_t at = first * dim_ + start;
-      multiply<T>(run, part, {grad_x + at, tokens, columns, dim_}, true);
+      multiply_onto<T>(run, part, {grad_x + at, tokens, columns, dim_});
       T* grad_weight = grad_weights[blocks_[i]].template mutable_data_ptr<T>() + from;
-      multiply<T>(run.t(), {x_ + at, tokens, columns, dim_},
-                  {grad_weight, rows, columns, weight.size(1)}, true);
+      multiply_onto<T>(run.t(), {x_ + at, tokens, columns, dim_},
+                       {grad_weight, rows, columns, weight.size(1)});
     });
   }
 

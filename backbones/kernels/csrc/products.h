@@ -45,22 +45,27 @@ constexpr int64_t kFewRows = 8;
 inline auto blas(float) { return &sgemm_; }
 inline auto blas(double) { return &dgemm_; }
 
-// out = left right, or out += left right.
+// out = base + left right.
 template <class T>
-void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool add = false) {
+void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, Base<T> base = {}) {
   if (out.rows == 0 || out.columns == 0) return;
-  if (left.width() == 0) {  // a sum of nothing
-    for (int64_t row = 0; row < out.rows && !add; ++row)
-      std::fill_n(out.data + row * out.stride, out.columns, T(0));
-    return;
-  }
-  if (out.rows >= kFewRows && has_tiles())
+  if (out.rows >= kFewRows && left.width() > 0 && has_tiles())
     return multiply_tiles(left.view(), right.view(), out.rows, left.width(), out.columns, out.data,
-                          out.stride, add);
+                          out.stride, base);
+  const bool is_empty = left.width() == 0;  // a sum of nothing
+  if (base.data != out.data && (base.data || is_empty))
+    for (int64_t row = 0; row < out.rows; ++row) {
+      T* to = out.data + row * out.stride;
+      if (base.data)
+        std::copy_n(base.data + row * base.stride, out.columns, to);
+      else
+        std::fill_n(to, out.columns, T(0));
+    }
+  if (is_empty) return;
   const auto gemm = blas(T());
   if (gemm == nullptr) {
     auto result = out.tensor();
-    if (!add) result.zero_();  // what is in fresh memory may be no number
+    if (!base.data) result.zero_();  // what is in fresh memory may be no number
     result.addmm_(left.tensor(), right.tensor());
     return;
   }
@@ -68,8 +73,14 @@ void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, bool a
   const char first = right.transposed ? 'T' : 'N', second = left.transposed ? 'T' : 'N';
   const int m = out.columns, n = out.rows, k = left.width();
   const int lda = right.stride, ldb = left.stride, ldc = out.stride;
-  const T one = 1, beta = add ? 1 : 0;
+  const T one = 1, beta = base.data ? 1 : 0;
   gemm(&first, &second, &m, &n, &k, &one, right.data, &lda, left.data, &ldb, &beta, out.data, &ldc);
+}
+
+// out += left right.
+template <class T>
+void multiply_onto(Matrix<const T> left, Matrix<const T> right, Matrix<T> out) {
+  multiply<T>(left, right, out, {out.data, out.stride});
 }
 
 }  // namespace mixerlab

@@ -1,4 +1,5 @@
-// Matrix products in vectors of a whole line of memory, for processors that have them (AVX-512).
+// Matrix products in the longest vectors of a processor: AVX-512's, which are a line of memory, or
+// AVX2's.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,22 @@ struct View {
   int64_t row, column;
 };
 
-// Whether `multiply_tiles` is the faster way here. MKL, which torch brings, takes half a line at a
-// time on processors that are not Intel's.
+// What a product is added to: rows `stride` apart, one row for all with a stride of 0, or nothing.
+template <class T>
+struct Base {
+  const T* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Whether `multiply_tiles` is the faster way here: on processors that are not Intel's. There MKL,
+// which torch brings, takes half a line at a time, and small matrices cost it as much as larger
+// ones.
 bool has_tiles();
 
-// out (rows, columns), whose rows are `stride` apart, = left (rows, depth) right (depth, columns),
-// or += that.
+// out (rows, columns), whose rows are `stride` apart, = base + left (rows, depth) right (depth,
+// columns). The base may be out itself.
 template <class T>
 void multiply_tiles(View<T> left, View<T> right, int64_t rows, int64_t depth, int64_t columns,
-                    T* out, int64_t stride, bool add);
+                    T* out, int64_t stride, Base<T> base);
 
 }  // namespace mixerlab

@@ -47,7 +47,7 @@ inline void store(T* to, V value) {
 // The functions below take N vectors, in place, each step of all before the next step of any: a
 // processor has several such steps under way at once, and does not look far ahead for them.
 
-// a x + b with N values of x, one factor after the other: a polynomial, highest factor first.
+// A polynomial of N vectors, its highest factor first.
 template <class V, int N, class T, int count>
 inline void horner(const V (&x)[N], const T (&factors)[count], V (&value)[N]) {
 #pragma GCC unroll 4
