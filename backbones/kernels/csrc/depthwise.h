@@ -111,17 +111,18 @@ template <class L, int N, class T>
       const int64_t step = rows.step[dy];
       const T *from = row[dy] + c, *tap = taps + 3 * dy * conv.h + c;
       const V left = load<V>(tap), centre = load<V>(tap + conv.h), right = load<V>(tap + 2 * conv.h);
-      V before = has_left ? load<V>(from - step) : V{};
-      V here = load<V>(from);
+      V value[N + 2];
+      value[0] = has_left ? load<V>(from - step) : V{};
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) {
-        const V after = i + 1 < N || has_right ? load<V>(from + (i + 1) * step) : V{};
-        sum[i] += left * before;
-        sum[i] += centre * here;
-        sum[i] += right * after;
-        before = here;
-        here = after;
-      }
+      for (int i = 0; i < N; ++i) value[i + 1] = load<V>(from + i * step);
+      value[N + 1] = has_right ? load<V>(from + N * step) : V{};
+      // All sums by turns, as each waits for its own last addition.
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sum[i] += left * value[i];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sum[i] += centre * value[i + 1];
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sum[i] += right * value[i + 2];
     }
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) store(out + i * stride + c, sum[i]);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <utility>
-#include <vector>
 
 #include "lines.h"
 
@@ -23,11 +22,6 @@ namespace {
 constexpr int64_t kRows = kRegister == 64 ? 14 : 6;
 constexpr int64_t kLines = 2;
 constexpr int64_t kDepth = 256;  // of one pass: a panel of it fits into a first-level cache
-
-// Memory that begins where a line of the cache begins.
-struct alignas(64) Line {
-  char bytes[64];
-};
 
 template <class T>
 constexpr int64_t kPanel = kLines * Lanes<T>::width;  // columns of a panel
@@ -121,14 +115,31 @@ constexpr std::array<Column<T>, sizeof...(R)> columns_of(std::index_sequence<R..
   return {&multiply_column<T, R + 1, W>...};
 }
 
-// Some tiles of equal height below each other, of columns that are at most a panel.
+// Rows in tiles of about equal height, times a panel.
 template <class T>
-void multiply_some(View<T> left, const T* panel, int64_t rows, int64_t count, int64_t depth,
-                   int64_t columns, T* out, int64_t stride, Base<T> base) {
+void multiply_panel(View<T> left, const T* panel, int64_t rows, int64_t depth, int64_t columns,
+                    T* out, int64_t stride, Base<T> base) {
   static constexpr auto ones = columns_of<T, 1>(std::make_index_sequence<kRows>()),
                         twos = columns_of<T, 2>(std::make_index_sequence<kRows>());
-  (columns > Lanes<T>::width ? twos : ones)[rows - 1](left, panel, count, depth, columns, out,
-                                                      stride, base);
+  const auto& functions = columns > Lanes<T>::width ? twos : ones;
+  const int64_t tiles = (rows + kRows - 1) / kRows, height = (rows + tiles - 1) / tiles;
+  const int64_t tall = rows - tiles * (height - 1);  // tiles; the others have a row less
+  functions[height - 1](left, panel, tall, depth, columns, out, stride, base);
+  if (tall == tiles) return;
+  const int64_t row = tall * height;
+  functions[height - 2]({left.data + row * left.row, left.row, left.column}, panel, tiles - tall,
+                        depth, columns, out + row * stride, stride, base.from(row, 0));
+}
+
+// Fetch what `pack` will read, while something else is computed.
+template <class T>
+void prefetch(View<T> right, int64_t depth, int64_t columns) {
+  constexpr int64_t line = 64 / sizeof(T);
+  const bool is_row = right.column == 1;
+  const int64_t lines = is_row ? depth : columns, step = is_row ? right.row : right.column;
+  for (int64_t i = 0; i < lines; ++i)
+    for (int64_t at = 0; at < (is_row ? columns : depth); at += line)
+      __builtin_prefetch(right.data + i * step + at, 0, 2);
 }
 
 }  // namespace
@@ -142,39 +153,32 @@ template <class T>
 void multiply_tiles(View<T> left, View<T> right, int64_t rows, int64_t depth, int64_t columns,
                     T* out, int64_t stride, Base<T> base) {
   constexpr int64_t panel = kPanel<T>;
-  static thread_local std::vector<Line> memory;
-  const int64_t panels = (columns + panel - 1) / panel, tiles = (rows + kRows - 1) / kRows;
-  const size_t needed = panels * panel * std::min(depth, kDepth) * sizeof(T);
-  memory.resize(std::max(memory.size(), needed / sizeof(Line) + 1));
-  // Of equal height, but for one row: the first ones are the taller.
-  const int64_t height = (rows + tiles - 1) / tiles, tall = rows - tiles * (height - 1);
-  T* packed = reinterpret_cast<T*>(memory.data());
-  for (int64_t k = 0; k < depth; k += kDepth) {
-    const int64_t now = std::min(kDepth, depth - k);
-    const auto width = [&](int64_t n) { return std::min(panel, columns - n * panel); };
-    const auto from_base = [&](int64_t row, int64_t column) {
-      return base.data ? Base<T>{base.data + row * base.stride + column, base.stride} : base;
-    };
-    at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n)
-        pack<T>({right.data + k * right.row + n * panel * right.column, right.row, right.column},
-                now, width(n), packed + n * panel * now);
-    });
-    at::parallel_for(0, tiles, 4, [&](int64_t begin, int64_t end) {
-      const auto some = [&](int64_t n, int64_t from, int64_t until, int64_t height, int64_t row) {
-        if (from < until)
-          multiply_some<T>({left.data + row * left.row + k * left.column, left.row, left.column},
-                           packed + n * panel * now, height, until - from, now, width(n),
-                           out + row * stride + n * panel, stride, from_base(row, n * panel));
+  const int64_t panels = (columns + panel - 1) / panel, threads = at::get_num_threads();
+  // A thread has panels of its own, or where these are too few some rows of one.
+  const int64_t shares = std::min((threads + panels - 1) / panels, (rows + kRows - 1) / kRows);
+  at::parallel_for(0, panels * shares, 1, [&](int64_t begin, int64_t end) {
+    alignas(64) static thread_local T packed[panel * kDepth];
+    for (int64_t k = 0; k < depth; k += kDepth) {
+      const int64_t now = std::min(kDepth, depth - k);
+      const auto width = [&](int64_t job) {
+        return std::min(panel, columns - job / shares * panel);
       };
-      for (int64_t n = 0; n < panels; ++n) {
-        some(n, begin, std::min(end, tall), height, begin * height);
-        const int64_t from = std::max(begin, tall);
-        some(n, from, end, height - 1, from * (height - 1) + tall);
+      const auto part = [&](int64_t job) {
+        return View<T>{right.data + k * right.row + job / shares * panel * right.column, right.row,
+                       right.column};
+      };
+      for (int64_t job = begin; job < end; ++job) {
+        const int64_t column = job / shares * panel, from = rows * (job % shares) / shares,
+                      until = rows * (job % shares + 1) / shares;
+        T* to = out + from * stride + column;
+        pack<T>(part(job), now, width(job), packed);
+        if (job + 1 < end) prefetch<T>(part(job + 1), now, width(job + 1));
+        multiply_panel<T>({left.data + from * left.row + k * left.column, left.row, left.column},
+                          packed, until - from, now, width(job), to, stride,
+                          k ? Base<T>{to, stride} : base.from(from, column));
       }
-    });
-    base = {out, stride};
-  }
+    }
+  });
 }
 
 #else

@@ -18,6 +18,10 @@ template <class T>
 struct Base {
   const T* data = nullptr;
   int64_t stride = 0;
+
+  Base from(int64_t row, int64_t column) const {
+    return data ? Base{data + row * stride + column, stride} : Base{};
+  }
 };
 
 // Whether `multiply_tiles` is the faster way here: on processors that are not Intel's. There MKL,
