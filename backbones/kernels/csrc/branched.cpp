@@ -45,13 +45,13 @@ struct Activate {
   inline void run(int64_t x, int64_t begin, int64_t end) const {
     using V = typename L::V;
     for (int64_t c = begin; c < end; c += L::width) {
-      const V a = load<V>(alpha + c), b = load<V>(gamma + c), s = load<V>(scale + c),
-              f = load<V>(shift + c);
+      const V a = load<V>(alpha + c), b = load<V>(gamma + c);
       V value[N];
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i)
         value[i] = load<V>(z + (x + i) * z_stride + c - branch) * a + b;
       gelu<T, L>(value);
+      const V s = load<V>(scale + c), f = load<V>(shift + c);
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) store(out + (x + i) * stride + c, value[i] * s + f);
     }

@@ -20,6 +20,14 @@ struct Normal<double> {
       for (int64_t lane = 0; lane < L::width; ++lane)
         x[i][lane] = 0.5 + 0.5 * std::erf(x[i][lane] * M_SQRT1_2);
   }
+
+  template <class L, int N>
+  static inline void times_below(typename L::V (&x)[N]) {
+    typename L::V phi[N];
+    std::copy(x, x + N, phi);
+    below<L>(phi);
+    for (int i = 0; i < N; ++i) x[i] *= phi[i];
+  }
 };
 
 // (Phi(x) - 1/2) / x as a polynomial of x^2, fitted by least squares at Chebyshev's weights: 1e-7 of
@@ -35,26 +43,47 @@ struct Normal<float> {
   template <class L, int N>
   static inline void below(typename L::V (&x)[N]) {
     using V = typename L::V;
-    V inside[N], t[N], p[N];
+    V p[N];
+    slope(x, p);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = x[i] < -end ? V{} : p[i] * clipped(x[i]) + 0.5f;
+  }
+
+  // x Phi(x). x is cut off at the lower end as well, where this is 1e-7: no vector is needed beside x
+  // and the polynomial's, which fill the registers of AVX2.
+  template <class L, int N>
+  static inline void times_below(typename L::V (&x)[N]) {
+    using V = typename L::V;
+    V p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] = at_least(x[i], V{} - end);
+    slope(x, p);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) x[i] *= p[i] * at_most(x[i], V{} + end) + 0.5f;
+  }
+
+ private:
+  template <class V>
+  static inline V clipped(V x) {
+    return at_most(at_least(x, V{} - end), V{} + end);
+  }
+
+  // (Phi(x) - 1/2) / x.
+  template <class V, int N>
+  static inline void slope(const V (&x)[N], V (&p)[N]) {
+    V t[N];
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
-      inside[i] = x[i] < -end ? V{} - end : x[i];
-      inside[i] = inside[i] > end ? V{} + end : inside[i];
-      t[i] = inside[i] * inside[i] * (2 / (end * end)) - 1.0f;
+      const V inside = clipped(x[i]);
+      t[i] = inside * inside * (2 / (end * end)) - 1.0f;
     }
     horner(t, factors, p);
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) x[i] = x[i] < -end ? V{} : p[i] * inside[i] + 0.5f;
   }
 };
 
 template <class T, class L, int N>
 inline void gelu(typename L::V (&x)[N]) {
-  typename L::V below[N];
-  std::copy(x, x + N, below);
-  Normal<T>::template below<L>(below);
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i) x[i] *= below[i];
+  Normal<T>::template times_below<L>(x);
 }
 
 // GELU and its slope.

@@ -6,6 +6,10 @@
 #include <cstring>
 #include <type_traits>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 namespace mixerlab {
 
 #if defined(__AVX512F__)
@@ -42,6 +46,29 @@ inline V load(const T* from) {
 template <class V, class T>
 inline void store(T* to, V value) {
   std::memcpy(to, &value, sizeof(V));
+}
+
+// The larger, or the smaller, of x and a bound. Where x is no number, it stays none. GCC makes one
+// instruction of the plain form unless it knows the bound.
+template <class V>
+inline V at_least(V x, V bound) {
+#ifdef __AVX__
+  if constexpr (std::is_same_v<V, Vector<float, 32>::V>) return (V)_mm256_max_ps((__m256)bound, (__m256)x);
+#endif
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<V, Vector<float, 64>::V>) return (V)_mm512_max_ps((__m512)bound, (__m512)x);
+#endif
+  return x < bound ? bound : x;
+}
+template <class V>
+inline V at_most(V x, V bound) {
+#ifdef __AVX__
+  if constexpr (std::is_same_v<V, Vector<float, 32>::V>) return (V)_mm256_min_ps((__m256)bound, (__m256)x);
+#endif
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<V, Vector<float, 64>::V>) return (V)_mm512_min_ps((__m512)bound, (__m512)x);
+#endif
+  return x > bound ? bound : x;
 }
 
 // The functions below take N vectors, in place, each step of all before the next step of any: a
@@ -92,8 +119,7 @@ inline void exponential(typename L::V (&x)[N]) {
   V shifted[N], p[N];
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) {
-    x[i] = x[i] < E::low ? V{} + E::low : x[i];
-    x[i] = x[i] > E::high ? V{} + E::high : x[i];
+    x[i] = at_most(at_least(x[i], V{} + E::low), V{} + E::high);
     shifted[i] = x[i] * E::log2e + E::magic;
   }
 #pragma GCC unroll 4
