@@ -52,6 +52,14 @@ struct Gated : torch::autograd::Function<Gated> {
       at::TensorList, at::IntArrayRef, const OptionalTensor&, const OptionalTensor&, const Tensor&,
       const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&);
 
+  // The operator without a gradient.
+  template <class... Given>
+  static std::tuple<Tensor, Tensor> plain(Given&&... given) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto call = operation<Forward>("mixerlab::gated_mixer");
+    return call.call(std::forward<Given>(given)...);
+  }
+
   static variable_list forward(AutogradContext* ctx, const Tensor& tokens, c10::SymInt prefix,
                                c10::SymInt height, c10::SymInt width, at::TensorList weights,
                                at::IntArrayRef blocks, const OptionalTensor& before_a,
@@ -59,10 +67,8 @@ struct Gated : torch::autograd::Function<Gated> {
                                const Tensor& kernel_b, const OptionalTensor& own_a,
                                const OptionalTensor& own_b, const Tensor& proj,
                                const OptionalTensor& proj_bias, bool keep) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    static const auto call = operation<Forward>("mixerlab::gated_mixer");
-    auto [y, kept] = call.call(tokens, prefix, height, width, weights, blocks, before_a, before_b,
-                               kernel_a, kernel_b, own_a, own_b, proj, proj_bias, keep);
+    auto [y, kept] = plain(tokens, prefix, height, width, weights, blocks, before_a, before_b,
+                           kernel_a, kernel_b, own_a, own_b, proj, proj_bias, keep);
     variable_list saved{kept, tokens, or_none(before_a), or_none(before_b), kernel_a, kernel_b,
                         or_none(own_a), or_none(own_b), proj};
     saved.insert(saved.end(), weights.begin(), weights.end());
@@ -112,17 +118,23 @@ struct Branched : torch::autograd::Function<Branched> {
       c10::SymInt, const Tensor&, const Tensor&, at::TensorList, at::TensorList, double, double,
       bool, const Tensor&, const Tensor&, const Tensor&);
 
+  // The operator without a gradient.
+  template <class... Given>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> plain(Given&&... given) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto call = operation<Forward>("mixerlab::branched_mixer");
+    return call.call(std::forward<Given>(given)...);
+  }
+
   static variable_list forward(AutogradContext* ctx, const Tensor& tokens, c10::SymInt height,
                                c10::SymInt width, const Tensor& w1, const Tensor& b1,
                                at::TensorList coefficients, at::TensorList norms,
                                at::TensorList running, double eps_mid, double eps_dw, bool training,
                                const Tensor& kernel, const Tensor& own, const Tensor& w2,
                                const Tensor& b2, bool keep) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    static const auto call = operation<Forward>("mixerlab::branched_mixer");
     auto [y, z, u, statistics] =
-        call.call(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid, eps_dw,
-                  training, kernel, own, w2, b2, keep);
+        plain(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid, eps_dw,
+              training, kernel, own, w2, b2, keep);
     variable_list saved{z, u, statistics, tokens, w1, b1, kernel, own, w2};
     saved.insert(saved.end(), norms.begin(), norms.end());
     saved.insert(saved.end(), coefficients.begin(), coefficients.end());
@@ -170,6 +182,10 @@ std::tuple<Tensor, Tensor> gated(const Tensor& tokens, c10::SymInt prefix, c10::
                                  const Tensor& kernel_a, const Tensor& kernel_b,
                                  const OptionalTensor& own_a, const OptionalTensor& own_b,
                                  const Tensor& proj, const OptionalTensor& proj_bias, bool keep) {
+  // What autograd would note costs as much as a small map.
+  if (!at::GradMode::is_enabled())
+    return Gated::plain(tokens, prefix, height, width, weights, blocks, before_a, before_b,
+                        kernel_a, kernel_b, own_a, own_b, proj, proj_bias, keep);
   auto out = Gated::apply(tokens, prefix, height, width, weights, blocks, before_a, before_b,
                           kernel_a, kernel_b, own_a, own_b, proj, proj_bias, keep);
   return {out[0], out[1]};
@@ -180,6 +196,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> branched(
     at::TensorList coefficients, at::TensorList norms, at::TensorList running, double eps_mid,
     double eps_dw, bool training, const Tensor& kernel, const Tensor& own, const Tensor& w2,
     const Tensor& b2, bool keep) {
+  if (!at::GradMode::is_enabled())
+    return Branched::plain(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid,
+                           eps_dw, training, kernel, own, w2, b2, keep);
   auto out = Branched::apply(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid,
                              eps_dw, training, kernel, own, w2, b2, keep);
   return {out[0], out[1], out[2], out[3]};

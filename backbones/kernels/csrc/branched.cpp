@@ -10,6 +10,8 @@
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
+#include <array>
+
 #include "depthwise.h"
 #include "normal.h"
 #include "norms.h"
@@ -28,6 +30,8 @@ constexpr int64_t kPadding = 16;
 
 // Rows of the statistics: a value near the mean of each activation, and both norms' own.
 enum Statistic { kCentre, kMeanMid, kVarMid, kMeanDw, kVarDw, kStatistics };
+template <class T>
+using Statistics = std::array<const T*, kStatistics>;
 // Rows of the gradients that there is one of per hidden channel.
 enum PerChannel { kAlpha, kBeta, kGamma, kTheta, kWeightMid, kBiasMid, kWeightDw, kBiasDw, kOwn,
                   kTaps, kPerChannel = kTaps + 9 };
@@ -225,12 +229,12 @@ struct ActivateBack {
 template <class T>
 class BranchedMixer {
  public:
-  // `norms` are weight and bias of both. `statistics` are null before those of the batch are known;
-  // `is_training` says whether they are the batch's, or the norms' running ones.
+  // `norms` are weight and bias of both. The rows of `statistics` are null before those of the batch
+  // are known; `is_training` says whether they are the batch's, or the norms' running ones.
   BranchedMixer(const Tensor& tokens, MapSize size, const Tensor& w1, const Tensor& b1,
                 at::TensorList coefficients, at::TensorList norms, double eps_mid, double eps_dw,
                 bool is_training, const Tensor& kernel, const Tensor& own, const Tensor& w2,
-                const T* statistics)
+                const Statistics<T>& statistics)
       : layout_{0, size},
         batch_(tokens.size(0)),
         dim_(tokens.size(2)),
@@ -260,9 +264,9 @@ class BranchedMixer {
     }
     mid_.eps = eps_mid, dw_.eps = eps_dw;
     mid_.is_batch = dw_.is_batch = is_training;
-    if (statistics == nullptr) return;
+    if (statistics[kMeanMid] == nullptr) return;
     for (int64_t c = 0; c < h_; ++c) {
-      const auto of = [&](Statistic row) { return statistics[row * h_ + c]; };
+      const auto of = [&](Statistic row) { return statistics[row] ? statistics[row][c] : T(0); };
       set_mid(c, of(kMeanMid), of(kVarMid), of(kCentre));
       set_dw(c, of(kMeanDw), of(kVarDw));
     }
@@ -557,6 +561,15 @@ class BranchedMixer {
   const int64_t budget_;  // tokens of a piece
 };
 
+// Where rows lie; those that are not there are null.
+template <class T>
+Statistics<T> rows_of(const std::vector<Tensor>& rows) {
+  Statistics<T> out{};
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (rows[i].defined()) out[i] = rows[i].const_data_ptr<T>();
+  return out;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> branched_mixer(
     const Tensor& tokens, int64_t height, int64_t width, const Tensor& w1, const Tensor& b1,
     at::TensorList coefficients, at::TensorList norms, at::TensorList running, double eps_mid,
@@ -567,12 +580,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> branched_mixer(
   auto y = at::empty({batch, count, w2.size(0)}, tokens.options());
   auto z = at::empty({kept, count, w1.size(0)}, tokens.options());
   auto u = at::empty({kept, count, w2.size(1)}, tokens.options());
-  auto statistics = at::zeros({kStatistics, w2.size(1)}, tokens.options());
-  for (int64_t row = 0; !training && row < 4; ++row) statistics[kMeanMid + row].copy_(running[row]);
+  auto statistics = at::empty({kStatistics, w2.size(1)}, tokens.options());
+  std::vector<Tensor> rows(kStatistics);  // of evaluation
+  for (int64_t row = 0; !training && row < 4; ++row)
+    rows[kMeanMid + row] = running[row].to(tokens.scalar_type()).contiguous();
+  if (keep && !training) {  // for the backward pass
+    statistics[kCentre].zero_();
+    for (int64_t row = 0; row < 4; ++row) statistics[kMeanMid + row].copy_(rows[kMeanMid + row]);
+  }
   AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), "branched_mixer", [&] {
     BranchedMixer<scalar_t> mixer(tokens, {height, width}, w1, b1, coefficients, norms, eps_mid,
                                   eps_dw, training, kernel, own, w2,
-                                  training ? nullptr : statistics.const_data_ptr<scalar_t>());
+                                  rows_of<scalar_t>(rows));
     const scalar_t* bias = b2.const_data_ptr<scalar_t>();
     if (keep)
       mixer.forward(bias, y.mutable_data_ptr<scalar_t>(), z.mutable_data_ptr<scalar_t>(),
@@ -594,7 +613,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> branched_mixer_backward(
   AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), "branched_mixer_backward", [&] {
     const BranchedMixer<scalar_t> mixer(tokens, {height, width}, w1, b1, coefficients, norms,
                                         eps_mid, eps_dw, training, kernel, own, w2,
-                                        statistics.const_data_ptr<scalar_t>());
+                                        rows_of<scalar_t>(statistics.unbind()));
     mixer.backward(grad.const_data_ptr<scalar_t>(), z.const_data_ptr<scalar_t>(),
                    u.const_data_ptr<scalar_t>(), grad_x, grad_w1, grad_b1, per_channel, grad_w2);
   });
