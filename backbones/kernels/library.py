@@ -17,6 +17,7 @@ from backbones.kernels import (
     branched_mixer,
     gated_mixer,
     linear,
+    normalise,
     star_mixer,
     triton_choice,
 )
@@ -41,7 +42,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer, branched_mixer, linear, batched, star_mixer):
+            for operator in (gated_mixer, branched_mixer, linear, batched, star_mixer, normalise):
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"
@@ -67,7 +68,8 @@ def status() -> str:
     else:
         portable = not compiled_file(portable=False).exists()
         tiles = torch.ops.mixerlab.has_tiles()
-        products = "products of their own (AVX-512)" if tiles else "the BLAS"
+        vectors = "AVX-512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "AVX2"
+        products = f"products of their own ({vectors})" if tiles else "the BLAS"
         text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
     return f"{text}{'' if _switch() else triton_choice.status()}"
 

@@ -38,7 +38,6 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks
-            or "parametrizations" in module._modules
         ):
             return False
         for parameter in module._parameters.values():
@@ -46,5 +45,8 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
                 parameter.dtype is dtype and parameter.is_contiguous()
             ):
                 return False
-        modules += [part for part in module._modules.values() if part is not None]
+        if parts := module._modules:
+            if "parametrizations" in parts:
+                return False
+            modules += [part for part in parts.values() if part is not None]
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
@@ -10,10 +11,11 @@ from backbones import kernels
 from backbones.kernels.gated_mixer import gated_mixer
 from backbones.layers.axes import join_tokens
 from backbones.layers.fused_forms import is_plain
-from backbones.mixers.afbo.channel_mappings import ChannelMapping
+from backbones.mixers.afbo.channel_mappings import ChannelMapping, OverlappedCycleMapping
 from backbones.mixers.afbo.spatial_models import SameConv
 
 if TYPE_CHECKING:
+    from backbones.mixers.afbo.block_products import MatrixBlock
     from backbones.mixers.afbo.scfbo import SCFBO
 
 
@@ -39,8 +41,7 @@ def mix(mixer: SCFBO, x: Tensor, prefix: Tensor | None) -> Tensor | tuple[Tensor
     tokens = x.flatten(1, 2) if prefix is None else join_tokens(prefix, x)
     maps = (mixer.cm_a, cast("ChannelMapping", mixer.cm_b))
     convs = (cast("SameConv", mixer.sm_a), cast("SameConv", mixer.sm_b))
-    weights, blocks = maps[0].as_blocks()
-    more, others = maps[1].as_blocks()
+    (weights, blocks), (more, others) = map(_blocks, maps)
     flat = [number for block in blocks for number in block]
     flat += [n for index, start in others for n in (index + len(weights), start)]
     y = gated_mixer(
@@ -58,6 +59,14 @@ def mix(mixer: SCFBO, x: Tensor, prefix: Tensor | None) -> Tensor | tuple[Tensor
     if prefix is None:
         return y.unflatten(1, size)
     return y[:, count:].unflatten(1, size), y[:, :count]
+
+
+def _blocks(mapping: ChannelMapping) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
+    """``as_blocks``, without asking a list for its parameters one by one: 20 microseconds."""
+    if type(mapping) is not OverlappedCycleMapping:
+        return mapping.as_blocks()
+    weights = mapping.weights._parameters.values()
+    return [cast("Tensor", weight) for weight in weights], mapping.blocks
 
 
 def _is_depthwise(module: nn.Module) -> bool:

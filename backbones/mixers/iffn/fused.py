@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
 from backbones import kernels
 from backbones.kernels.branched_mixer import branched_mixer
+from backbones.kernels.normalise import normalise_, suits
 from backbones.layers.fused_forms import is_plain
 from backbones.layers.norms import normalise, scale_and_shift
 from backbones.mixers.iffn.activations import Arb, affine
@@ -46,11 +47,16 @@ def mix(mixer: IFFN, x: Tensor, prefix: Tensor | None) -> Tensor:
         tokens = x.shape[:-1].numel()
         remember(bn_mid, statistics[0], statistics[1], tokens)
         remember(dw.bn, statistics[2], statistics[3], tokens)
-    if bn_out is not None and not (bn_out.training or torch.is_grad_enabled()):
-        affine(y, *scale_and_shift(bn_out, y), out=y)
-    else:
-        y = normalise(y, bn_out)
-    return y.unflatten(1, size)
+    return _norm_out(y, bn_out).unflatten(1, size)
+
+
+def _norm_out(y: Tensor, norm: nn.Module | None) -> Tensor:
+    """The norm after W2, in place where no gradient is recorded."""
+    if norm is None or norm.training or torch.is_grad_enabled():
+        return normalise(y, norm)
+    if _is_plain(norm) and suits(norm, y):
+        return normalise_(y, norm)
+    return affine(y, *scale_and_shift(norm, y), out=y)
 
 
 def weights(mixer: IFFN) -> Sequence[Any]:
@@ -107,7 +113,7 @@ def _is_usual(mixer: IFFN) -> bool:
     )
 
 
-def _is_plain(norm: nn.Module) -> bool:
+def _is_plain(norm: nn.Module) -> TypeGuard[nn.BatchNorm1d]:
     """Whether this is a batch norm that averages its statistics exponentially."""
     return (
         type(norm) is nn.BatchNorm1d
