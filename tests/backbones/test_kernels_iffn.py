@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, kernels
+from backbones.kernels.normalise import normalise_, suits
 from backbones.mixers.iffn import fused
 from tests.tensors import build_mixer
 
@@ -52,6 +53,26 @@ def test_operator_equals_torch(options, size, training):
     if not training:
         with torch.inference_mode():
             torch.testing.assert_close(mixer(x), plain[0], rtol=1e-11, atol=1e-11)
+
+
+@compiled
+@torch.no_grad()
+def test_the_last_norm_is_torchs():
+    mixer, x = build_mixer("iffn", 24), torch.randn(2, 5, 7, 24, dtype=torch.float64)
+    norm = mixer.bn_out
+    norm.running_var.mul_(3).add_(0.1)
+    y = x.clone()
+    assert suits(norm, y)
+    normalise_(y, norm)
+    torch.testing.assert_close(y.flatten(0, 2), norm(x.flatten(0, 2)), rtol=1e-12, atol=1e-12)
+    assert normalise_(x[:0], norm).shape == (0, 5, 7, 24)
+    with pytest.raises(RuntimeError, match="24 numbers"):
+        torch.ops.mixerlab.normalise_(y, *[torch.ones(3, dtype=y.dtype)] * 4, 1e-5)
+    # Statistics of another type are torch's affair.
+    expected = mixer(x)
+    norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
+    assert not suits(norm, y)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-6, atol=1e-6)
 
 
 @compiled

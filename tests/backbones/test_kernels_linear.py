@@ -19,8 +19,9 @@ from tests.tensors import tokens
 compiled = pytest.mark.skipif(
     not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
 )
-# Rows of one image or none, of many pieces, and columns that fill no vector.
+# Rows of one image or none, of many pieces, columns that fill no vector, sums in several passes.
 SHAPES = [((1, 7, 5), 3), ((5,), 3), ((0, 4), 6), ((0, 40), 64), ((2, 3, 9), 33), ((1500, 40), 17)]
+SHAPES += [((19, 600), 70), ((96, 32), 64)]
 
 
 @pytest.fixture
@@ -160,7 +161,8 @@ def test_a_layer_with_its_gelu_equals_torchs(shape, out, has_bias):
     expected = F.gelu(F.linear(x, weight, bias))
     torch.testing.assert_close(linear_gelu(x, weight, bias), expected, rtol=1e-10, atol=1e-10)
     short = linear_gelu(*(None if t is None else t.float() for t in (x, weight, bias)))
-    torch.testing.assert_close(short, expected.float(), rtol=1e-5, atol=1e-5)
+    rounding = max(1e-5, 1e-7 * shape[-1])  # of sums of so many numbers
+    torch.testing.assert_close(short, expected.float(), rtol=1e-5, atol=rounding)
     assert choice.linear_gelu(x, weight, bias).shape == expected.shape
 
 
