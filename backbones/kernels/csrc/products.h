@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "tiles.h"
+#include "vectors.h"
 
 extern "C" {
 void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*,
@@ -41,6 +42,9 @@ struct Matrix {
 
 // Below this many it is not worth to bring the right matrix into another order.
 constexpr int64_t kFewRows = 8;
+// Of a transposed left matrix a tile reads as many numbers of a line as it has rows. AVX2's have six,
+// and the BLAS, which copies such a matrix first, is the faster one.
+constexpr bool kTilesTakeTransposed = kRegister == 64;
 
 inline auto blas(float) { return &sgemm_; }
 inline auto blas(double) { return &dgemm_; }
@@ -49,7 +53,8 @@ inline auto blas(double) { return &dgemm_; }
 template <class T>
 void multiply(Matrix<const T> left, Matrix<const T> right, Matrix<T> out, Base<T> base = {}) {
   if (out.rows == 0 || out.columns == 0) return;
-  if (out.rows >= kFewRows && left.width() > 0 && has_tiles())
+  if (out.rows >= kFewRows && left.width() > 0 && has_tiles() &&
+      (kTilesTakeTransposed || !left.transposed))
     return multiply_tiles(left.view(), right.view(), out.rows, left.width(), out.columns, out.data,
                           out.stride, base);
   const bool is_empty = left.width() == 0;  // a sum of nothing
