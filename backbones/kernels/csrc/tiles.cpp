@@ -22,6 +22,7 @@ namespace {
 constexpr int64_t kRows = kRegister == 64 ? 14 : 6;
 constexpr int64_t kLines = 2;
 constexpr int64_t kDepth = 256;  // of one pass: a panel of it fits into a first-level cache
+constexpr int64_t kShare = 1 << 17;  // multiply-adds that are worth a thread: some microseconds
 
 template <class T>
 constexpr int64_t kPanel = kLines * Lanes<T>::width;  // columns of a panel
@@ -153,10 +154,13 @@ template <class T>
 void multiply_tiles(View<T> left, View<T> right, int64_t rows, int64_t depth, int64_t columns,
                     T* out, int64_t stride, Base<T> base) {
   constexpr int64_t panel = kPanel<T>;
-  const int64_t panels = (columns + panel - 1) / panel, threads = at::get_num_threads();
+  const int64_t panels = (columns + panel - 1) / panel, worth = rows * depth * columns / kShare + 1;
+  const int64_t threads =
+      at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
   // A thread has panels of its own, or where these are too few some rows of one.
   const int64_t shares = std::min((threads + panels - 1) / panels, (rows + kRows - 1) / kRows);
-  at::parallel_for(0, panels * shares, 1, [&](int64_t begin, int64_t end) {
+  const int64_t jobs = panels * shares;
+  at::parallel_for(0, jobs, (jobs + threads - 1) / threads, [&](int64_t begin, int64_t end) {
     alignas(64) static thread_local T packed[panel * kDepth];
     for (int64_t k = 0; k < depth; k += kDepth) {
       const int64_t now = std::min(kDepth, depth - k);
