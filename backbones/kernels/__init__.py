@@ -25,7 +25,7 @@ from backbones.layers import batched_products
 from backbones.layers import linear as linear_layer
 
 linear_layer.FASTER.append((multiplies, linear.linear))
-linear_layer.FASTER_GELU.append((multiplies_without_gradient, linear.linear_gelu))
+linear_layer.FASTER_ACT.append((multiplies_without_gradient, linear.linear_act))
 batched_products.FASTER.append((multiplies_without_gradient, batched.batched))
 
 __all__ = [

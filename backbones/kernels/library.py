@@ -67,20 +67,19 @@ def status() -> str:
         text = f"torch's own operations ({_load()})"
     else:
         portable = not compiled_file(portable=False).exists()
-        tiles = torch.ops.mixerlab.has_tiles()
-        vectors = "AVX-512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "AVX2"
-        products = f"products of their own ({vectors})" if tiles else "the BLAS"
+        own = f"products of their own ({torch.ops.mixerlab.instructions()})"
+        products = own if torch.ops.mixerlab.has_tiles() else "the BLAS"
         text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
     return f"{text}{'' if _switch() else triton_choice.status()}"
 
 
 def multiplies(x: Tensor) -> bool:
-    """Whether ``linear`` takes this tensor, and is faster here than torch's products are."""
+    """Whether ``linear`` takes this tensor, and is not slower here than torch's products are."""
     return x.device.type == "cpu" and serves(x) and bool(torch.ops.mixerlab.has_tiles())
 
 
 def multiplies_without_gradient(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether ``batched`` and ``linear_gelu``, which have no gradient, take these."""
+    """Whether ``batched`` and ``linear_act``, which have no gradient, take these."""
     tensors = [x, *(tensor for tensor in others if tensor is not None)]
     records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return not records and all(tensor.dtype == x.dtype for tensor in tensors) and multiplies(x)

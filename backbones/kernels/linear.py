@@ -1,7 +1,8 @@
 """y = x W^T + b in one operator: torch's linear layer by matrix products of our own.
 
-``csrc/linear.cpp`` serves mixers whose layers stand apart (``layers/linear``), where the BLAS that
-torch brings leaves half of a processor's vectors unused; elsewhere it has nothing to offer.
+``csrc/linear.cpp`` serves mixers whose layers stand apart (``layers/linear``): where the BLAS that
+torch brings leaves half of a processor's registers unused it is the faster one, and elsewhere as
+fast; an activation behind it finds its values in the cache.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """GELU of ``linear``, without a gradient."""
-    y: Tensor = torch.ops.mixerlab.linear_gelu(_rows(x), weight.contiguous(), _whole(bias))
+def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
+    """Of ``linear`` the activation "gelu", "relu" or "silu", without a gradient."""
+    y: Tensor = torch.ops.mixerlab.linear_act(_rows(x), weight.contiguous(), _whole(bias), act)
     return y
 
 
@@ -41,13 +42,13 @@ def register() -> None:
     """Tell torch what the operator is on "meta" and in a count; see csrc for its gradients."""
     torch.library.register_fake(NAME, _fake)
     torch.library.register_fake(f"{NAME}_backward", _fake_backward)
-    torch.library.register_fake(f"{NAME}_gelu", _fake)
+    torch.library.register_fake(f"{NAME}_act", _fake)
     register_flop_formula(torch.ops.mixerlab.linear)(_flops)
-    register_flop_formula(torch.ops.mixerlab.linear_gelu)(_flops)
+    register_flop_formula(torch.ops.mixerlab.linear_act)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_backward)(_flops_backward)
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 

@@ -27,7 +27,8 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
     """Whether all weights are of one type and whole in memory, and nobody waits for a part's call.
 
     This is asked in every pass: torch's own walks over modules and parameters take longer than a
-    small map does. A weight that a parametrization computes may lie in memory in any order.
+    small map does. A weight that a parametrization computes may lie in memory in any order, and one
+    that is no parameter, in a replica or a shard of a network, is not where a compiled form looks.
     """
     if _has_any_global_hook():
         return False
@@ -38,6 +39,7 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks
+            or "weight" in module.__dict__
         ):
             return False
         for parameter in module._parameters.values():

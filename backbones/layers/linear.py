@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.fused_forms import is_plain
+
+Act = Literal["gelu", "relu", "silu"]
+ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 # Whom to ask before torch: whether it serves a tensor, and what computes; the compiled operators
 # enter theirs.
 FASTER: list[tuple[Callable[[Tensor], bool], Product]] = []
-# The same for a layer and the GELU behind it, of input, weight and bias.
-FASTER_GELU: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], Product]] = []
+# The same for a layer and the activation behind it, of input, weight and bias.
+ActProduct = Callable[[Tensor, Tensor, Tensor | None, Act], Tensor]
+FASTER_ACT: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], ActProduct]] = []
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,12 +31,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return (faster_linear(x) or F.linear)(x, weight, bias)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """GELU(X W^T + b): (..., C), (D, C) and (D,) -> (..., D)."""
-    for serves, product in FASTER_GELU:
+def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act) -> Tensor:
+    """act(X W^T + b): (..., C), (D, C) and (D,) -> (..., D)."""
+    for serves, product in FASTER_ACT:
         if serves(x, weight, bias):
-            return product(x, weight, bias)
-    return F.gelu(linear(x, weight, bias))
+            return product(x, weight, bias, act)
+    return ACTIVATIONS[act](linear(x, weight, bias))
 
 
 def faster_linear(x: Tensor) -> Product | None:
@@ -41,6 +50,15 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """W x + b."""
         return linear(x, self.weight, self.bias)
+
+
+def activate(layer: nn.Linear, x: Tensor, act: Act) -> Tensor:
+    """act(layer(x)), of a ``Linear`` in one step unless somebody waits for its call."""
+    if type(layer) is Linear:
+        for serves, product in FASTER_ACT:
+            if serves(x, layer.weight, layer.bias) and is_plain(layer, x.dtype):
+                return product(x, layer.weight, layer.bias, act)
+    return ACTIVATIONS[act](layer(x))
 
 
 def multiply_faster(module: nn.Module) -> None:

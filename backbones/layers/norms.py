@@ -17,8 +17,15 @@ def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
     that the paper has.
     """
     return not (
-        torch.is_grad_enabled() or (norm is not None and norm.training) or x.is_meta or in_graph()
+        torch.is_grad_enabled()
+        or (norm is not None and (norm.training or not _is_affine(cast("nn.BatchNorm1d", norm))))
+        or x.is_meta
+        or in_graph()
     )
+
+
+def _is_affine(norm: nn.BatchNorm1d) -> bool:
+    return norm.running_mean is not None and norm.affine
 
 
 def normalise(x: Tensor, norm: nn.Module | None) -> Tensor:

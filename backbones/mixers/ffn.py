@@ -7,18 +7,16 @@ https://arxiv.org/abs/2010.11929 (GELU).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.init import init_all
+from backbones.layers.linear import activate
 from backbones.registry import register_mixer
 
 Act = Literal["gelu", "silu"]
-ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
 
 
 @register_mixer(
@@ -63,5 +61,5 @@ class FFN(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
-        hidden = self.drop(ACTIVATIONS[self.act](self.fc1(x)))
+        hidden = self.drop(activate(self.fc1, x, self.act))
         return self.drop(self.fc2(hidden))

@@ -178,6 +178,21 @@ def test_computed_weights_keep_to_torch():
 
 
 @compiled
+def test_weights_that_were_computed_once_keep_their_order():
+    mixer, x = mixer_of(afbo), torch.randn(1, 4, 4, 40, dtype=torch.float64)
+    lists = [part for part in mixer.modules() if isinstance(part, nn.ParameterList)]
+    assert lists
+    for weights in lists:
+        register_parametrization(weights, "0", nn.Identity())
+        remove_parametrizations(weights, "0")
+        assert next(iter(weights._parameters)) != "0"
+    assert fused.serves(mixer, x)
+    with kernels.switched_off():
+        expected = mixer(x)
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-11, atol=1e-11)
+
+
+@compiled
 def test_a_map_without_tokens_is_torchs():
     assert not fused.serves(mixer_of(afbo), torch.empty(2, 0, 7, 40, dtype=torch.float64))
 

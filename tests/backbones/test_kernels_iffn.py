@@ -61,10 +61,14 @@ def test_the_last_norm_is_torchs():
     mixer, x = build_mixer("iffn", 24), torch.randn(2, 5, 7, 24, dtype=torch.float64)
     norm = mixer.bn_out
     norm.running_var.mul_(3).add_(0.1)
-    y = x.clone()
-    assert suits(norm, y)
-    normalise_(y, norm)
-    torch.testing.assert_close(y.flatten(0, 2), norm(x.flatten(0, 2)), rtol=1e-12, atol=1e-12)
+    for dtype, rounding in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+        y = x.to(dtype, copy=True)
+        assert suits(norm.to(dtype), y)
+        expected = norm(y.flatten(0, 2)).view_as(y)
+        torch.testing.assert_close(normalise_(y, norm), expected, rtol=rounding, atol=rounding)
+    statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    arguments = (x.clone(), *(one.detach() for one in statistics), norm.eps)
+    torch.library.opcheck(torch.ops.mixerlab.normalise_.default, arguments)
     assert normalise_(x[:0], norm).shape == (0, 5, 7, 24)
     with pytest.raises(RuntimeError, match="24 numbers"):
         torch.ops.mixerlab.normalise_(y, *[torch.ones(3, dtype=y.dtype)] * 4, 1e-5)
@@ -177,6 +181,24 @@ def test_other_norms_keep_to_torch():
         assert not fused.serves(mixer, x)
     mixer = build_mixer("iffn", 40)
     mixer.dw.bn = torch.nn.SyncBatchNorm.convert_sync_batchnorm(mixer.dw.bn)
+    assert not fused.serves(mixer, x)
+    for norm in (
+        torch.nn.BatchNorm1d(40, affine=False),
+        torch.nn.BatchNorm1d(40, track_running_stats=False),
+    ):
+        mixer = build_mixer("iffn", 40)
+        mixer.bn_out = norm.double().eval()
+        with torch.no_grad():
+            y = mixer(x)
+            with kernels.switched_off():
+                torch.testing.assert_close(mixer(x), y)
+    mixer = build_mixer("iffn", 40)
+    mixer.bn_mid.running_mean = torch.zeros(1, dtype=x.dtype)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="running statistics of"):
+        mixer(x)
+    weight = mixer.fc1.weight.detach()
+    del mixer.fc1.weight
+    mixer.fc1.weight = weight  # as in a replica
     assert not fused.serves(mixer, x)
     mixer = build_mixer("iffn", 40, drop=0.1)
     assert fused.serves(mixer, x)

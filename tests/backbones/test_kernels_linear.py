@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import kernels
 from backbones.kernels.batched import batched
-from backbones.kernels.linear import linear, linear_gelu
+from backbones.kernels.linear import linear, linear_act
 from backbones.layers import batched_products
 from backbones.layers import linear as choice
 from backbones.layers.pointwise import PointwiseConv2d
@@ -21,7 +21,7 @@ compiled = pytest.mark.skipif(
 )
 # Rows of one image or none, of many pieces, columns that fill no vector, sums in several passes.
 SHAPES = [((1, 7, 5), 3), ((5,), 3), ((0, 4), 6), ((0, 40), 64), ((2, 3, 9), 33), ((1500, 40), 17)]
-SHAPES += [((19, 600), 70), ((96, 32), 64)]
+SHAPES += [((19, 600), 70), ((96, 32), 64), ((3, 0), 4)]
 
 
 @pytest.fixture
@@ -61,18 +61,25 @@ def test_operator_equals_torch(shape, out, has_bias):
      ((16, 64), (128, 64), (1,)), ((16, 64), (64,), None)],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("operator", [linear, linear_gelu])
-def test_other_shapes_are_refused(operator, x, weight, bias):
+@pytest.mark.parametrize("more", [(), ("gelu",)], ids=str)
+def test_other_shapes_are_refused(more, x, weight, bias):
     given = [None if shape is None else tokens(*shape) for shape in (x, weight, bias)]
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"cannot multiply|does not fit"):
-        operator(*given)
+        (linear_act if more else linear)(*given, *more)
+
+
+@compiled
+def test_unknown_activations_are_refused():
+    with pytest.raises(RuntimeError, match="'elu'; one of gelu, silu and relu"):
+        linear_act(tokens(2, 3), tokens(4, 3), None, "elu")
 
 
 @compiled
 @torch.no_grad()
 def test_what_lies_elsewhere_in_memory_is_read_right():
     weight, bias = tokens(6, 8), tokens(12, seed=2)[::2]
-    for x in (tokens(1, 8).expand(4, 8), tokens(8, 9).t(), tokens(20, 8)[::2]):
+    one = tokens(8, 1).t()  # whose rows, of which there is one, are a number apart
+    for x in (tokens(1, 8).expand(4, 8), tokens(8, 9).t(), tokens(20, 8)[::2], one):
         torch.testing.assert_close(
             linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-10, atol=1e-10
         )
@@ -91,7 +98,7 @@ def test_groups_that_do_not_fit_are_refused():
 def test_a_bias_alone_may_learn(monkeypatch):
     monkeypatch.setattr(torch.ops.mixerlab, "has_tiles", lambda: True)
     leaves = [tokens(6, 5), tokens(4, 5, seed=2), tokens(4, seed=3).requires_grad_()]
-    choice.linear_gelu(*leaves).sum().backward()
+    choice.linear_act(*leaves, "gelu").sum().backward()
     assert leaves[2].grad is not None
     mix, group, bias = tokens(2, 3, 4), tokens(2, 4, 5), tokens(3, 1).requires_grad_()
     batched_products.batched_products(mix, group, bias).sum().backward()
@@ -154,16 +161,78 @@ def test_layers_become_faster_where_they_are(ours_first):
 @compiled
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize(("shape", "out"), SHAPES, ids=str)
+@pytest.mark.parametrize("act", choice.ACTIVATIONS)
 @torch.no_grad()
-def test_a_layer_with_its_gelu_equals_torchs(shape, out, has_bias):
+def test_a_layer_with_its_activation_equals_torchs(act, shape, out, has_bias):
     x, weight = 3 * tokens(*shape), tokens(out, shape[-1], seed=2)
     bias = tokens(out, seed=3) if has_bias else None
-    expected = F.gelu(F.linear(x, weight, bias))
-    torch.testing.assert_close(linear_gelu(x, weight, bias), expected, rtol=1e-10, atol=1e-10)
-    short = linear_gelu(*(None if t is None else t.float() for t in (x, weight, bias)))
+    expected = choice.ACTIVATIONS[act](F.linear(x, weight, bias))
+    torch.testing.assert_close(linear_act(x, weight, bias, act), expected, rtol=1e-10, atol=1e-10)
+    short = linear_act(*(None if t is None else t.float() for t in (x, weight, bias)), act)
     rounding = max(1e-5, 1e-7 * shape[-1])  # of sums of so many numbers
     torch.testing.assert_close(short, expected.float(), rtol=1e-5, atol=rounding)
-    assert choice.linear_gelu(x, weight, bias).shape == expected.shape
+    assert choice.linear_act(x, weight, bias, act).shape == expected.shape
+
+
+@compiled
+@pytest.mark.parametrize("act", choice.ACTIVATIONS)
+@torch.no_grad()
+def test_an_activation_of_what_is_no_number_or_has_no_end(act):
+    """GELU and SiLU of -inf, -inf times 0, are no numbers to torch, and -1e-7 and -inf to us."""
+    x = torch.tensor([torch.nan, torch.inf, 1e30, 5.6, 0.0, -5.6, -1e30, -torch.inf])[:, None]
+    expected = choice.ACTIVATIONS[act](x)
+    expected[-1] = -torch.inf if act == "silu" else 0
+    for out in (1, 40):  # one by one, and in vectors
+        found = linear_act(x, torch.ones(out, 1), None, act)
+        torch.testing.assert_close(
+            found, expected.expand(8, out), rtol=1e-6, atol=3e-7, equal_nan=True
+        )
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@torch.no_grad()
+def test_threads_share_products_of_any_size(threads):
+    """Panels for each thread, or shares of their rows, in one pass or several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, depth, out in ((300, 600, 24), (40, 600, 96), (200, 100, 150), (9, 2000, 40)):
+            x, weight, bias = tokens(rows, depth), tokens(out, depth, seed=2), tokens(out, seed=3)
+            for dtype, rounding in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
+                given = [t.to(dtype) for t in (x, weight, bias)]
+                torch.testing.assert_close(
+                    linear(*given).double(), F.linear(x, weight, bias), rtol=0, atol=rounding
+                )
+    finally:
+        torch.set_num_threads(before)
+
+
+@compiled
+def test_a_layer_goes_in_one_step_with_its_activation(monkeypatch):
+    calls = []
+    counted = lambda *given: calls.append(1) or linear_act(*given)  # noqa: E731
+    serves = kernels.multiplies_without_gradient
+    monkeypatch.setattr("backbones.kernels.library.multiplies", kernels.serves)
+    monkeypatch.setattr(choice, "FASTER_ACT", [(serves, counted)])
+    layer, x = choice.Linear(5, 6, dtype=torch.float64), tokens(3, 5)
+    expected = F.silu(F.linear(x, layer.weight, layer.bias))
+    seen = []
+    for grad, hook, count in ((False, False, 1), (True, False, 0), (False, True, 0)):
+        calls.clear()
+        handle = layer.register_forward_hook(lambda *_: seen.append(1)) if hook else None
+        with torch.set_grad_enabled(grad):
+            found = choice.activate(layer, x, "silu")
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert (len(calls), found.requires_grad) == (count, grad)
+        if handle is not None:
+            handle.remove()
+    assert seen
+    plain = nn.Linear(5, 6, dtype=torch.float64)
+    calls.clear()
+    with torch.no_grad():
+        choice.activate(plain, x, "silu")
+    assert not calls
 
 
 @compiled
@@ -192,11 +261,14 @@ def test_batched_products_equal_torchs(sizes, has_bias, monkeypatch):
 @compiled
 def test_operators_without_a_gradient_know_their_sizes_and_counts():
     with FlopCounterMode(display=False) as counter:
-        linear_gelu(torch.ones(3, 4), torch.ones(5, 4))
+        linear_act(torch.ones(3, 4), torch.ones(5, 4), None, "gelu")
         batched(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
     assert counter.get_total_flops() == 2 * 3 * 4 * 5 + 2 * 2 * 3 * 4 * 5
     for operator, given in (
-        (torch.ops.mixerlab.linear_gelu, (torch.ones(3, 4), torch.ones(5, 4), torch.ones(5))),
+        (
+            torch.ops.mixerlab.linear_act,
+            (torch.ones(3, 4), torch.ones(5, 4), torch.ones(5), "silu"),
+        ),
         (torch.ops.mixerlab.batched, (torch.ones(2, 3, 4), torch.ones(2, 4, 5), None)),
     ):
         torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))

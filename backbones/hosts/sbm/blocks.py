@@ -63,10 +63,12 @@ class Stem(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         half, wide = dim // 2, 4 * dim
-        self.conv1 = nn.Sequential(*conv_bn(3, half, 3, stride=2), nn.ReLU())
-        self.conv2 = nn.Sequential(*conv_bn(half, half, 3), nn.ReLU(), *conv_bn(half, half, 3))
+        self.conv1 = nn.Sequential(*conv_bn(3, half, 3, stride=2), nn.ReLU(inplace=True))
+        self.conv2 = nn.Sequential(
+            *conv_bn(half, half, 3), nn.ReLU(inplace=True), *conv_bn(half, half, 3)
+        )
         self.conv3 = nn.Sequential(
-            *conv_bn(half, wide, 3, stride=2), nn.ReLU(), *conv_bn(wide, dim, 1)
+            *conv_bn(half, wide, 3, stride=2), nn.ReLU(inplace=True), *conv_bn(wide, dim, 1)
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -90,9 +92,9 @@ def downsampling(dim: int) -> nn.Sequential:
     wide = 8 * dim
     return nn.Sequential(
         PointwiseConv2d(dim, wide),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         PointwiseConv2d(wide, 2 * dim),
         nn.BatchNorm2d(2 * dim),
     )

@@ -4,6 +4,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <utility>
+
+#include "dispatch.h"
+
 namespace mixerlab {
 namespace {
 
@@ -11,11 +15,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> operation(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // Whether there is anything to do; an error where nothing was kept, or more is asked for.
 bool has_work(const AutogradContext* ctx, const variable_list& grads, const Tensor& kept,

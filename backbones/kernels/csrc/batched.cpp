@@ -21,7 +21,8 @@ Tensor batched(const Tensor& left, const Tensor& right, const OptionalTensor& bi
                 columns = right.size(2);
   TORCH_CHECK(right.size(0) == groups && right.size(1) == depth, "groups of ", left.sizes(),
               " cannot multiply ", right.sizes());
-  TORCH_CHECK(!bias || bias->numel() == rows, "a bias of ", bias ? bias->sizes() : at::IntArrayRef(),
+  TORCH_CHECK(!bias || bias->numel() == rows, "a bias of ",
+              bias ? bias->sizes() : at::IntArrayRef(),
               " does not fit groups of ", left.sizes());
   Tensor out = at::empty({groups, rows, columns}, left.options());
   AT_DISPATCH_FLOATING_TYPES(left.scalar_type(), "batched", [&] {

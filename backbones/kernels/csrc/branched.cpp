@@ -229,8 +229,8 @@ struct ActivateBack {
 template <class T>
 class BranchedMixer {
  public:
-  // `norms` are weight and bias of both. The rows of `statistics` are null before those of the batch
-  // are known; `is_training` says whether they are the batch's, or the norms' running ones.
+  // `norms` are weight and bias of both. The rows of `statistics` are null before those of the
+  // batch are known; `is_training` says whether they are the batch's, or the norms' running ones.
   BranchedMixer(const Tensor& tokens, MapSize size, const Tensor& w1, const Tensor& b1,
                 at::TensorList coefficients, at::TensorList norms, double eps_mid, double eps_dw,
                 bool is_training, const Tensor& kernel, const Tensor& own, const Tensor& w2,
@@ -344,9 +344,11 @@ class BranchedMixer {
   }
 
   // All gradients, from that of y and what the forward pass kept.
-  void backward(const T* grad_y, const T* z, const T* u, const Tensor& grad_x, const Tensor& grad_w1,
-                const Tensor& grad_b1, const Tensor& per_channel, const Tensor& grad_w2) const {
-    const int64_t tokens = batch_ * layout_.count(), blocks = (h_ + kChannelBlock - 1) / kChannelBlock;
+  void backward(const T* grad_y, const T* z, const T* u, const Tensor& grad_x,
+                const Tensor& grad_w1, const Tensor& grad_b1, const Tensor& per_channel,
+                const Tensor& grad_w2) const {
+    const int64_t tokens = batch_ * layout_.count();
+    const int64_t blocks = (h_ + kChannelBlock - 1) / kChannelBlock;
     const auto options = grad_x.options();
     const Tensor memory = at::empty({tokens, h_}, options), more = at::empty({tokens, h_}, options);
     T *grad_u = memory.mutable_data_ptr<T>(), *grad_n = more.mutable_data_ptr<T>();
@@ -580,10 +582,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> branched_mixer(
   auto y = at::empty({batch, count, w2.size(0)}, tokens.options());
   auto z = at::empty({kept, count, w1.size(0)}, tokens.options());
   auto u = at::empty({kept, count, w2.size(1)}, tokens.options());
-  auto statistics = at::empty({kStatistics, w2.size(1)}, tokens.options());
+  auto statistics = at::empty({keep ? kStatistics : 0, w2.size(1)}, tokens.options());
   std::vector<Tensor> rows(kStatistics);  // of evaluation
-  for (int64_t row = 0; !training && row < 4; ++row)
+  for (int64_t row = 0; !training && row < 4; ++row) {
+    TORCH_CHECK(running[row].is_cpu() && running[row].numel() == w2.size(1),
+                "mixerlab::branched_mixer needs running statistics of ", w2.size(1),
+                " channels on the CPU; got ", running[row].sizes(), " on ", running[row].device());
     rows[kMeanMid + row] = running[row].to(tokens.scalar_type()).contiguous();
+  }
   if (keep && !training) {  // for the backward pass
     statistics[kCentre].zero_();
     for (int64_t row = 0; row < 4; ++row) statistics[kMeanMid + row].copy_(rows[kMeanMid + row]);

@@ -2,8 +2,8 @@
 //
 // Taps lie (9, h) in memory. A map has a stride between its tokens, so that two maps may lie side
 // by side. Whoever walks takes a block of channels at a time: taps and neighbours stay in the first
-// cache. A vector type L is a line of memory (`Lanes`), or half of one (`Half`) or one number
-// (`One`) for what is left over.
+// cache. A vector type L is a register (`Lanes`), or half of one (`Half`) or one number (`One`) for
+// what is left over.
 #pragma once
 
 #include <algorithm>

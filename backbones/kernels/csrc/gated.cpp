@@ -8,6 +8,8 @@
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
+#include <string>
+
 #include "depthwise.h"
 #include "pieces.h"
 #include "products.h"
@@ -267,9 +269,9 @@ class GatedMixer {
                      int64_t columns) {
       const Tensor& weight = weights_[blocks_[i]];
       const Matrix<const T> part{weight.const_data_ptr<T>() + from, rows, columns, weight.size(1)};
+      const Matrix<const T> run{x + start, tokens, columns, dim_};
       const Matrix<T> out{u + row, tokens, rows, stride};
-      multiply<T>({x + start, tokens, columns, dim_}, part.t(), out,
-                  from ? Base<T>{out.data, stride} : Base<T>{});
+      from ? multiply_onto<T>(run, part.t(), out) : multiply<T>(run, part.t(), out);
     });
   }
 
@@ -328,6 +330,10 @@ std::tuple<Tensor, Tensor> gated_mixer(const Tensor& tokens, int64_t prefix, int
                                        const Tensor& kernel_b, const OptionalTensor& own_a,
                                        const OptionalTensor& own_b, const Tensor& proj,
                                        const OptionalTensor& proj_bias, bool keep) {
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    TORCH_CHECK(blocks[i] >= 0 && blocks[i] < static_cast<int64_t>(weights.size()),
+                "mixerlab::gated_mixer has ", weights.size(), " weights; a block asks for number ",
+                blocks[i]);
   const int64_t batch = tokens.size(0), count = tokens.size(1);
   auto y = at::empty({batch, count, proj.size(0)}, tokens.options());
   auto kept = at::empty({keep ? batch : 0, count, 2 * proj.size(1)}, tokens.options());
@@ -363,6 +369,7 @@ std::tuple<Tensor, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor> gated_mi
 
 TORCH_LIBRARY(mixerlab, m) {
   m.def("has_tiles() -> bool", &mixerlab::has_tiles);
+  m.def("instructions() -> str", [] { return std::string(mixerlab::kInstructions); });
   m.def(
       "gated_mixer(Tensor tokens, SymInt prefix, SymInt height, SymInt width, Tensor[] weights, "
       "int[] blocks, Tensor? before_a, Tensor? before_b, Tensor kernel_a, Tensor kernel_b, "

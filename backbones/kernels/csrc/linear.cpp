@@ -1,6 +1,6 @@
 // y = x W^T + b by products of this room, for mixers between whose layers something else happens.
 //
-// The rows go in pieces that stay in the cache between the product and GELU. A gradient is
+// The rows go in pieces that stay in the cache between the product and an activation. A gradient is
 // differentiable again: then, and only then, it is made of torch's own products.
 
 #include <ATen/ATen.h>
@@ -9,6 +9,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <string_view>
+
+#include "dispatch.h"
 #include "normal.h"
 #include "products.h"
 
@@ -28,17 +32,42 @@ constexpr int64_t kFewestRows = 512;
 template <class T>
 Matrix<const T> rows_of(const Tensor& tensor) {
   const int64_t columns = tensor.size(-1);
-  return {tensor.const_data_ptr<T>(), tensor.numel() / std::max<int64_t>(columns, 1), columns,
-          tensor.dim() == 2 ? tensor.stride(0) : columns};
+  int64_t rows = 1;
+  for (int64_t axis = 0; axis + 1 < tensor.dim(); ++axis) rows *= tensor.size(axis);
+  // The stride of a single row may be any number.
+  const bool lies_apart = tensor.dim() == 2 && rows > 1;
+  return {tensor.const_data_ptr<T>(), rows, columns, lies_apart ? tensor.stride(0) : columns};
 }
 
-// GELU of what is there, in place.
+enum class Act { kNone, kGelu, kSilu, kRelu };
+
+Act act_of(std::string_view name) {
+  if (name == "gelu") return Act::kGelu;
+  if (name == "silu") return Act::kSilu;
+  if (name == "relu") return Act::kRelu;
+  TORCH_CHECK(false, "there is no activation '", name, "'; one of gelu, silu and relu is expected");
+}
+
+template <class T, class L, int N>
+inline void activate(Act act, typename L::V (&x)[N]) {
+  if (act == Act::kGelu) return gelu<T, L>(x);
+  if (act == Act::kSilu) {
+    typename L::V gate[N];
+    std::copy(x, x + N, gate);
+    sigmoid<T, L>(gate);
+    for (int i = 0; i < N; ++i) x[i] *= gate[i];
+  } else {
+    for (int i = 0; i < N; ++i) x[i] = at_least(x[i], typename L::V{});
+  }
+}
+
+// The activation of what is there, in place.
 template <class T>
-void apply_gelu(T* values, int64_t count) {
+void activate_all(Act act, T* values, int64_t count) {
   const auto apply = [&]<class L, int N>(int64_t at) {
     typename L::V some[N];
     for (int i = 0; i < N; ++i) some[i] = load<typename L::V>(values + at + i * L::width);
-    gelu<T, L>(some);
+    activate<T, L>(act, some);
     for (int i = 0; i < N; ++i) store(values + at + i * L::width, some[i]);
   };
   at::parallel_for(0, count, 1 << 14, [&](int64_t begin, int64_t end) {
@@ -49,10 +78,11 @@ void apply_gelu(T* values, int64_t count) {
   });
 }
 
-// out = left right, or out = bias + left right, or GELU of that, a piece of the rows after the other.
+// out = left right, or out = bias + left right, or an activation of that, a piece of the rows after
+// the other.
 template <class T>
 void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T* out,
-                   bool with_gelu = false) {
+                   Act act = Act::kNone) {
   const int64_t columns = right.width();
   const int64_t bytes = sizeof(T) * std::max<int64_t>(left.columns + columns, 1);
   // Each piece brings the right matrix into another order, which few rows are not worth.
@@ -63,34 +93,36 @@ void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T
     T* to = out + from * columns;
     multiply<T>({left.data + from * left.stride, until - from, left.columns, left.stride}, right,
                 {to, until - from, columns, columns}, {bias});
-    if (with_gelu) apply_gelu(to, (until - from) * columns);
+    if (act != Act::kNone) activate_all(act, to, (until - from) * columns);
   }
 }
 
-Tensor product(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-               bool with_gelu) {
+Tensor product(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, Act act) {
   TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1), "a weight of ",
-              weight.sizes(), " cannot multiply ", x.sizes(), ", whose last axis should be its columns");
+              weight.sizes(), " cannot multiply ", x.sizes(),
+              ", whose last axis should be its columns");
   TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == weight.size(0)), "a bias of ",
-              bias ? bias->sizes() : at::IntArrayRef(), " does not fit a weight of ", weight.sizes());
+              bias ? bias->sizes() : at::IntArrayRef(), " does not fit a weight of ",
+              weight.sizes());
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   Tensor y = at::empty(sizes, x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "linear", [&] {
     multiply_rows<scalar_t>(rows_of<scalar_t>(x), rows_of<scalar_t>(weight).t(),
                             bias ? bias->const_data_ptr<scalar_t>() : nullptr,
-                            y.mutable_data_ptr<scalar_t>(), with_gelu);
+                            y.mutable_data_ptr<scalar_t>(), act);
   });
   return y;
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  return product(x, weight, bias, false);
+  return product(x, weight, bias, Act::kNone);
 }
 
-// For passes without gradients, which need neither what GELU is given nor its slope.
-Tensor linear_gelu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  return product(x, weight, bias, true);
+// For passes without gradients, which need neither what the activation is given nor its slope.
+Tensor linear_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                  std::string_view act) {
+  return product(x, weight, bias, act_of(act));
 }
 
 // Gradients of x and of the weight; one that nobody needs is empty.
@@ -109,11 +141,6 @@ std::tuple<Tensor, Tensor> linear_backward(const Tensor& grad, const Tensor& x,
                           weight.size(1)});
   });
   return {grad_x, grad_weight};
-}
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> operation(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 struct Linear : torch::autograd::Function<Linear> {
@@ -162,7 +189,7 @@ Tensor differentiable(const Tensor& x, const Tensor& weight, const OptionalTenso
 
 TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
-  m.def("linear_gelu(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("linear_act(Tensor x, Tensor weight, Tensor? bias, str act) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x, bool needs_weight) "
       "-> (Tensor, Tensor)");
@@ -170,7 +197,7 @@ TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
 
 TORCH_LIBRARY_IMPL(mixerlab, CPU, m) {
   m.impl("linear", &mixerlab::linear);
-  m.impl("linear_gelu", &mixerlab::linear_gelu);
+  m.impl("linear_act", &mixerlab::linear_act);
   m.impl("linear_backward", &mixerlab::linear_backward);
 }
 

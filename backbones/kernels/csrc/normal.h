@@ -44,20 +44,25 @@ struct Normal<float> {
   static inline void below(typename L::V (&x)[N]) {
     using V = typename L::V;
     V p[N];
-    slope(x, p);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) p[i] = clipped(x[i]);
+    slope(p);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) x[i] = x[i] < -end ? V{} : p[i] * clipped(x[i]) + 0.5f;
   }
 
-  // x Phi(x). x is cut off at the lower end as well, where this is 1e-7: no vector is needed beside x
-  // and the polynomial's, which fill the registers of AVX2.
+  // x Phi(x). x, be it infinite, is cut off at the lower end, too, where this is -1e-7: no vector
+  // is needed beside x and the polynomial's, which fill the registers of AVX2.
   template <class L, int N>
   static inline void times_below(typename L::V (&x)[N]) {
     using V = typename L::V;
     V p[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) x[i] = at_least(x[i], V{} - end);
-    slope(x, p);
+    for (int i = 0; i < N; ++i) {
+      x[i] = at_least(x[i], V{} - end);
+      p[i] = at_most(x[i], V{} + end);
+    }
+    slope(p);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) x[i] *= p[i] * at_most(x[i], V{} + end) + 0.5f;
   }
@@ -68,16 +73,13 @@ struct Normal<float> {
     return at_most(at_least(x, V{} - end), V{} + end);
   }
 
-  // (Phi(x) - 1/2) / x.
+  // (Phi(x) - 1/2) / x in place of x between the ends.
   template <class V, int N>
-  static inline void slope(const V (&x)[N], V (&p)[N]) {
+  static inline void slope(V (&x)[N]) {
     V t[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) {
-      const V inside = clipped(x[i]);
-      t[i] = inside * inside * (2 / (end * end)) - 1.0f;
-    }
-    horner(t, factors, p);
+    for (int i = 0; i < N; ++i) t[i] = x[i] * x[i] * (2 / (end * end)) - 1.0f;
+    horner(t, factors, x);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -14,8 +15,8 @@ namespace {
 using at::Tensor;
 
 // y (..., C) = (y - mean) / sqrt(variance + eps) * weight + bias, of (C,) each.
-Tensor& normalise_(Tensor& y, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                   const Tensor& variance, double eps) {
+void normalise_(const Tensor& y, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                const Tensor& variance, double eps) {
   TORCH_CHECK(y.is_contiguous() && y.dim() > 0, "mixerlab::normalise_ needs a contiguous map");
   const int64_t channels = y.size(-1);
   for (const Tensor* part : {&weight, &bias, &mean, &variance})
@@ -42,7 +43,6 @@ Tensor& normalise_(Tensor& y, const Tensor& weight, const Tensor& bias, const Te
       }
     });
   });
-  return y;
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Tensor& normalise_(Tensor& y, const Tensor& weight, const Tensor& bias, const Te
 TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
   m.def(
       "normalise_(Tensor(a!) y, Tensor weight, Tensor bias, Tensor mean, Tensor variance, float "
-      "eps) -> Tensor(a!)");
+      "eps) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(mixerlab, CPU, m) { m.impl("normalise_", &mixerlab::normalise_); }

@@ -34,16 +34,17 @@ struct Matrix {
                       : View<std::remove_const_t<T>>{data, stride, 1};
   }
   at::Tensor tensor() const {
-    auto whole = at::from_blob(const_cast<std::remove_const_t<T>*>(data), {rows, columns},
-                               {stride, 1}, at::CppTypeToScalarType<std::remove_const_t<T>>::value);
+    using Plain = std::remove_const_t<T>;
+    auto whole = at::from_blob(const_cast<Plain*>(data), {rows, columns}, {stride, 1},
+                               at::CppTypeToScalarType<Plain>::value);
     return transposed ? whole.t() : whole;
   }
 };
 
 // Below this many it is not worth to bring the right matrix into another order.
 constexpr int64_t kFewRows = 8;
-// Of a transposed left matrix a tile reads as many numbers of a line as it has rows. AVX2's have six,
-// and the BLAS, which copies such a matrix first, is the faster one.
+// Of a transposed left matrix a tile reads as many numbers side by side as it has rows. AVX2's have
+// six, and the BLAS, which copies such a matrix first, is the faster one.
 constexpr bool kTilesTakeTransposed = kRegister == 64;
 
 inline auto blas(float) { return &sgemm_; }

@@ -21,8 +21,10 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 
-// Tokens that go through the last steps together.
-constexpr int64_t kPiece = 64;
+// Bytes of the three maps of a piece of the tokens, which go through the last steps together. Few
+// tokens are not worth the order that a matrix is brought into.
+constexpr int64_t kPieceBytes = 1 << 19;
+constexpr int64_t kFewestTokens = 64;
 
 template <class T>
 struct Layer {
@@ -58,12 +60,14 @@ struct ConvolvedRow {
   }
 };
 
-// Call `use.run<L>(c)` for all channels, a line at a time and the rest one by one.
+// Call `use.run<L, N>(c)` for all channels: four vectors at a time, and what is left one by one.
 template <class T, class Use>
 inline void each_channel(int64_t channels, Use& use) {
+  constexpr int64_t width = Lanes<T>::width;
   int64_t c = 0;
-  for (; c + Lanes<T>::width <= channels; c += Lanes<T>::width) use.template run<Lanes<T>>(c);
-  for (; c < channels; ++c) use.template run<One<T>>(c);
+  for (; c + 4 * width <= channels; c += 4 * width) use.template run<Lanes<T>, 4>(c);
+  for (; c + width <= channels; c += width) use.template run<Lanes<T>, 1>(c);
+  for (; c < channels; ++c) use.template run<One<T>, 1>(c);
 }
 
 template <class V>
@@ -80,13 +84,24 @@ struct Product {
   const T *v, *bias_u, *bias_v;
   T sum;
 
-  template <class L>
+  template <class L, int N>
   inline void run(int64_t c) {
     using V = typename L::V;
-    const V a = load<V>(u + c) + load<V>(bias_u + c);
-    const V star = a * sigmoid<T, L>(a) * (load<V>(v + c) + load<V>(bias_v + c));
-    store(u + c, star);
-    sum += total(star);
+    V a[N], gate[N], all{};
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      const int64_t at = c + i * L::width;
+      gate[i] = a[i] = load<V>(u + at) + load<V>(bias_u + at);
+    }
+    sigmoid<T, L>(gate);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      const int64_t at = c + i * L::width;
+      const V star = a[i] * gate[i] * (load<V>(v + at) + load<V>(bias_v + at));
+      store(u + at, star);
+      all += star;
+    }
+    sum += total(all);
   }
 };
 
@@ -96,10 +111,15 @@ struct Squares {
   const T* star;
   T mean, sum;
 
-  template <class L>
+  template <class L, int N>
   inline void run(int64_t c) {
-    const auto distance = load<typename L::V>(star + c) - mean;
-    sum += total(distance * distance);
+    typename L::V all{};
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      const auto distance = load<typename L::V>(star + c + i * L::width) - mean;
+      all += distance * distance;
+    }
+    sum += total(all);
   }
 };
 
@@ -110,12 +130,22 @@ struct Gated {
   T mean, inverse;
   T* out;
 
-  template <class L>
+  template <class L, int N>
   inline void run(int64_t c) {
     using V = typename L::V;
-    const V g = load<V>(gate + c) + load<V>(bias + c);
-    const V star_c = (load<V>(star + c) - mean) * inverse;
-    store(out + c, (star_c * load<V>(weight + c) + load<V>(shift + c)) * g * sigmoid<T, L>(g));
+    V g[N], open[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      const int64_t at = c + i * L::width;
+      open[i] = g[i] = load<V>(gate + at) + load<V>(bias + at);
+    }
+    sigmoid<T, L>(open);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+      const int64_t at = c + i * L::width;
+      const V normal = (load<V>(star + at) - mean) * inverse;
+      store(out + at, (normal * load<V>(weight + at) + load<V>(shift + at)) * g[i] * open[i]);
+    }
   }
 };
 
@@ -133,7 +163,7 @@ struct StarMixer {
     const int64_t n = size.height * size.width, both = 2 * dim;
     const std::unique_ptr<T[]> memory(new T[2 * n * both + 2 * rank * dim]);
     T *u = memory.get(), *p = u + n * both, *seen = p + n * both, *latent = seen + rank * dim;
-    at::parallel_for(0, n, 2 * kPiece, [&](int64_t from, int64_t to) {
+    at::parallel_for(0, n, 2 * kFewestTokens, [&](int64_t from, int64_t to) {
       in.multiply_tokens(x + from * dim, to - from, dim, u + from * both);
     });
     const std::vector<T> zeros(both);
@@ -148,19 +178,22 @@ struct StarMixer {
     });
     multiply<T>({read, rank, n, n}, {p, n, dim, both}, {seen, rank, dim, dim});
     proj.multiply_tokens(seen, rank, dim, latent);
-    at::parallel_for(0, n, kPiece, [&](int64_t from, int64_t to) {
-      const std::unique_ptr<T[]> piece(new T[3 * kPiece * dim]);
-      for (int64_t at = from; at < to; at += kPiece)
-        finish(x, p, latent, at, std::min(kPiece, to - at), piece.get(), y);
+    const int64_t most = std::max<int64_t>(kFewestTokens, kPieceBytes / (3 * dim * sizeof(T)));
+    at::parallel_for(0, n, kFewestTokens, [&](int64_t from, int64_t to) {
+      const int64_t pieces = (to - from + most - 1) / most;
+      const auto start = [&](int64_t piece) { return from + (to - from) * piece / pieces; };
+      const std::unique_ptr<T[]> maps(new T[3 * std::min(most, to - from) * dim]);
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        finish(x, p, latent, start(piece), start(piece + 1) - start(piece), maps.get(), y);
     });
   }
 
  private:
   // What a token does alone, for some tokens.
-  void finish(const T* x, const T* p, const T* latent, int64_t at, int64_t count, T* memory,
+  void finish(const T* x, const T* p, const T* latent, int64_t at, int64_t count, T* maps,
               T* y) const {
     const int64_t n = size.height * size.width;
-    T *star = memory, *value = star + kPiece * dim, *open = value + kPiece * dim;
+    T *star = maps, *value = star + count * dim, *open = value + count * dim;
     multiply<T>(Matrix<const T>{write + at, rank, count, n}.t(), {latent, rank, dim, dim},
                 {star, count, dim, dim});
     lin.multiply_tokens(p + at * 2 * dim + dim, count, 2 * dim, value);

@@ -1,5 +1,5 @@
-// A product goes in tiles of some rows and two lines of columns, whose sums stay in registers. The
-// right matrix is first written in the order in which tiles read it.
+// A product goes in tiles of some rows and two registers of columns, whose sums stay in registers.
+// The right matrix is first written in the order in which tiles read it.
 
 #include "tiles.h"
 
@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
-#include "lines.h"
+#include "registers.h"
 
 namespace mixerlab {
 
@@ -17,15 +18,15 @@ namespace mixerlab {
 
 namespace {
 
-// The sums of a tile, two lines of the right matrix and a number of the left one: 31 registers of
-// 32, or 15 of the 16 that AVX2 has.
+// The sums of a tile, what of the right matrix they take and a number of the left one: 31 registers
+// of 32, or 15 of the 16 that AVX2 has.
 constexpr int64_t kRows = kRegister == 64 ? 14 : 6;
-constexpr int64_t kLines = 2;
-constexpr int64_t kDepth = 256;  // of one pass: a panel of it fits into a first-level cache
+constexpr int64_t kWide = 2;  // registers of columns
+constexpr int64_t kDepth = 256;  // of one pass, whose panel then lies in the nearest cache
 constexpr int64_t kShare = 1 << 17;  // multiply-adds that are worth a thread: some microseconds
 
 template <class T>
-constexpr int64_t kPanel = kLines * Lanes<T>::width;  // columns of a panel
+constexpr int64_t kPanel = kWide * Lanes<T>::width;  // columns of a panel
 
 // Columns of the right matrix, at most a panel, side by side (depth, panel) with zeros behind them.
 template <class T>
@@ -54,8 +55,8 @@ void pack(View<T> right, int64_t depth, int64_t columns, T* to) {
   }
 }
 
-// `count` tiles below each other of R rows and W lines of columns, the last line of which has some
-// columns only.
+// `count` tiles below each other of R rows and W registers of columns, the last of which may have
+// fewer columns.
 template <class T, int R, int W>
 void multiply_column(View<T> left, const T* panel, int64_t count, int64_t depth, int64_t columns,
                      T* out, int64_t stride, Base<T> base) {
@@ -82,7 +83,7 @@ void multiply_column(View<T> left, const T* panel, int64_t count, int64_t depth,
 #pragma GCC unroll 2
         for (int w = 0; w < W; ++w) sum[i][w] += one * right[w];
       }
-      line += kLines * width;
+      line += kWide * width;
       from += column;
     }
     const auto with = [&](int i, int w) { return base.data + i * base.stride + w * width; };
@@ -157,8 +158,8 @@ void multiply_tiles(View<T> left, View<T> right, int64_t rows, int64_t depth, in
   const int64_t panels = (columns + panel - 1) / panel, worth = rows * depth * columns / kShare + 1;
   const int64_t threads =
       at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), worth);
-  // A thread has panels of its own, or where these are too few some rows of one.
-  const int64_t shares = std::min((threads + panels - 1) / panels, (rows + kRows - 1) / kRows);
+  // Threads have whole panels, or where these do not go round, shares of the rows of each.
+  const int64_t shares = std::min(threads / std::gcd(threads, panels), (rows + kRows - 1) / kRows);
   const int64_t jobs = panels * shares;
   at::parallel_for(0, jobs, (jobs + threads - 1) / threads, [&](int64_t begin, int64_t end) {
     alignas(64) static thread_local T packed[panel * kDepth];
@@ -172,11 +173,11 @@ void multiply_tiles(View<T> left, View<T> right, int64_t rows, int64_t depth, in
                        right.column};
       };
       for (int64_t job = begin; job < end; ++job) {
-        const int64_t column = job / shares * panel, from = rows * (job % shares) / shares,
-                      until = rows * (job % shares + 1) / shares;
+        const int64_t share = job % shares, column = job / shares * panel;
+        const int64_t from = rows * share / shares, until = rows * (share + 1) / shares;
         T* to = out + from * stride + column;
-        pack<T>(part(job), now, width(job), packed);
-        if (job + 1 < end) prefetch<T>(part(job + 1), now, width(job + 1));
+        if (job == begin || share == 0) pack<T>(part(job), now, width(job), packed);
+        if (share + 1 == shares && job + 1 < end) prefetch<T>(part(job + 1), now, width(job + 1));
         multiply_panel<T>({left.data + from * left.row + k * left.column, left.row, left.column},
                           packed, until - from, now, width(job), to, stride,
                           k ? Base<T>{to, stride} : base.from(from, column));

@@ -1,5 +1,4 @@
-// Matrix products in the longest vectors of a processor: AVX-512's, which are a line of memory, or
-// AVX2's.
+// Matrix products in the longest vectors of a processor, AVX-512's or AVX2's.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +23,9 @@ struct Base {
   }
 };
 
-// Whether `multiply_tiles` is the faster way here: on processors that are not Intel's. There MKL,
-// which torch brings, takes half a line at a time, and small matrices cost it as much as larger
-// ones.
+// Whether `multiply_tiles` serves here: on processors that are not Intel's. There MKL, which torch
+// brings, takes half a register of AVX-512 at a time, and small matrices cost it as much as larger
+// ones; large ones in AVX2 are as fast either way.
 bool has_tiles();
 
 // out (rows, columns), whose rows are `stride` apart, = base + left (rows, depth) right (depth,

@@ -12,12 +12,16 @@
 
 namespace mixerlab {
 
+// Bytes of a register, and what people call the instructions that use it.
 #if defined(__AVX512F__)
 constexpr int64_t kRegister = 64;
+constexpr const char* kInstructions = "AVX-512";
 #elif defined(__AVX__)
 constexpr int64_t kRegister = 32;
+constexpr const char* kInstructions = "AVX2";
 #else
 constexpr int64_t kRegister = 16;
+constexpr const char* kInstructions = "";
 #endif
 
 // A vector of T, and one of as many integers of the same width.
@@ -53,20 +57,24 @@ inline void store(T* to, V value) {
 template <class V>
 inline V at_least(V x, V bound) {
 #ifdef __AVX__
-  if constexpr (std::is_same_v<V, Vector<float, 32>::V>) return (V)_mm256_max_ps((__m256)bound, (__m256)x);
+  if constexpr (std::is_same_v<V, Vector<float, 32>::V>)
+    return (V)_mm256_max_ps((__m256)bound, (__m256)x);
 #endif
 #ifdef __AVX512F__
-  if constexpr (std::is_same_v<V, Vector<float, 64>::V>) return (V)_mm512_max_ps((__m512)bound, (__m512)x);
+  if constexpr (std::is_same_v<V, Vector<float, 64>::V>)
+    return (V)_mm512_max_ps((__m512)bound, (__m512)x);
 #endif
   return x < bound ? bound : x;
 }
 template <class V>
 inline V at_most(V x, V bound) {
 #ifdef __AVX__
-  if constexpr (std::is_same_v<V, Vector<float, 32>::V>) return (V)_mm256_min_ps((__m256)bound, (__m256)x);
+  if constexpr (std::is_same_v<V, Vector<float, 32>::V>)
+    return (V)_mm256_min_ps((__m256)bound, (__m256)x);
 #endif
 #ifdef __AVX512F__
-  if constexpr (std::is_same_v<V, Vector<float, 64>::V>) return (V)_mm512_min_ps((__m512)bound, (__m512)x);
+  if constexpr (std::is_same_v<V, Vector<float, 64>::V>)
+    return (V)_mm512_min_ps((__m512)bound, (__m512)x);
 #endif
   return x > bound ? bound : x;
 }

@@ -65,8 +65,8 @@ def _blocks(mapping: ChannelMapping) -> tuple[Sequence[Tensor], Sequence[MatrixB
     """``as_blocks``, without asking a list for its parameters one by one: 20 microseconds."""
     if type(mapping) is not OverlappedCycleMapping:
         return mapping.as_blocks()
-    weights = mapping.weights._parameters.values()
-    return [cast("Tensor", weight) for weight in weights], mapping.blocks
+    weights = [getattr(mapping.weights, str(index)) for index in range(len(mapping.blocks))]
+    return weights, mapping.blocks
 
 
 def _is_depthwise(module: nn.Module) -> bool:

@@ -52,9 +52,9 @@ def mix(mixer: IFFN, x: Tensor, prefix: Tensor | None) -> Tensor:
 
 def _norm_out(y: Tensor, norm: nn.Module | None) -> Tensor:
     """The norm after W2, in place where no gradient is recorded."""
-    if norm is None or norm.training or torch.is_grad_enabled():
+    if norm is None or torch.is_grad_enabled() or norm.training or not _keeps_averages(norm):
         return normalise(y, norm)
-    if _is_plain(norm) and suits(norm, y):
+    if suits(norm, y):
         return normalise_(y, norm)
     return affine(y, *scale_and_shift(norm, y), out=y)
 
@@ -107,14 +107,14 @@ def _is_usual(mixer: IFFN) -> bool:
         and type(conv) is nn.Conv2d
         and conv.kernel_size == (3, 3)
         and all(type(linear) is nn.Linear for linear in (own["fc1"], own["fc2"]))
-        and _is_plain(bn_mid)
-        and _is_plain(bn)
+        and _keeps_averages(bn_mid)
+        and _keeps_averages(bn)
         and bn_mid.training == bn.training
     )
 
 
-def _is_plain(norm: nn.Module) -> TypeGuard[nn.BatchNorm1d]:
-    """Whether this is a batch norm that averages its statistics exponentially."""
+def _keeps_averages(norm: nn.Module) -> TypeGuard[nn.BatchNorm1d]:
+    """Whether this is a batch norm whose statistics are an exponential average."""
     return (
         type(norm) is nn.BatchNorm1d
         and norm._buffers["running_mean"] is not None

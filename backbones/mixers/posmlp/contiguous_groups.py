@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from backbones.layers.linear import linear, linear_gelu
+from backbones.layers.linear import linear, linear_act
 
 if TYPE_CHECKING:
     from backbones.mixers.posmlp.gated_mlp import GatedMLP
@@ -48,7 +48,7 @@ def mix(mixer: GatedMLP, x: Tensor) -> Tensor:
         _by_groups(tensor.unflatten(0, (2, -1)), groups).flatten(0, 1)
         for tensor in (fc1.weight, fc1.bias)
     )
-    u, v = linear_gelu(x, weight, bias).chunk(2, dim=-1)
+    u, v = linear_act(x, weight, bias, "gelu").chunk(2, dim=-1)
     mixed = gate.relation.mix(u, shifted=gate.shifted, contiguous=True)
     return mixer.drop(linear(mixed * v, _by_groups(fc2.weight, groups), fc2.bias))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones import kernels
 from backbones.layers.eval_cache import in_graph
 from backbones.layers.fused_forms import is_plain
-from backbones.layers.linear import linear, linear_gelu
+from backbones.layers.linear import linear, linear_act
 from backbones.mixers.posmlp import contiguous_groups
 
 if TYPE_CHECKING:
@@ -35,5 +35,5 @@ def mix(mixer: GatedMLP, x: Tensor, prefix: Tensor | None = None) -> Tensor:
     """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
     if contiguous_groups.suits(mixer, x):
         return contiguous_groups.mix(mixer, x)
-    h = linear_gelu(x, mixer.fc1.weight, mixer.fc1.bias)
+    h = linear_act(x, mixer.fc1.weight, mixer.fc1.bias, "gelu")
     return mixer.drop(linear(mixer.gate(h), mixer.fc2.weight, mixer.fc2.bias))

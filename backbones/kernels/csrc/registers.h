@@ -1,4 +1,4 @@
-// What the compiler's vectors have no word for: some lanes of a line, and squares transposed.
+// What the compiler's vectors have no word for: some lanes of a register, and squares transposed.
 #pragma once
 
 #ifdef __AVX2__
@@ -9,12 +9,12 @@
 
 namespace mixerlab {
 
-#if defined(__AVX512F__)
-
 using Floats = Lanes<float>::V;
 using Doubles = Lanes<double>::V;
 
-// The first lanes of a line: what lies there, or zeros behind them, and back.
+#if defined(__AVX512F__)
+
+// The first lanes of a register: what lies there, or zeros behind them, and back.
 inline Floats load_some(const float* from, int64_t count) {
   return (Floats)_mm512_maskz_loadu_ps((1u << count) - 1, from);
 }
@@ -37,10 +37,10 @@ inline Doubles pick(Doubles a, Doubles b, Lanes<double>::I lanes) {
 }
 
 // Exchange the lanes of a that have a bit with those of b that have it not.
-template <int bit, class T>
-inline void exchange(T, typename Lanes<T>::V& a, typename Lanes<T>::V& b) {
-  constexpr int width = Lanes<T>::width;
-  typename Lanes<T>::I low, high;
+template <int bit, class V>
+inline void exchange(V& a, V& b) {
+  constexpr int width = sizeof(V) / sizeof(a[0]);
+  decltype(a < b) low, high;  // integers
   for (int j = 0; j < width; ++j) {
     low[j] = j & bit ? width + j - bit : j;
     high[j] = j & bit ? width + j : j + bit;
@@ -54,40 +54,40 @@ inline void exchange(T, typename Lanes<T>::V& a, typename Lanes<T>::V& b) {
 
 template <class T>
 inline typename Lanes<T>::V load_some(const T* from, int64_t count) {
-  T line[Lanes<T>::width] = {};
-  for (int64_t i = 0; i < count; ++i) line[i] = from[i];
-  return load<typename Lanes<T>::V>(line);
+  T all[Lanes<T>::width] = {};
+  for (int64_t i = 0; i < count; ++i) all[i] = from[i];
+  return load<typename Lanes<T>::V>(all);
 }
 template <class T>
 inline void store_some(T* to, typename Lanes<T>::V value, int64_t count) {
-  T line[Lanes<T>::width];
-  store(line, value);
-  for (int64_t i = 0; i < count; ++i) to[i] = line[i];
+  T all[Lanes<T>::width];
+  store(all, value);
+  for (int64_t i = 0; i < count; ++i) to[i] = all[i];
 }
 
 template <int bit>
-inline void exchange(float, Lanes<float>::V& a, Lanes<float>::V& b) {
+inline void exchange(Floats& a, Floats& b) {
   const auto first = (__m256)a, second = (__m256)b;
   if constexpr (bit == 1) {
-    a = (Lanes<float>::V)_mm256_blend_ps(first, _mm256_moveldup_ps(second), 0xAA);
-    b = (Lanes<float>::V)_mm256_blend_ps(_mm256_movehdup_ps(first), second, 0xAA);
+    a = (Floats)_mm256_blend_ps(first, _mm256_moveldup_ps(second), 0xAA);
+    b = (Floats)_mm256_blend_ps(_mm256_movehdup_ps(first), second, 0xAA);
   } else if constexpr (bit == 2) {
-    a = (Lanes<float>::V)_mm256_unpacklo_pd((__m256d)first, (__m256d)second);
-    b = (Lanes<float>::V)_mm256_unpackhi_pd((__m256d)first, (__m256d)second);
+    a = (Floats)_mm256_unpacklo_pd((__m256d)first, (__m256d)second);
+    b = (Floats)_mm256_unpackhi_pd((__m256d)first, (__m256d)second);
   } else {
-    a = (Lanes<float>::V)_mm256_permute2f128_ps(first, second, 0x20);
-    b = (Lanes<float>::V)_mm256_permute2f128_ps(first, second, 0x31);
+    a = (Floats)_mm256_permute2f128_ps(first, second, 0x20);
+    b = (Floats)_mm256_permute2f128_ps(first, second, 0x31);
   }
 }
 template <int bit>
-inline void exchange(double, Lanes<double>::V& a, Lanes<double>::V& b) {
+inline void exchange(Doubles& a, Doubles& b) {
   const auto first = (__m256d)a, second = (__m256d)b;
   if constexpr (bit == 1) {
-    a = (Lanes<double>::V)_mm256_unpacklo_pd(first, second);
-    b = (Lanes<double>::V)_mm256_unpackhi_pd(first, second);
+    a = (Doubles)_mm256_unpacklo_pd(first, second);
+    b = (Doubles)_mm256_unpackhi_pd(first, second);
   } else {
-    a = (Lanes<double>::V)_mm256_permute2f128_pd(first, second, 0x20);
-    b = (Lanes<double>::V)_mm256_permute2f128_pd(first, second, 0x31);
+    a = (Doubles)_mm256_permute2f128_pd(first, second, 0x20);
+    b = (Doubles)_mm256_permute2f128_pd(first, second, 0x31);
   }
 }
 
@@ -95,7 +95,8 @@ inline void exchange(double, Lanes<double>::V& a, Lanes<double>::V& b) {
 
 #ifdef __AVX2__
 
-// A square of lines, transposed: at each step what has one bit of row and column different.
+// A square as wide as a register, transposed: at each step what has one bit of row and column
+// different.
 template <class T>
 inline void transpose(const T* from, int64_t from_stride, T* to, int64_t stride) {
   using V = typename Lanes<T>::V;
@@ -107,7 +108,7 @@ inline void transpose(const T* from, int64_t from_stride, T* to, int64_t stride)
     if constexpr (bit < width) {
 #pragma GCC unroll 16
       for (int i = 0; i < width; ++i)
-        if (!(i & bit)) exchange<bit>(T(), rows[i], rows[i + bit]);
+        if (!(i & bit)) exchange<bit>(rows[i], rows[i + bit]);
     }
   };
   step.template operator()<1>();
