@@ -14,6 +14,7 @@ exporter always sees torch's operations.
 from backbones.kernels import batched, linear
 from backbones.kernels.autocast import weight_dtype
 from backbones.kernels.library import (
+    activates,
     is_available,
     multiplies,
     multiplies_without_gradient,
@@ -21,14 +22,16 @@ from backbones.kernels.library import (
     status,
     switched_off,
 )
-from backbones.layers import batched_products
+from backbones.layers import activations, batched_products
 from backbones.layers import linear as linear_layer
 
+activations.FASTER.append((activates, linear.act))
 linear_layer.FASTER.append((multiplies, linear.linear))
 linear_layer.FASTER_ACT.append((multiplies_without_gradient, linear.linear_act))
 batched_products.FASTER.append((multiplies_without_gradient, batched.batched))
 
 __all__ = [
+    "activates",
     "is_available",
     "multiplies",
     "multiplies_without_gradient",

@@ -85,6 +85,16 @@ def multiplies_without_gradient(x: Tensor, *others: Tensor | None) -> bool:
     return not records and all(tensor.dtype == x.dtype for tensor in tensors) and multiplies(x)
 
 
+def activates(x: Tensor) -> bool:
+    """Whether ``act``, which has no gradient and wants values without gaps, takes this tensor."""
+    records = torch.is_grad_enabled() and x.requires_grad
+    return not records and x.device.type == "cpu" and serves(x) and _is_dense(x)
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+
+
 def _has_tangents() -> bool:
     """Whether derivatives are taken forwards, of which the operators know nothing."""
     return forward_ad._current_level >= 0

@@ -28,6 +28,12 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tens
     return y
 
 
+def act(x: Tensor, name: str) -> Tensor:
+    """The activation alone, of a tensor without gaps, and without a gradient."""
+    y: Tensor = torch.ops.mixerlab.act(x, name)
+    return y
+
+
 def _rows(x: Tensor) -> Tensor:
     """Some columns of a matrix are read where they are."""
     is_columns = x.ndim == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1]
@@ -43,6 +49,7 @@ def register() -> None:
     torch.library.register_fake(NAME, _fake)
     torch.library.register_fake(f"{NAME}_backward", _fake_backward)
     torch.library.register_fake(f"{NAME}_act", _fake)
+    torch.library.register_fake("mixerlab::act", _fake_act)
     register_flop_formula(torch.ops.mixerlab.linear)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_act)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_backward)(_flops_backward)
@@ -50,6 +57,10 @@ def register() -> None:
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _fake_act(x: Tensor, name: str) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _fake_backward(

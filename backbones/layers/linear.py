@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.activations import ACTIVATIONS, Act, activate
 from backbones.layers.fused_forms import is_plain
 
-Act = Literal["gelu", "relu", "silu"]
-ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-}
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 # Whom to ask before torch: whether it serves a tensor, and what computes; the compiled operators
@@ -36,7 +31,7 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act) -> Tens
     for serves, product in FASTER_ACT:
         if serves(x, weight, bias):
             return product(x, weight, bias, act)
-    return ACTIVATIONS[act](linear(x, weight, bias))
+    return activate(linear(x, weight, bias), act)
 
 
 def faster_linear(x: Tensor) -> Product | None:
@@ -52,13 +47,14 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def activate(layer: nn.Linear, x: Tensor, act: Act) -> Tensor:
-    """act(layer(x)), of a ``Linear`` in one step unless somebody waits for its call."""
-    if type(layer) is Linear:
-        for serves, product in FASTER_ACT:
-            if serves(x, layer.weight, layer.bias) and is_plain(layer, x.dtype):
-                return product(x, layer.weight, layer.bias, act)
-    return ACTIVATIONS[act](layer(x))
+def layer_act(layer: nn.Linear, x: Tensor, act: Act) -> Tensor:
+    """act(layer(x)): of a ``Linear`` in one step, unless somebody waits for its call."""
+    if type(layer) is not Linear:
+        return ACTIVATIONS[act](layer(x))
+    for serves, product in FASTER_ACT:
+        if serves(x, layer.weight, layer.bias) and is_plain(layer, x.dtype):
+            return product(x, layer.weight, layer.bias, act)
+    return activate(layer(x), act)
 
 
 def multiply_faster(module: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.init import init_all
-from backbones.layers.linear import activate
+from backbones.layers.linear import layer_act
 from backbones.registry import register_mixer
 
 Act = Literal["gelu", "silu"]
@@ -61,5 +61,5 @@ class FFN(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
-        hidden = self.drop(activate(self.fc1, x, self.act))
+        hidden = self.drop(layer_act(self.fc1, x, self.act))
         return self.drop(self.fc2(hidden))

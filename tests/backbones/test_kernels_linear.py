@@ -10,9 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import kernels
 from backbones.kernels.batched import batched
-from backbones.kernels.linear import linear, linear_act
+from backbones.kernels.linear import act, linear, linear_act
 from backbones.layers import batched_products
 from backbones.layers import linear as choice
+from backbones.layers.activations import ACTIVATIONS, GELU
 from backbones.layers.pointwise import PointwiseConv2d
 from tests.tensors import tokens
 
@@ -161,12 +162,12 @@ def test_layers_become_faster_where_they_are(ours_first):
 @compiled
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize(("shape", "out"), SHAPES, ids=str)
-@pytest.mark.parametrize("act", choice.ACTIVATIONS)
+@pytest.mark.parametrize("act", ACTIVATIONS)
 @torch.no_grad()
 def test_a_layer_with_its_activation_equals_torchs(act, shape, out, has_bias):
     x, weight = 3 * tokens(*shape), tokens(out, shape[-1], seed=2)
     bias = tokens(out, seed=3) if has_bias else None
-    expected = choice.ACTIVATIONS[act](F.linear(x, weight, bias))
+    expected = ACTIVATIONS[act](F.linear(x, weight, bias))
     torch.testing.assert_close(linear_act(x, weight, bias, act), expected, rtol=1e-10, atol=1e-10)
     short = linear_act(*(None if t is None else t.float() for t in (x, weight, bias)), act)
     rounding = max(1e-5, 1e-7 * shape[-1])  # of sums of so many numbers
@@ -175,12 +176,12 @@ def test_a_layer_with_its_activation_equals_torchs(act, shape, out, has_bias):
 
 
 @compiled
-@pytest.mark.parametrize("act", choice.ACTIVATIONS)
+@pytest.mark.parametrize("act", ACTIVATIONS)
 @torch.no_grad()
 def test_an_activation_of_what_is_no_number_or_has_no_end(act):
     """GELU and SiLU of -inf, -inf times 0, are no numbers to torch, and -1e-7 and -inf to us."""
     x = torch.tensor([torch.nan, torch.inf, 1e30, 5.6, 0.0, -5.6, -1e30, -torch.inf])[:, None]
-    expected = choice.ACTIVATIONS[act](x)
+    expected = ACTIVATIONS[act](x)
     expected[-1] = -torch.inf if act == "silu" else 0
     for out in (1, 40):  # one by one, and in vectors
         found = linear_act(x, torch.ones(out, 1), None, act)
@@ -222,7 +223,7 @@ def test_a_layer_goes_in_one_step_with_its_activation(monkeypatch):
         calls.clear()
         handle = layer.register_forward_hook(lambda *_: seen.append(1)) if hook else None
         with torch.set_grad_enabled(grad):
-            found = choice.activate(layer, x, "silu")
+            found = choice.layer_act(layer, x, "silu")
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         assert (len(calls), found.requires_grad) == (count, grad)
         if handle is not None:
@@ -231,7 +232,7 @@ def test_a_layer_goes_in_one_step_with_its_activation(monkeypatch):
     plain = nn.Linear(5, 6, dtype=torch.float64)
     calls.clear()
     with torch.no_grad():
-        choice.activate(plain, x, "silu")
+        choice.layer_act(plain, x, "silu")
     assert not calls
 
 
@@ -272,3 +273,30 @@ def test_operators_without_a_gradient_know_their_sizes_and_counts():
         (torch.ops.mixerlab.batched, (torch.ones(2, 3, 4), torch.ones(2, 4, 5), None)),
     ):
         torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@compiled
+@torch.no_grad()
+def test_an_activation_alone_keeps_the_order_in_memory(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "backbones.layers.activations.FASTER",
+        [(kernels.activates, lambda *given: calls.append(1) or act(*given))],
+    )
+    x, module = 3 * tokens(2, 5, 4, 7), GELU()
+    for given, count in (
+        (x, 1),
+        (x.contiguous(memory_format=torch.channels_last), 1),
+        (x[:, ::2], 0),  # with gaps
+        (x.bfloat16(), 0),
+        (x[:0], 1),
+    ):
+        calls.clear()
+        found, expected = module(given), F.gelu(given)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert (found.stride(), len(calls)) == (expected.stride(), count)
+    with torch.enable_grad():
+        assert module(x.requires_grad_()).requires_grad
+    with pytest.raises(RuntimeError, match="without gaps"):
+        act(x[:, ::2], "gelu")
+    torch.library.opcheck(torch.ops.mixerlab.act, (x.detach(), "relu"))

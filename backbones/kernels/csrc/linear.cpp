@@ -61,14 +61,14 @@ inline void activate(Act act, typename L::V (&x)[N]) {
   }
 }
 
-// The activation of what is there, in place.
+// The activation of all values, perhaps in place.
 template <class T>
-void activate_all(Act act, T* values, int64_t count) {
+void activate_all(Act act, const T* values, int64_t count, T* out) {
   const auto apply = [&]<class L, int N>(int64_t at) {
     typename L::V some[N];
     for (int i = 0; i < N; ++i) some[i] = load<typename L::V>(values + at + i * L::width);
     activate<T, L>(act, some);
-    for (int i = 0; i < N; ++i) store(values + at + i * L::width, some[i]);
+    for (int i = 0; i < N; ++i) store(out + at + i * L::width, some[i]);
   };
   at::parallel_for(0, count, 1 << 14, [&](int64_t begin, int64_t end) {
     constexpr int64_t four = 4 * Lanes<T>::width;
@@ -93,7 +93,7 @@ void multiply_rows(Matrix<const T> left, Matrix<const T> right, const T* bias, T
     T* to = out + from * columns;
     multiply<T>({left.data + from * left.stride, until - from, left.columns, left.stride}, right,
                 {to, until - from, columns, columns}, {bias});
-    if (act != Act::kNone) activate_all(act, to, (until - from) * columns);
+    if (act != Act::kNone) activate_all(act, to, (until - from) * columns, to);
   }
 }
 
@@ -123,6 +123,17 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias)
 Tensor linear_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                   std::string_view act) {
   return product(x, weight, bias, act_of(act));
+}
+
+// The activation alone, of values that lie in any order without gaps.
+Tensor activation(const Tensor& x, std::string_view act) {
+  TORCH_CHECK(x.is_non_overlapping_and_dense(), "mixerlab::act needs values without gaps");
+  Tensor y = at::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "act", [&] {
+    activate_all(act_of(act), x.const_data_ptr<scalar_t>(), x.numel(),
+                 y.mutable_data_ptr<scalar_t>());
+  });
+  return y;
 }
 
 // Gradients of x and of the weight; one that nobody needs is empty.
@@ -189,6 +200,7 @@ Tensor differentiable(const Tensor& x, const Tensor& weight, const OptionalTenso
 
 TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("act(Tensor x, str act) -> Tensor");
   m.def("linear_act(Tensor x, Tensor weight, Tensor? bias, str act) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x, bool needs_weight) "
@@ -197,6 +209,7 @@ TORCH_LIBRARY_FRAGMENT(mixerlab, m) {
 
 TORCH_LIBRARY_IMPL(mixerlab, CPU, m) {
   m.impl("linear", &mixerlab::linear);
+  m.impl("act", &mixerlab::activation);
   m.impl("linear_act", &mixerlab::linear_act);
   m.impl("linear_backward", &mixerlab::linear_backward);
 }

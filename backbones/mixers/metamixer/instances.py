@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.activations import GELU
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.metamixer.query_key_value import (
@@ -123,7 +124,7 @@ def feed_forward(dim: int, hidden: int) -> MetaMixer:
         query=nn.Identity(),
         memory=StaticMemory(nn.Linear(dim, hidden), nn.Linear(hidden, dim)),
         match=apply,
-        activation=nn.GELU(),
+        activation=GELU(),
         read=apply,
         enter=as_is,
         leave=as_is,
@@ -141,7 +142,7 @@ def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
         query=_FixedTokens(grid),
         memory=StaticMemory(nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)),
         match=apply,
-        activation=nn.GELU(),
+        activation=GELU(),
         read=apply,
         enter=to_rows,
         leave=from_rows,
@@ -159,7 +160,7 @@ def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMix
         query=query,
         memory=StaticMemory(key, value),
         match=apply,
-        activation=nn.GELU(),
+        activation=GELU(),
         read=apply,
         enter=to_nchw,
         leave=from_nchw,
