@@ -28,6 +28,7 @@ def serve_on_cpu():
     """Put the kernels behind the operators' names for CPU tensors, with gradients in Python."""
     assert "backbones.kernels.triton_gated" not in sys.modules, "Triton is loaded by backbones"
     library._load = str  # as if a compiled library were there
+    fused_iffn.suits = lambda *_: False  # which on a GPU has no in-place norm
     operators.define()
     triton_choice.implement("CPU")
 

@@ -354,6 +354,8 @@ class TestTraining:
 
     @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1], ids=str)
     def test_other_signals_save_and_stop_too(self, train, signum):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            pytest.skip("nohup has this process ignore the signal")
         first, folder = train("run", extra=[SignalAt(step=2, signum=signum)])
         assert len(first) == 3
         assert self.weights(folder, "last", "global_step") == 3
