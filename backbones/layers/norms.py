@@ -18,14 +18,15 @@ def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
     """
     return not (
         torch.is_grad_enabled()
-        or (norm is not None and (norm.training or not _is_affine(cast("nn.BatchNorm1d", norm))))
+        or (norm is not None and (norm.training or not _is_affine(norm)))
         or x.is_meta
         or in_graph()
     )
 
 
-def _is_affine(norm: nn.BatchNorm1d) -> bool:
-    return norm.running_mean is not None and norm.affine
+def _is_affine(norm: nn.Module) -> bool:
+    """Whether a norm has statistics, and weights, of its own."""
+    return getattr(norm, "running_mean", None) is not None and bool(norm.affine)
 
 
 def normalise(x: Tensor, norm: nn.Module | None) -> Tensor:

@@ -88,13 +88,13 @@ struct Gate {
     Pair<T> pair;
     source.template fill<L, N>(x, begin, end, pair);
     for (int64_t c = begin; c < end; c += L::width) {
-      V a[N], s[N];
+      V a[N];
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) s[i] = a[i] = load<V>(pair.a[i] + c - begin);
-      sigmoid<T, L>(s);
+      for (int i = 0; i < N; ++i) a[i] = load<V>(pair.a[i] + c - begin);
+      silu<T, L>(a);
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i)
-        store(out + (x + i) * stride + c, a[i] * s[i] * load<V>(pair.b[i] + c - begin));
+        store(out + (x + i) * stride + c, a[i] * load<V>(pair.b[i] + c - begin));
     }
   }
 };

@@ -51,14 +51,8 @@ Act act_of(std::string_view name) {
 template <class T, class L, int N>
 inline void activate(Act act, typename L::V (&x)[N]) {
   if (act == Act::kGelu) return gelu<T, L>(x);
-  if (act == Act::kSilu) {
-    typename L::V gate[N];
-    std::copy(x, x + N, gate);
-    sigmoid<T, L>(gate);
-    for (int i = 0; i < N; ++i) x[i] *= gate[i];
-  } else {
-    for (int i = 0; i < N; ++i) x[i] = at_least(x[i], typename L::V{});
-  }
+  if (act == Act::kSilu) return silu<T, L>(x);
+  for (int i = 0; i < N; ++i) x[i] = at_least(x[i], typename L::V{});
 }
 
 // The activation of all values, perhaps in place.

@@ -77,6 +77,16 @@ inline auto total(V value) {
   return sum;
 }
 
+// SiLU(values + bias) of N vectors.
+template <class T, class L, int N>
+inline void silu_of(const T* values, const T* bias, typename L::V (&out)[N]) {
+  using V = typename L::V;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i)
+    out[i] = load<V>(values + i * L::width) + load<V>(bias + i * L::width);
+  silu<T, L>(out);
+}
+
 // SiLU(u + b_u) (v + b_v) in place of u, and its sum.
 template <class T>
 struct Product {
@@ -87,19 +97,14 @@ struct Product {
   template <class L, int N>
   inline void run(int64_t c) {
     using V = typename L::V;
-    V a[N], gate[N], all{};
+    V star[N], all{};
+    silu_of<T, L>(u + c, bias_u + c, star);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
       const int64_t at = c + i * L::width;
-      gate[i] = a[i] = load<V>(u + at) + load<V>(bias_u + at);
-    }
-    sigmoid<T, L>(gate);
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) {
-      const int64_t at = c + i * L::width;
-      const V star = a[i] * gate[i] * (load<V>(v + at) + load<V>(bias_v + at));
-      store(u + at, star);
-      all += star;
+      star[i] *= load<V>(v + at) + load<V>(bias_v + at);
+      store(u + at, star[i]);
+      all += star[i];
     }
     sum += total(all);
   }
@@ -133,18 +138,13 @@ struct Gated {
   template <class L, int N>
   inline void run(int64_t c) {
     using V = typename L::V;
-    V g[N], open[N];
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) {
-      const int64_t at = c + i * L::width;
-      open[i] = g[i] = load<V>(gate + at) + load<V>(bias + at);
-    }
-    sigmoid<T, L>(open);
+    V open[N];
+    silu_of<T, L>(gate + c, bias + c, open);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
       const int64_t at = c + i * L::width;
       const V normal = (load<V>(star + at) - mean) * inverse;
-      store(out + at, (normal * load<V>(weight + at) + load<V>(shift + at)) * g[i] * open[i]);
+      store(out + at, (normal * load<V>(weight + at) + load<V>(shift + at)) * open[i]);
     }
   }
 };

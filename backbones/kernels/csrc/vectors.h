@@ -149,11 +149,16 @@ inline void sigmoid(typename L::V (&x)[N]) {
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) x[i] = T(1) / (T(1) + x[i]);
 }
-template <class T, class L>
-inline typename L::V sigmoid(typename L::V x) {
-  typename L::V one[] = {x};
-  sigmoid<T, L>(one);
-  return one[0];
+
+// x sigmoid(x).
+template <class T, class L, int N>
+inline void silu(typename L::V (&x)[N]) {
+  typename L::V gate[N];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) gate[i] = x[i];
+  sigmoid<T, L>(gate);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) x[i] *= gate[i];
 }
 
 }  // namespace mixerlab
