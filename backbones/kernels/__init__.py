@@ -11,10 +11,11 @@ numbers; these were proven in Triton's interpreter and have not run on a GPU yet
 exporter always sees torch's operations.
 """
 
-from backbones.kernels import batched, linear
+from backbones.kernels import batched, conv_pos_enc, linear
 from backbones.kernels.autocast import weight_dtype
 from backbones.kernels.library import (
     activates,
+    encodes,
     is_available,
     multiplies,
     multiplies_without_gradient,
@@ -23,15 +24,18 @@ from backbones.kernels.library import (
     switched_off,
 )
 from backbones.layers import activations, batched_products
+from backbones.layers import conv_pos_enc as conv_pos_enc_layer
 from backbones.layers import linear as linear_layer
 
 activations.FASTER.append((activates, linear.act))
 linear_layer.FASTER.append((multiplies, linear.linear))
 linear_layer.FASTER_ACT.append((multiplies_without_gradient, linear.linear_act))
 batched_products.FASTER.append((multiplies_without_gradient, batched.batched))
+conv_pos_enc_layer.FASTER.append((encodes, conv_pos_enc.conv_pos_enc))
 
 __all__ = [
     "activates",
+    "encodes",
     "is_available",
     "multiplies",
     "multiplies_without_gradient",

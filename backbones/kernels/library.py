@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from backbones.kernels import (
     batched,
     branched_mixer,
+    conv_pos_enc,
     gated_mixer,
     linear,
     normalise,
@@ -26,6 +27,7 @@ from backbones.kernels.fingerprint import compiled_file
 from backbones.layers.eval_cache import in_graph
 
 SWITCH = "MIXERLAB_KERNELS"
+OPERATORS = (gated_mixer, branched_mixer, linear, batched, star_mixer, normalise, conv_pos_enc)
 # Of each thread: what one switches off the others may be computing with.
 _switched_off = ContextVar("switched_off", default=False)
 
@@ -42,7 +44,7 @@ def _load() -> str:
                 torch.ops.load_library(path)
             except OSError as error:
                 return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
-            for operator in (gated_mixer, branched_mixer, linear, batched, star_mixer, normalise):
+            for operator in OPERATORS:
                 operator.register()
             return ""
     return "not compiled for this torch and processor; type: make install"
@@ -80,15 +82,26 @@ def multiplies(x: Tensor) -> bool:
 
 def multiplies_without_gradient(x: Tensor, *others: Tensor | None) -> bool:
     """Whether ``batched`` and ``linear_act``, which have no gradient, take these."""
-    tensors = [x, *(tensor for tensor in others if tensor is not None)]
-    records = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not records and all(tensor.dtype == x.dtype for tensor in tensors) and multiplies(x)
+    return not _is_recorded(x, *others) and _are_alike(x, *others) and multiplies(x)
 
 
 def activates(x: Tensor) -> bool:
     """Whether ``act``, which has no gradient and wants values without gaps, takes this tensor."""
-    records = torch.is_grad_enabled() and x.requires_grad
-    return not records and x.device.type == "cpu" and serves(x) and _is_dense(x)
+    return not _is_recorded(x) and x.device.type == "cpu" and serves(x) and _is_dense(x)
+
+
+def encodes(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether ``conv_pos_enc``, which has no gradient, takes this map and these weights."""
+    is_cpu = x.device.type == "cpu" and x.ndim == 4
+    return is_cpu and not _is_recorded(x, *weights) and _are_alike(x, *weights) and serves(x)
+
+
+def _is_recorded(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _are_alike(x: Tensor, *others: Tensor | None) -> bool:
+    return all(other is None or other.dtype == x.dtype for other in others)
 
 
 def _is_dense(x: Tensor) -> bool:

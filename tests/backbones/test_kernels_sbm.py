@@ -8,9 +8,11 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import kernels
+from backbones.kernels.conv_pos_enc import conv_pos_enc
+from backbones.layers.conv_pos_enc import ConvPosEnc
 from backbones.mixers.sbm import fused
 from backbones.mixers.sbm.evaluation import is_usual
-from tests.tensors import build_mixer, tokens
+from tests.tensors import build_mixer, randomise, tokens
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
@@ -164,3 +166,47 @@ def test_its_products_are_counted_as_torchs():
             function(x)
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("batch", "size", "dim"), MAPS, ids=str)
+def test_a_positional_encoding_equals_torchs(batch, size, dim, has_bias, monkeypatch):
+    encoding, x, calls = randomise(ConvPosEnc(dim)), tokens(batch, *size, dim), []
+    if not has_bias:
+        encoding.bias = None
+    monkeypatch.setattr(
+        "backbones.layers.conv_pos_enc.FASTER",
+        [(kernels.encodes, lambda *given: calls.append(1) or conv_pos_enc(*given))],
+    )
+    for given in (x, x.transpose(1, 2), x[:0]):
+        calls.clear()
+        with kernels.switched_off():
+            expected = encoding(given)
+        assert not calls
+        torch.testing.assert_close(encoding(given), expected, rtol=1e-10, atol=1e-10)
+        assert calls
+    calls.clear()
+    with torch.enable_grad():
+        assert encoding(x).requires_grad
+    assert not calls  # the operator has no gradient
+
+
+def test_the_encoding_knows_its_size_and_count_and_refuses_what_does_not_fit():
+    operator, kernel = torch.ops.mixerlab.conv_pos_enc, torch.ones(5, 1, 3, 3)
+    x = torch.ones(2, 3, 4, 5)
+    with FlopCounterMode(display=False) as counter:
+        conv_pos_enc(x, kernel, torch.ones(5))
+    assert counter.get_total_flops() == 2 * 9 * x.numel()
+    torch.library.opcheck(
+        operator, (x, kernel, None), test_utils=("test_schema", "test_faketensor")
+    )
+    for given, text in (
+        ((x[0], kernel, None), "contiguous map"),
+        ((x.transpose(1, 2), kernel, None), "contiguous map"),
+        ((x, kernel[:4], None), "kernel"),
+        ((x, kernel, torch.ones(4)), "a bias of 5"),
+        ((x, kernel.double(), None), "weights of float"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            operator(*given)

@@ -12,7 +12,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.conv_pos_enc import ConvPosEnc
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import StarBilinearMapping
@@ -37,8 +37,8 @@ class SBMBlock(nn.Module):
     ) -> None:
         super().__init__()
         dim = mixer.dim
-        self.cpe1 = positional_encoding(dim) if num_cpe > 0 else None
-        self.cpe2 = positional_encoding(dim) if num_cpe > 1 else None
+        self.cpe1 = ConvPosEnc(dim) if num_cpe > 0 else nn.Identity()
+        self.cpe2 = ConvPosEnc(dim) if num_cpe > 1 else nn.Identity()
         self.norm1 = nn.LayerNorm(dim) if norm else nn.Identity()
         self.norm2 = nn.LayerNorm(dim) if norm else nn.Identity()
         # What may stand here instead knows the map, so that its layout is the same.
@@ -50,9 +50,9 @@ class SBMBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mixer, then FFN, each with position, norm and shortcut: (B, h, w, d) -> (B, h, w, d)."""
-        x = _encoded(x, self.cpe1)
+        x = self.cpe1(x)
         y = self.drop_path1(self.mixer(self.norm1(x)))
-        x = _encoded(x + y if self.shortcut else y, self.cpe2)
+        x = self.cpe2(x + y if self.shortcut else y)
         y = self.drop_path2(self.mlp(self.norm2(x)))
         return x + y if self.shortcut else y
 
@@ -98,12 +98,3 @@ def downsampling(dim: int) -> nn.Sequential:
         PointwiseConv2d(wide, 2 * dim),
         nn.BatchNorm2d(2 * dim),
     )
-
-
-def positional_encoding(dim: int) -> nn.Conv2d:
-    """Conditional positional encoding (Chu et al., ICLR 2023): a depthwise 3x3 convolution."""
-    return nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-
-
-def _encoded(x: Tensor, encoding: nn.Module | None) -> Tensor:
-    return x if encoding is None else x + to_nhwc(encoding(to_nchw(x)))

@@ -152,6 +152,22 @@ inline void walk_row(int64_t width, int64_t h, const Step& step) {
     walk_channels<T>(width, begin, std::min(h, begin + kChannelBlock), step);
 }
 
+// The convolution of a row whose edges are these, into a row without gaps; a step of `walk_row`.
+template <class T>
+struct ConvolvedRow {
+  const Convolution<T>& conv;
+  Rows<T> rows;
+  int64_t row_edges, width;
+  T* out;
+
+  template <class L, int N>
+  inline void run(int64_t x, int64_t begin, int64_t end) const {
+    const T* start[N];
+    for (int i = 0; i < N; ++i) start[i] = conv.bias_at(row_edges, edges(x + i, width));
+    convolve<L, N>(rows, conv, start, x, width, begin, end, out + x * conv.h, conv.h);
+  }
+};
+
 // What a convolution's backward pass adds up over all places.
 template <class T>
 struct Sums {

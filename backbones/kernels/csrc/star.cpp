@@ -44,22 +44,6 @@ struct Layer {
   }
 };
 
-// The convolution along a row of the map.
-template <class T>
-struct ConvolvedRow {
-  const Convolution<T>& conv;
-  Rows<T> rows;
-  int64_t row_edges, width;
-  T* out;
-
-  template <class L, int N>
-  inline void run(int64_t x, int64_t begin, int64_t end) const {
-    const T* start[N];
-    for (int i = 0; i < N; ++i) start[i] = conv.bias_at(row_edges, edges(x + i, width));
-    convolve<L, N>(rows, conv, start, x, width, begin, end, out + x * conv.h, conv.h);
-  }
-};
-
 // Call `use.run<L, N>(c)` for all channels: four vectors at a time, and what is left one by one.
 template <class T, class Use>
 inline void each_channel(int64_t channels, Use& use) {
