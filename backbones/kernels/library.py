@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from backbones.kernels import (
     batched,
@@ -24,17 +24,23 @@ from backbones.kernels import (
 )
 from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eval_cache import in_graph, is_transformed
 
 SWITCH = "MIXERLAB_KERNELS"
+_loading = threading.Lock()
 OPERATORS = (gated_mixer, branched_mixer, linear, batched, star_mixer, normalise, conv_pos_enc)
 # Of each thread: what one switches off the others may be computing with.
 _switched_off = ContextVar("switched_off", default=False)
 
 
-@functools.cache
 def _load() -> str:
-    """Load the operators; why not, or nothing."""
+    """Load the operators, once for all threads; why not, or nothing."""
+    with _loading:
+        return _load_once()
+
+
+@functools.cache
+def _load_once() -> str:
     if _switch():
         return _switch()
     for portable in (False, True):
@@ -108,11 +114,6 @@ def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
-def _has_tangents() -> bool:
-    """Whether derivatives are taken forwards, of which the operators know nothing."""
-    return forward_ad._current_level >= 0
-
-
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Compute by torch's own operations in this thread, for gradients of gradients, say."""
@@ -129,7 +130,7 @@ def serves(x: Tensor) -> bool:
     They do in eager passes: on a CPU in 32 or 64 bits and without autocast, on a GPU where Triton's
     kernels serve.
     """
-    if in_graph() or torch._C._functorch.peek_interpreter_stack() or _has_tangents():
+    if in_graph() or is_transformed():
         return False
     if x.device.type == "cuda":
         return (

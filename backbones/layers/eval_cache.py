@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 MAX_ENTRIES = 8  # map sizes of one evaluation, in most cases one
 
@@ -17,7 +18,7 @@ class EvalCache:
     The values themselves are compared, so every way to change a weight invalidates: optimiser
     steps, ``load_state_dict``, ``.to()``, assignment, and edits of ``.data``, which leave no trace
     in torch's version counters. For weights much smaller than what is made from them this costs
-    next to nothing. It answers only where no gradient is recorded, nothing is traced and there are
+    next to nothing. It answers only where no derivative is taken, nothing is traced and there are
     values (the meta device has none); copies, pickles and ``state_dict`` carry none of it.
     """
 
@@ -34,7 +35,7 @@ class EvalCache:
             question: What else the answer depends on, such as a map size.
             compute: Makes the answer; its result must not be changed in place.
         """
-        if torch.is_grad_enabled() or in_graph() or sources[0].is_meta:
+        if torch.is_grad_enabled() or in_graph() or is_transformed() or sources[0].is_meta:
             self._entries.clear()
             return compute()
         device = sources[0].device
@@ -57,6 +58,13 @@ class EvalCache:
 def in_graph() -> bool:
     """Whether a compiler or tracer records; it shall see the computation itself."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` is at work, or derivatives are taken forwards."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:

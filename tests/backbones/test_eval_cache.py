@@ -6,7 +6,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
+from backbones import create_mixer
 from backbones.layers.eval_cache import MAX_ENTRIES, EvalCache
 
 
@@ -188,3 +190,22 @@ def test_compilers_and_tracers_see_the_computation(square):
     by_new_data(square)
     torch.testing.assert_close(compiled(), square.expected())
     torch.testing.assert_close(traced(torch.ones(1)), square.expected())
+
+
+@torch.no_grad()
+def test_derivatives_that_need_no_gradient_mode_are_right_and_leave_nothing():
+    torch.manual_seed(0)
+    module = create_mixer("sbm", 8, grid=(4, 4), rank=3).double().eval()
+    x = torch.randn(1, 6, 5, 8, dtype=torch.float64)
+    expected, values = module(x), {k: p.detach() for k, p in module.named_parameters()}
+    steps = {k: torch.randn_like(p) for k, p in values.items()}
+
+    def mixed(given):
+        return functional_call(module, given, (x,))
+
+    found = torch.func.jvp(mixed, (values,), (steps,))[1]
+    ends = [mixed({k: values[k] + h * steps[k] for k in values}) for h in (1e-6, -1e-6)]
+    torch.testing.assert_close(found, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-6)
+    stacked = {k: torch.stack([p, p]) for k, p in values.items()}
+    torch.testing.assert_close(torch.vmap(mixed)(stacked)[1], expected)
+    torch.testing.assert_close(module(x), expected)

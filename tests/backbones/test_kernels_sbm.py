@@ -206,7 +206,7 @@ def test_the_encoding_knows_its_size_and_count_and_refuses_what_does_not_fit():
         ((x.transpose(1, 2), kernel, None), "contiguous map"),
         ((x, kernel[:4], None), "kernel"),
         ((x, kernel, torch.ones(4)), "a bias of 5"),
-        ((x, kernel.double(), None), "weights of float"),
+        ((x, kernel.double(), None), "weights of Float"),
     ):
         with pytest.raises(RuntimeError, match=text):
             operator(*given)
