@@ -107,7 +107,7 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
 
 
 def _are_alike(x: Tensor, *others: Tensor | None) -> bool:
-    return all(other is None or other.dtype == x.dtype for other in others)
+    return all(o is None or (o.dtype == x.dtype and o.device == x.device) for o in others)
 
 
 def _is_dense(x: Tensor) -> bool:

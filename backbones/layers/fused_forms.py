@@ -29,6 +29,7 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
     This is asked in every pass: torch's own walks over modules and parameters take longer than a
     small map does. A weight that a parametrization computes may lie in memory in any order, and one
     that is no parameter, in a replica or a shard of a network, is not where a compiled form looks.
+    Nor does it call a ``forward`` that somebody has put on a module, or see missing values.
     """
     if _has_any_global_hook():
         return False
@@ -39,12 +40,12 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks
-            or "weight" in module.__dict__
+            or not module.__dict__.keys().isdisjoint(("weight", "forward"))
         ):
             return False
         for parameter in module._parameters.values():
             if parameter is not None and not (
-                parameter.dtype is dtype and parameter.is_contiguous()
+                parameter.dtype is dtype and parameter.is_contiguous() and not parameter.is_meta
             ):
                 return False
         if parts := module._modules:

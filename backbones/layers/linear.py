@@ -23,7 +23,8 @@ FASTER_ACT: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], ActProdu
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X W^T + b: (..., C), (D, C) and (D,) -> (..., D)."""
-    return (faster_linear(x) or F.linear)(x, weight, bias)
+    product = faster_linear(x) if weight.device == x.device else None
+    return (product or F.linear)(x, weight, bias)
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act) -> Tensor:

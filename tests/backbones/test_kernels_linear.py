@@ -15,7 +15,7 @@ from backbones.layers import batched_products
 from backbones.layers import linear as choice
 from backbones.layers.activations import ACTIVATIONS, GELU
 from backbones.layers.pointwise import PointwiseConv2d
-from tests.tensors import tokens
+from tests.tensors import build_mixer, tokens
 
 compiled = pytest.mark.skipif(
     not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
@@ -300,3 +300,27 @@ def test_an_activation_alone_keeps_the_order_in_memory(monkeypatch):
     with pytest.raises(RuntimeError, match="without gaps"):
         act(x[:, ::2], "gelu")
     torch.library.opcheck(torch.ops.mixerlab.act, (x.detach(), "relu"))
+
+
+@compiled
+@pytest.mark.parametrize("record", [True, False])
+def test_weights_without_values_are_refused_as_torch_does(record):
+    layer = choice.Linear(8, 4, device="meta")
+    with torch.set_grad_enabled(record), pytest.raises(RuntimeError, match="meta"):
+        layer(torch.ones(2, 3, 3, 8))
+    for name in ("afbo", "iffn", "sbm"):
+        mixer = build_mixer(name).float().to("meta")
+        with torch.set_grad_enabled(record), pytest.raises(RuntimeError):
+            mixer(torch.ones(2, 3, 3, 8))
+
+
+@compiled
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "part"), [("afbo", "proj"), ("iffn", "fc1"), ("sbm", "norm")])
+def test_a_forward_put_on_a_part_is_called(name, part):
+    mixer, x = build_mixer(name), tokens(1, 6, 5, 8)
+    module, calls = getattr(mixer, part), []
+    plain = module.forward
+    module.forward = lambda given: calls.append(1) or plain(given)
+    mixer(x)
+    assert calls

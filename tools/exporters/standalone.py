@@ -27,14 +27,14 @@ ALLOWED = frozenset({"torch", "timm", "mmengine"})
 CHECK = """
 import sys
 from pathlib import Path
-folder, checkpoint, images, outputs = map(Path, sys.argv[1:])
+folder, checkpoint, images, outputs = (Path(word).resolve() for word in sys.argv[1:])
 sys.path.insert(0, str(folder))
 import torch
 from mmengine import Config
 from mmengine.registry import MODELS
 config = Config.fromfile(folder / "config.py").model.backbone
 module = sys.modules["backbones.mm"]
-assert Path(module.__file__) == folder / "backbones" / "mm.py", module.__file__
+assert Path(module.__file__).resolve() == folder / "backbones" / "mm.py", module.__file__
 ours = [name for name in sys.modules if name.partition(".")[0] == "backbones"]
 assert sorted(ours) == ["backbones", "backbones.mm"], ours
 config.pop("init_cfg", None)

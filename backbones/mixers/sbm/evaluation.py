@@ -85,7 +85,8 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def is_watched(mixer: nn.Module) -> bool:
-    """Whether somebody waits for a module of it to be called."""
+    """Whether somebody waits for a module of it to be called, or has put a ``forward`` on it."""
     return bool(_has_any_global_hook()) or any(
-        part._forward_hooks or part._forward_pre_hooks for part in mixer.modules()
+        part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
+        for part in mixer.modules()
     )
