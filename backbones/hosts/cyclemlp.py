@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_batched, is_eager
 from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.reweight import Reweight
 from backbones.mixers.ffn import FFN
@@ -87,7 +87,7 @@ class CycleFC(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """W times the shifted channels, plus b: (B, H, W, C) -> (B, H, W, C)."""
-        if torch.is_grad_enabled() and not in_graph():
+        if torch.is_grad_enabled() and is_eager(x):
             x = _Cycled.apply(x, self.axis, 1)  # type: ignore[no-untyped-call]
         elif is_any_size(x.shape[1:3]):
             x = _cycled_any_size(x, self.axis)
@@ -136,7 +136,8 @@ class _Cycled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Cycled.apply(grad, ctx.axis, -ctx.step), None, None  # type: ignore[no-untyped-call]
+        adjoint = cycled if is_batched(grad) else _Cycled.apply
+        return adjoint(grad, ctx.axis, -ctx.step), None, None
 
 
 @register_host("cyclemlp_b1", source="CycleMLP (ICLR 2022)")

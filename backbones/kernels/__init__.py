@@ -21,11 +21,11 @@ from backbones.kernels.library import (
     multiplies_without_gradient,
     serves,
     status,
-    switched_off,
 )
 from backbones.layers import activations, batched_products
 from backbones.layers import conv_pos_enc as conv_pos_enc_layer
 from backbones.layers import linear as linear_layer
+from backbones.layers.eager import switched_off
 
 activations.FASTER.append((activates, linear.act))
 linear_layer.FASTER.append((multiplies, linear.linear))

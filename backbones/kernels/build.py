@@ -11,80 +11,110 @@ then compute by torch's own operations.
 
 from __future__ import annotations
 
+import functools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
 
 COMPILERS = ("g++", "c++")
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler of $CXX, or the first that there is."""
-    named = os.environ.get("CXX", "").split()
-    return next(filter(None, map(shutil.which, named[:1] or COMPILERS)), None)
+class Torch(NamedTuple):
+    """What the compiler has to know of the torch that is installed."""
+
+    folder: Path
+    abi: str  # of std::string and the like: "1", or "0" for GCC's before 5
 
 
-def compilation(compiler: str, source: Path, target: Path, portable: bool) -> list[str]:
+def find_compiler() -> list[str]:
+    """The C++ compiler of $CXX, whatever words it takes, or the first that there is, or none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        return named if shutil.which(named[0]) else []
+    return next(([name] for name in COMPILERS if shutil.which(name)), [])
+
+
+def compilation(compiler: Sequence[str], source: Path, target: Path, portable: bool) -> list[str]:
     """What is typed to compile one file."""
-    include = _torch() / "include"
+    torch = find_torch()
+    include = torch.folder / "include"
     return [
-        compiler,
+        *compiler,
         *("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-fopenmp", "-Wno-psabi"),
         *(() if portable else ("-march=native",)),
+        f"-D_GLIBCXX_USE_CXX11_ABI={torch.abi}",
         *(f"-I{path}" for path in (include, include / "torch" / "csrc" / "api" / "include")),
         *("-c", str(source), "-o", str(target)),
     ]
 
 
-def link(compiler: str, objects: Sequence[Path], target: Path) -> list[str]:
+def link(compiler: Sequence[str], objects: Sequence[Path], target: Path) -> list[str]:
     """What is typed to make one library of all."""
-    libraries = (f"-L{_torch() / 'lib'}", "-lc10", "-ltorch_cpu")
-    return [compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(target), *libraries]
+    libraries = (f"-L{find_torch().folder / 'lib'}", "-lc10", "-ltorch_cpu")
+    return [*compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(target), *libraries]
 
 
 def build(portable: bool = False) -> str:
     """Compile; why that failed, or nothing. Half a library is never left behind."""
-    target = compiled_file(portable)
     compiler = find_compiler()
-    if compiler is None:
-        return "there is no C++ compiler; type: apt-get install g++"
+    if not compiler:
+        return f"there is no C++ compiler{_named()}; type: apt-get install g++"
+    try:
+        return _build_with(compiler, compiled_file(portable), portable)
+    except OSError as error:
+        return f"{error.filename or COMPILED}: {error.strerror or error}"
+
+
+def _build_with(compiler: Sequence[str], target: Path, portable: bool) -> str:
     COMPILED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
         whole = Path(folder) / target.name
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         commands = [
-            compilation(compiler, source, target, portable)
-            for source, target in zip(sources, objects, strict=True)
+            compilation(compiler, source, made, portable)
+            for source, made in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = list(pool.map(_run, commands))
         failure = next(filter(None, failures), "") or _run(link(compiler, objects, whole))
         if failure:
-            return f"{compiler} says: {failure}"
+            return f"{shlex.join(compiler)} says: {failure}"
         probe = f"import torch; torch.ops.load_library({str(whole)!r})"
         loaded = subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=False
         )
         if loaded.returncode:
-            return f"what {compiler} made cannot be loaded: {loaded.stderr.splitlines()[-1]}"
+            return f"what {compiler[0]} made cannot be loaded: {loaded.stderr.splitlines()[-1]}"
         whole.replace(target)
-    for old in COMPILED.glob("*.so"):
-        if old not in (compiled_file(True), compiled_file(False)):
+    # Of older sources; those for another torch or processor may be in use on a disk that is shared.
+    for old in COMPILED.glob(f"{target.stem.rpartition('-')[0]}-*.so"):
+        if old != target:
             old.unlink(missing_ok=True)
     return ""
 
 
-def _torch() -> Path:
-    return Path(sysconfig.get_path("purelib")) / "torch"
+@functools.cache
+def find_torch() -> Torch:
+    """Where torch is and how it was compiled; the process that asks it is over at once."""
+    probe = "import torch; print(int(torch.compiled_with_cxx11_abi()), torch.__path__[0])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    abi, _, folder = done.stdout.strip().partition(" ")
+    return Torch(Path(folder), abi)
+
+
+def _named() -> str:
+    name = os.environ.get("CXX", "")
+    return f" (CXX is {name!r})" if name else ""
 
 
 def _run(command: Sequence[str]) -> str:

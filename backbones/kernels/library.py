@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -24,13 +21,11 @@ from backbones.kernels import (
 )
 from backbones.kernels.autocast import product_dtype
 from backbones.kernels.fingerprint import compiled_file
-from backbones.layers.eval_cache import in_graph, is_transformed
+from backbones.layers.eager import are_ordinary, is_eager, is_switched_off
 
 SWITCH = "MIXERLAB_KERNELS"
 _loading = threading.Lock()
 OPERATORS = (gated_mixer, branched_mixer, linear, batched, star_mixer, normalise, conv_pos_enc)
-# Of each thread: what one switches off the others may be computing with.
-_switched_off = ContextVar("switched_off", default=False)
 
 
 def _load() -> str:
@@ -64,12 +59,12 @@ def _switch() -> str:
 
 def is_available() -> bool:
     """Whether the operators are compiled, fit this machine and are not switched off."""
-    return not _switched_off.get() and not _load()
+    return not is_switched_off() and not _load()
 
 
 def status() -> str:
     """One line for people: which operators are in use, on a CPU and, where there is one, a GPU."""
-    if _switched_off.get():
+    if is_switched_off():
         return "torch's own operations (switched off)"
     if _load():
         text = f"torch's own operations ({_load()})"
@@ -107,21 +102,13 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
 
 
 def _are_alike(x: Tensor, *others: Tensor | None) -> bool:
-    return all(o is None or (o.dtype == x.dtype and o.device == x.device) for o in others)
+    return are_ordinary(*others) and all(
+        o is None or (o.dtype == x.dtype and o.device == x.device) for o in others
+    )
 
 
 def _is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """Compute by torch's own operations in this thread, for gradients of gradients, say."""
-    token = _switched_off.set(True)
-    try:
-        yield
-    finally:
-        _switched_off.reset(token)
 
 
 def serves(x: Tensor) -> bool:
@@ -130,11 +117,11 @@ def serves(x: Tensor) -> bool:
     They do in eager passes: on a CPU in 32 or 64 bits and without autocast, on a GPU where Triton's
     kernels serve.
     """
-    if in_graph() or is_transformed():
+    if not is_eager(x):
         return False
     if x.device.type == "cuda":
         return (
-            not (_switched_off.get() or _switch())
+            not (is_switched_off() or _switch())
             and x.numel() > 0
             and triton_choice.serve(x.device, product_dtype(x), not _load())
         )

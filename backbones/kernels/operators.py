@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.library import Library
 
 from backbones.kernels import branched_mixer, gated_mixer
+from backbones.layers.eager import is_batched
 
 GATED = (
     "SymInt prefix, SymInt height, SymInt width, Tensor[] weights, int[] blocks, "
@@ -48,8 +49,13 @@ def define() -> None:
         torch.library.register_autograd(operator.NAME, backward, setup_context=setup, lib=library)
 
 
-def _check(ctx: Any, kept: Tensor, tokens: Tensor, name: str) -> None:
+def _check(grad: Tensor, kept: Tensor, tokens: Tensor, name: str) -> None:
     """Refuse what there is no gradient of."""
+    if is_batched(grad):
+        raise RuntimeError(
+            f"mixerlab::{name} has no gradients in many directions at once; compute what shall be "
+            "differentiated so under `with backbones.kernels.switched_off():`"
+        )
     if torch.is_grad_enabled():
         raise RuntimeError(
             f"mixerlab::{name} has no second derivative; compute what shall be differentiated "
@@ -73,7 +79,7 @@ def _gated_backward(ctx: Any, grad: Tensor | None, _kept: Tensor | None) -> tupl
     tensors, weights = tensors[:7], tensors[7:]
     if grad is None:
         return (None, None, None, None, [None] * len(weights), *([None] * 10))
-    _check(ctx, kept, tokens, "gated_mixer")
+    _check(grad, kept, tokens, "gated_mixer")
     grad = grad.contiguous()
     x, of_weights, before, taps, own, proj = torch.ops.mixerlab.gated_mixer_backward(
         grad, kept, tokens, *ctx.numbers, weights, ctx.blocks, *tensors
@@ -98,7 +104,7 @@ def _branched_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...
     if grad is None:
         empty = [None] * len(coefficients), [None] * 4, [None] * ctx.running
         return (None, None, None, None, None, *empty, *([None] * 8))
-    _check(ctx, z, tokens, "branched_mixer")
+    _check(grad, z, tokens, "branched_mixer")
     grad = grad.contiguous()
     x, of_w1, of_b1, rows, of_w2 = torch.ops.mixerlab.branched_mixer_backward(
         grad, z, u, statistics, tokens, *ctx.size, w1, b1, coefficients, norms, *ctx.options,

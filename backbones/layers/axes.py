@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, PointwiseMixer
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
 
 
 def mix_tokens(
@@ -36,7 +36,7 @@ def join_tokens(prefix: Tensor, x: Tensor) -> Tensor:
     strides = (total * dim, dim, 1)
     if (
         not torch.is_grad_enabled()
-        and not in_graph()
+        and is_eager(prefix, x)
         and prefix.stride() == patches.stride() == strides
         and prefix.untyped_storage()._cdata == patches.untyped_storage()._cdata
         and prefix.storage_offset() + count * dim == patches.storage_offset()

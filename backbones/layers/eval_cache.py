@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from backbones.layers.eager import is_eager
 
 MAX_ENTRIES = 8  # map sizes of one evaluation, in most cases one
 
@@ -35,7 +36,7 @@ class EvalCache:
             question: What else the answer depends on, such as a map size.
             compute: Makes the answer; its result must not be changed in place.
         """
-        if torch.is_grad_enabled() or in_graph() or is_transformed() or sources[0].is_meta:
+        if torch.is_grad_enabled() or sources[0].is_meta or not is_eager(*sources):
             self._entries.clear()
             return compute()
         device = sources[0].device
@@ -53,18 +54,6 @@ class EvalCache:
 
     def __reduce__(self) -> tuple[type[EvalCache], tuple[()]]:
         return EvalCache, ()
-
-
-def in_graph() -> bool:
-    """Whether a compiler or tracer records; it shall see the computation itself."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-
-
-def is_transformed() -> bool:
-    """Whether ``torch.func`` is at work, or derivatives are taken forwards."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    )
 
 
 def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+
+from backbones.layers.eager import ORDINARY, has_global_hooks
 
 
 class FusedForm(Protocol):
@@ -29,9 +30,10 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
     This is asked in every pass: torch's own walks over modules and parameters take longer than a
     small map does. A weight that a parametrization computes may lie in memory in any order, and one
     that is no parameter, in a replica or a shard of a network, is not where a compiled form looks.
-    Nor does it call a ``forward`` that somebody has put on a module, or see missing values.
+    Nor does it call a ``forward`` that somebody has put on a module, see missing values, or know
+    what a quantised weight, which is a tensor of another class, stands for.
     """
-    if _has_any_global_hook():
+    if has_global_hooks():
         return False
     modules = [mixer]
     for module in modules:
@@ -45,7 +47,10 @@ def is_plain(mixer: nn.Module, dtype: torch.dtype) -> bool:
             return False
         for parameter in module._parameters.values():
             if parameter is not None and not (
-                parameter.dtype is dtype and parameter.is_contiguous() and not parameter.is_meta
+                parameter.dtype is dtype
+                and parameter.is_contiguous()
+                and not parameter.is_meta
+                and type(parameter) in ORDINARY
             ):
                 return False
         if parts := module._modules:

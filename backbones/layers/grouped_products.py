@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
 
 
 def grouped_products(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def grouped_products(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     if len(weight) == 1:
         return F.linear(x, weight[0], bias)
-    form = plain if _needs_plain_operators(x) else fast
+    form = plain if _needs_plain_operators(x, weight) else fast
     return form(x, weight, bias)
 
 
@@ -47,11 +47,11 @@ def fast(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], len(bias))
 
 
-def _needs_plain_operators(x: Tensor) -> bool:
-    """Autograd, autocast, compilers and tracers do not know ``out=``."""
+def _needs_plain_operators(x: Tensor, weight: Tensor) -> bool:
+    """Autograd, autocast, compilers and transformations do not know ``out=``."""
     device = x.device.type
     return (
         torch.is_grad_enabled()
         or (is_autocast_available(device) and torch.is_autocast_enabled(device))
-        or in_graph()
+        or not is_eager(x, weight)
     )

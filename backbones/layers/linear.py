@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.activations import ACTIVATIONS, Act, activate
+from backbones.layers.eager import are_ordinary
 from backbones.layers.fused_forms import is_plain
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -23,8 +24,7 @@ FASTER_ACT: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], ActProdu
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X W^T + b: (..., C), (D, C) and (D,) -> (..., D)."""
-    product = faster_linear(x) if weight.device == x.device else None
-    return (product or F.linear)(x, weight, bias)
+    return (faster_linear(x, weight) or F.linear)(x, weight, bias)
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act) -> Tensor:
@@ -35,8 +35,10 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act) -> Tens
     return activate(linear(x, weight, bias), act)
 
 
-def faster_linear(x: Tensor) -> Product | None:
-    """Who is faster than torch for this tensor, if anybody is."""
+def faster_linear(x: Tensor, weight: Tensor) -> Product | None:
+    """Who is faster than torch for these tensors, if anybody is."""
+    if weight.device != x.device or not are_ordinary(weight):
+        return None
     return next((product for serves, product in FASTER if serves(x)), None)
 
 
@@ -59,7 +61,11 @@ def layer_act(layer: nn.Linear, x: Tensor, act: Act) -> Tensor:
 
 
 def multiply_faster(module: nn.Module) -> None:
-    """Let the plain linear layers of a module be ``Linear``; they stay the objects they are."""
+    """Let the plain linear layers of a module be ``Linear``; they stay the objects they are.
+
+    A tool that looks for a layer's exact class, as ``torch.ao.quantization.quantize_dynamic`` does,
+    has to be told of ``Linear`` as well.
+    """
     for part in module.modules():
         if type(part) is nn.Linear:
             cast("Any", part).__class__ = Linear

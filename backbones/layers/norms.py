@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
 
 
 def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
@@ -20,7 +20,7 @@ def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
         torch.is_grad_enabled()
         or (norm is not None and (norm.training or not _is_affine(norm)))
         or x.is_meta
-        or in_graph()
+        or not is_eager(x)
     )
 
 

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from backbones.layers.eager import is_switched_off, switched_off
+from backbones.layers.fused_forms import FUSED_FORMS
+
 
 class Recomputed(nn.Module):
     """What a block does besides when its activations are not kept; mixed into its class.
 
-    The second pass draws the random numbers of the first one, as drop path has to, and leaves the
-    running statistics of BatchNorm alone, which have seen the batch already.
+    The second pass draws the random numbers of the first one, as drop path has to, computes by
+    torch's own operations if that one did, and leaves the running statistics of BatchNorm alone,
+    which have seen the batch already.
     """
 
     def forward(self, *args: Any, **options: Any) -> Any:
@@ -32,7 +36,7 @@ class Recomputed(nn.Module):
             super().forward,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), statistics_kept(self)),
+            context_fn=lambda: (contextlib.nullcontext(), SecondPass(self)),
             **options,
         )
 
@@ -52,6 +56,22 @@ def keep_activations(block: nn.Module) -> None:
     """Undo ``recompute``."""
     if isinstance(block, Recomputed):
         cast("Any", block).__class__ = type(block).__bases__[1]
+
+
+class SecondPass:
+    """What holds while a block is computed again: as often as its graph is gone through."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block, self._is_by_torch = block, is_switched_off()
+        self._entered = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._entered.enter_context(statistics_kept(self._block))
+        if self._is_by_torch:
+            self._entered.enter_context(switched_off())
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.close()
 
 
 @contextlib.contextmanager
@@ -77,7 +97,10 @@ def _copy(count: Tensor | None) -> Tensor | None:
 @functools.cache
 def _recomputed_class(block: Any) -> type[nn.Module]:
     own = {"__module__": __name__, "__doc__": block.__doc__}
-    return type(f"Recomputed{block.__name__}", (Recomputed, block), own)
+    made = type(f"Recomputed{block.__name__}", (Recomputed, block), own)
+    if block in FUSED_FORMS:
+        FUSED_FORMS[made] = FUSED_FORMS[block]
+    return made
 
 
 def _bare(block: Any) -> nn.Module:

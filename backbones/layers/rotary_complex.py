@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import in_graph
 from backbones.layers.rotary import Lattice, as_pairs, turning_angles
 from backbones.layers.rotary import rotate as rotate_plainly
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import in_graph
 from backbones.layers.graph_sizes import is_any_size, missing
 
 Size = tuple[int, int]

@@ -1,6 +1,7 @@
 """The compiled operators equal torch's own, forward and backward, and know their place."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -279,16 +280,60 @@ def test_gradients_of_gradients_say_what_to_do():
     x = torch.randn(1, 3, 3, 16, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
         torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
+    with kernels.switched_off():
+        (gradient,) = torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(gradient.square().sum(), x)[0].abs().sum() > 0
 
 
 def test_without_compiler_torch_serves(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "COMPILED", tmp_path)
     monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler" in build.build()
-    monkeypatch.setenv("CXX", "false")
-    assert "false says" in build.build()
+    assert "no C++ compiler (CXX is 'no-such-compiler')" in build.build()
+    monkeypatch.setenv("CXX", "false --always")
+    assert "false --always says" in build.build()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_written_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "COMPILED", tmp_path / "is missing" / "compiled")
+    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
+    monkeypatch.setattr(build, "find_compiler", lambda: ["true"])
+    monkeypatch.setattr(sys, "argv", ["build"])
+    assert build.main() == 1
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert f"torch's own serve: {build.COMPILED}: No such file" in text
+
+
+@pytest.mark.parametrize("words", ["ccache g++", "g++ -m64"])
+def test_a_compiler_may_take_words(monkeypatch, words):
+    monkeypatch.setenv("CXX", words)
+    monkeypatch.setattr(build.shutil, "which", lambda name: f"/bin/{name}")
+    command = build.compilation(build.find_compiler(), Path("a.cpp"), Path("a.o"), portable=True)
+    assert command[:2] == words.split()
+    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}" in command
+
+
+def test_only_what_older_sources_gave_is_removed(monkeypatch, tmp_path):
+    kept = [tmp_path / name for name in ("torch-9-x-y-old.so", "torch-1-x-other-old.so")]
+    old, target = tmp_path / "torch-1-x-y-old.so", tmp_path / "torch-1-x-y-new.so"
+    for path in (*kept, old):
+        path.touch()
+    monkeypatch.setattr(build, "COMPILED", tmp_path)
+    monkeypatch.setattr(build, "compiled_file", lambda portable: target)
+    monkeypatch.setattr(build, "find_compiler", lambda: ["true"])
+    monkeypatch.setattr(build, "_run", lambda command: "")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+
+    def loaded(command, **options):
+        Path(re.search(r"load_library\('(.*)'\)", command[-1])[1]).touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    build.find_torch()
+    monkeypatch.setattr(build.subprocess, "run", loaded)
+    assert build.build() == ""
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, target])
 
 
 def test_another_processor_needs_another_file(monkeypatch):

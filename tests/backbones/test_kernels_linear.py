@@ -179,10 +179,10 @@ def test_a_layer_with_its_activation_equals_torchs(act, shape, out, has_bias):
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @torch.no_grad()
 def test_an_activation_of_what_is_no_number_or_has_no_end(act):
-    """GELU and SiLU of -inf, -inf times 0, are no numbers to torch, and -1e-7 and -inf to us."""
-    x = torch.tensor([torch.nan, torch.inf, 1e30, 5.6, 0.0, -5.6, -1e30, -torch.inf])[:, None]
+    """GELU and SiLU of -inf, -inf times 0, are no numbers to torch, and 0 to us."""
+    x = torch.tensor([torch.nan, torch.inf, 1e30, 5.6, 0.0, -5.6, -3e38, -torch.inf])[:, None]
     expected = ACTIVATIONS[act](x)
-    expected[-1] = -torch.inf if act == "silu" else 0
+    expected[-1] = 0
     for out in (1, 40):  # one by one, and in vectors
         found = linear_act(x, torch.ones(out, 1), None, act)
         torch.testing.assert_close(

@@ -108,6 +108,17 @@ def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
     torch.testing.assert_close(trained(backbone)[1], gradients, rtol=1e-10, atol=1e-10)
 
 
+def test_a_graph_may_be_gone_through_again():
+    """Statistics and their counts stay what one pass has made them."""
+    backbone = built("resnet18", grad_checkpointing=True)
+    total = sum(x.square().mean() for x in backbone(images(64, 64, batch=2)))
+    leaves = [p for p in backbone.parameters() if p.requires_grad]
+    first = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+    before = copy.deepcopy(backbone.state_dict())
+    torch.testing.assert_close(torch.autograd.grad(total, leaves, allow_unused=True), first)
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+
+
 def test_nothing_is_recomputed_in_evaluation():
     backbone = built("resnet18", grad_checkpointing=True).eval()
     once = trained(backbone)[3]

@@ -23,6 +23,9 @@ bool has_work(const AutogradContext* ctx, const variable_list& grads, const Tens
   TORCH_CHECK(!at::GradMode::is_enabled(), "mixerlab::", name,
               " has no second derivative; compute what shall be differentiated twice under `with "
               "backbones.kernels.switched_off():`");
+  TORCH_CHECK(!is_batched(grads[0]), "mixerlab::", name,
+              " has no gradients in many directions at once; compute what shall be differentiated so "
+              "under `with backbones.kernels.switched_off():`");
   TORCH_CHECK(kept.sym_size(0) == tokens.sym_size(0), "mixerlab::", name,
               " has no gradient where keep is false");
   return true;

@@ -117,7 +117,8 @@ struct GateBack {
     for (int64_t c = begin; c < end; c += L::width) {
       V a[N], s[N];
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) s[i] = a[i] = load<V>(pair.a[i] + c - begin);
+      for (int i = 0; i < N; ++i)
+        s[i] = a[i] = at_least(load<V>(pair.a[i] + c - begin), V{} - Exponential<T>::high);
       sigmoid<T, L>(s);
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) {

@@ -167,10 +167,11 @@ struct Linear : torch::autograd::Function<Linear> {
     variable_list out(3);
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
     const auto rows = [](const Tensor& one) {
-      return one.dim() == 1 ? one.unsqueeze(0) : one.flatten(0, -2);
+      const auto sizes = one.sizes().slice(0, one.dim() - 1);
+      return one.reshape({c10::multiply_integers(sizes), one.size(-1)});
     };
     if (has_bias && ctx->needs_input_grad(2)) out[2] = rows(grads[0]).sum(0);
-    if (at::GradMode::is_enabled()) {
+    if (at::GradMode::is_enabled() || is_batched(grads[0])) {
       if (needs_x) out[0] = grads[0].matmul(weight);
       if (needs_weight) out[1] = rows(grads[0]).t().matmul(rows(x));
       return out;

@@ -18,7 +18,11 @@ constexpr int64_t kRegister = 64;
 constexpr const char* kInstructions = "AVX-512";
 #elif defined(__AVX__)
 constexpr int64_t kRegister = 32;
+#ifdef __AVX2__
 constexpr const char* kInstructions = "AVX2";
+#else
+constexpr const char* kInstructions = "AVX";
+#endif
 #else
 constexpr int64_t kRegister = 16;
 constexpr const char* kInstructions = "";
@@ -150,12 +154,13 @@ inline void sigmoid(typename L::V (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = T(1) / (T(1) + x[i]);
 }
 
-// x sigmoid(x).
+// x sigmoid(x). The gate does not fall below the type's smallest numbers, so x must not go on.
 template <class T, class L, int N>
 inline void silu(typename L::V (&x)[N]) {
-  typename L::V gate[N];
+  using V = typename L::V;
+  V gate[N];
 #pragma GCC unroll 4
-  for (int i = 0; i < N; ++i) gate[i] = x[i];
+  for (int i = 0; i < N; ++i) gate[i] = x[i] = at_least(x[i], V{} - Exponential<T>::high);
   sigmoid<T, L>(gate);
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) x[i] *= gate[i];

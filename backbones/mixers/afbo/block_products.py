@@ -3,7 +3,8 @@
 The output channels are consecutive runs; each run is the product of one weight with a run of input
 columns. ``plain`` says just that. ``fast`` writes every product straight into its run of the
 output, forward and backward, where autograd would copy: cat in the forward pass, padding to full
-width and a sum per block in the backward pass.
+width and a sum per block in the backward pass. That is what it does where gradients are themselves
+differentiated, or taken for many directions at once.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
-from torch.autograd.function import once_differentiable
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_batched, is_eager
 
 
 class MatrixBlock(NamedTuple):
@@ -42,7 +42,7 @@ def block_products(
         blocks: In the order of the output channels.
     """
     # A compiler makes its own plan out of the plain form.
-    form = plain if in_graph() else fast
+    form = fast if is_eager(x, *weights) else plain
     return form(x, weights, bias, blocks)
 
 
@@ -61,7 +61,7 @@ def plain(
 def fast(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, blocks: Sequence[MatrixBlock]
 ) -> Tensor:
-    """``block_products`` without intermediate copies; once differentiable."""
+    """``block_products`` without intermediate copies."""
     device = x.device.type
     if is_autocast_available(device) and torch.is_autocast_enabled(device):
         # In-place products are not on autocast's list, so they are served as F.linear would be.
@@ -99,20 +99,27 @@ class _BlockProducts(torch.autograd.Function):
         return _forward(x, weights, bias, blocks)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         x_wanted, bias_wanted, _, *weight_wanted = ctx.needs_input_grad
+        in_place = not (torch.is_grad_enabled() or is_batched(grad))
         grad_x = torch.zeros_like(x) if x_wanted else None
         grad_weights: list[Tensor | None] = [None] * len(weights)
         runs = grad.split([len(weights[index]) for index, _ in ctx.blocks], dim=1)
         for (index, start), run in zip(ctx.blocks, runs, strict=True):
             width = weights[index].shape[1]
             if grad_x is not None:
-                grad_x.narrow(1, start, width).addmm_(run, weights[index])
+                if in_place:
+                    grad_x.narrow(1, start, width).addmm_(run, weights[index])
+                else:
+                    padding = (start, x.shape[1] - start - width)
+                    grad_x = grad_x + F.pad(run @ weights[index], padding)
             if weight_wanted[index]:
                 columns, so_far = x.narrow(1, start, width), grad_weights[index]
-                grad_weights[index] = (
-                    run.t() @ columns if so_far is None else so_far.addmm_(run.t(), columns)
-                )
+                if so_far is None:
+                    grad_weights[index] = run.t() @ columns
+                elif in_place:
+                    so_far.addmm_(run.t(), columns)
+                else:
+                    grad_weights[index] = so_far + run.t() @ columns
         return grad_x, grad.sum(0) if bias_wanted else None, None, *grad_weights

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
 from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
@@ -111,7 +111,7 @@ class SCFBO(Mixer):
         if fused is not None and fused.serves(self, x):
             return fused.mix(self, x, prefix)
         mapped_first = self.order == "cs" and self.cm_b is not None
-        if prefix is None or not mapped_first or torch.is_grad_enabled() or in_graph():
+        if prefix is None or not mapped_first or torch.is_grad_enabled() or not is_eager(x):
             return super().forward(x, prefix)
         maps = (self.cm_a, cast("ChannelMapping", self.cm_b))
         spatial = (self.sm_a, self.sm_b)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from backbones import kernels
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
 from backbones.layers.fused_forms import is_plain
 from backbones.layers.linear import linear, linear_act
 from backbones.mixers.posmlp import contiguous_groups
@@ -25,7 +25,7 @@ def serves(mixer: GatedMLP, x: Tensor) -> bool:
     return (
         type(mixer.fc1) is nn.Linear
         and type(mixer.fc2) is nn.Linear
-        and not in_graph()
+        and is_eager(x)
         and (kernels.multiplies(x) or contiguous_groups.suits(mixer, x))
         and is_plain(mixer, x.dtype)
     )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import is_eager
+from backbones.layers.fused_forms import is_plain
 from backbones.layers.linear import linear
 
 if TYPE_CHECKING:
@@ -23,29 +23,28 @@ PLAIN = (torch.float32, torch.float64)
 
 
 def is_usual(mixer: StarBilinearMapping, x: Tensor) -> bool:
-    """Whether this is Eq. 2 whole, on a CPU, and no gradient is recorded."""
+    """Whether this is Eq. 2 whole, on a CPU, no gradient is recorded, and nobody looks inside."""
     bilinear = mixer.bilinear
     return (
         not torch.is_grad_enabled()
-        and not in_graph()
+        and is_eager(x)
         and x.device.type == "cpu"
         and x.dtype in PLAIN
         and x.is_contiguous()
         and x.shape[-1] == mixer.dim
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._functorch.peek_interpreter_stack()
         and bilinear is not None
         and bilinear.rank < x.shape[1] * x.shape[2]  # the order of products that it takes
         and type(bilinear.proj) is nn.Linear
         and type(mixer.conv) is nn.Conv2d
         and mixer.conv.padding_mode == "zeros"
         and type(mixer.in_proj) is nn.Linear
-        and mixer.in_proj.weight.dtype is x.dtype
         and mixer.in_proj.out_features == 2 * mixer.dim
         and type(mixer.pre_proj) is nn.Identity
         and type(mixer.lin_proj) is nn.Linear
         and type(mixer.norm) is nn.LayerNorm
         and type(mixer.gate_proj) is nn.Linear
+        and is_plain(mixer, x.dtype)
     )
 
 
@@ -82,11 +81,3 @@ def mix_evaluation(mixer: StarBilinearMapping, x: Tensor) -> Tensor:
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer on (n, C)."""
     return linear(x, layer.weight, layer.bias)
-
-
-def is_watched(mixer: nn.Module) -> bool:
-    """Whether somebody waits for a module of it to be called, or has put a ``forward`` on it."""
-    return bool(_has_any_global_hook()) or any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
-        for part in mixer.modules()
-    )

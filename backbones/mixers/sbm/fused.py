@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from backbones import kernels
 from backbones.kernels.star_mixer import star_mixer
-from backbones.layers.fused_forms import is_plain
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping
 
 if TYPE_CHECKING:
@@ -16,13 +15,12 @@ if TYPE_CHECKING:
 
 
 def serves(mixer: StarBilinearMapping, x: Tensor) -> bool:
-    """Whether the operator computes a mixer that ``is_usual``, and nobody looks inside."""
+    """Whether the operator computes a mixer that ``is_usual``."""
     return (
         kernels.serves(x)
         and mixer.conv.kernel_size == (3, 3)
         and mixer.conv.bias is not None
         and all(layer.bias is not None for layer in _layers(mixer))
-        and is_plain(mixer, x.dtype)
     )
 
 

@@ -18,7 +18,7 @@ from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping, Resample, Size
-from backbones.mixers.sbm.evaluation import is_usual, is_watched, mix_evaluation
+from backbones.mixers.sbm.evaluation import is_usual, mix_evaluation
 from backbones.mixers.sbm.in_place import linear, product, silu
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -90,8 +90,7 @@ class StarBilinearMapping(Mixer):
             fused = FUSED_FORMS.get(type(self))
             if fused is not None and fused.serves(self, x):
                 return cast("Tensor", fused.mix(self, x, None))
-            if not is_watched(self):
-                return self.out_proj(mix_evaluation(self, x))
+            return self.out_proj(mix_evaluation(self, x))
         p = self.pre_proj(to_nhwc(self.conv(to_nchw(self.in_proj(x)))))
         mixed = self._normalise(self._star(p[..., : self.dim], p[..., -self.dim :]))
         if self.gate_proj is not None:

@@ -1,0 +1,224 @@
+"""Mixers under what torch does to functions: derivatives of all kinds, batches of calls, traces.
+
+An operator or an in-place form would serve none of these; every registered mixer has to step aside.
+"""
+
+import contextlib
+import functools
+import re
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backbones import kernels, list_mixers
+from backbones.hosts.cyclemlp import CycleFC
+from backbones.layers.recomputation import recompute
+from tests.tensors import build_mixer, tokens
+
+DIM, MAP = 8, (4, 5)
+MIXERS = list_mixers()
+build = functools.partial(build_mixer, dim=DIM, grid=MAP)
+close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+# torch's fused attention has first derivatives only.
+pytestmark = pytest.mark.usefixtures("_written_out_attention")
+both_modes = pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+
+
+@pytest.fixture
+def _written_out_attention():
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def given(batch=2):
+    return tokens(batch, *MAP, DIM), torch.randn(batch, *MAP, DIM, dtype=torch.float64)
+
+
+def backwards(mixer, x, direction):
+    """The derivative in a direction, by gradients alone."""
+    with torch.enable_grad(), kernels.switched_off():
+        x, v = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
+        (gradient,) = torch.autograd.grad(mixer(x), x, v, create_graph=True)
+        return torch.autograd.grad(gradient, v, direction)[0]
+
+
+@both_modes
+@pytest.mark.parametrize("name", MIXERS)
+def test_derivatives_forwards(name, mode):
+    mixer, (x, direction) = build(name).eval(), given()
+    expected = backwards(mixer, x, direction)
+    with mode():
+        y, derivative = torch.func.jvp(mixer, (x,), (direction,))
+        close(derivative, expected)
+        close(y, mixer(x))
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(mixer(forward_ad.make_dual(x, direction)))
+            close(dual.tangent, expected)
+
+
+@both_modes
+@pytest.mark.parametrize("name", MIXERS)
+def test_batches_of_calls(name, mode):
+    mixer, x = build(name).eval(), torch.stack([given()[0] for _ in range(3)])
+    with mode():
+        close(torch.func.vmap(mixer)(x), torch.stack([mixer(one) for one in x]))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradients_of_functions(name):
+    mixer, (x, _) = build(name).eval(), given()
+    leaf = x.clone().requires_grad_()
+    mixer(leaf).sin().sum().backward()
+    close(torch.func.grad(lambda x: mixer(x).sin().sum())(x), leaf.grad)
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradients_of_gradients_without_operators(name, is_recomputed):
+    mixer, (x, direction) = build(name).eval(), given(1)
+    mixer.train(is_recomputed)  # nothing is recomputed in evaluation
+    names = dict(mixer.named_parameters())
+
+    def curvature(mixer):
+        leaf = x.clone().requires_grad_()
+        with kernels.switched_off():
+            y = mixer(leaf).sin().sum()
+        (gradient,) = torch.autograd.grad(y, leaf, create_graph=True)
+        leaves = (leaf, *names.values())
+        return torch.autograd.grad((gradient * direction).sum(), leaves, allow_unused=True)
+
+    (along, *others) = curvature(mixer)
+    if is_recomputed:
+        recompute(mixer)
+        close(curvature(mixer), (along, *others))
+        return
+    step = 1e-5 * direction
+    there, back = (
+        torch.func.grad(lambda x: mixer(x).sin().sum())(x + sign * step) for sign in (1, -1)
+    )
+    torch.testing.assert_close(along, (there - back) / 2e-5, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradients_in_many_directions(name):
+    mixer, (x, _) = build(name), given(2)
+    leaf = x.clone().requires_grad_()
+    leaves = (leaf, *mixer.parameters())
+    with kernels.switched_off():
+        y = mixer(leaf)
+    directions = torch.randn(3, *x.shape, dtype=x.dtype)
+    at_once = torch.autograd.grad(
+        y, leaves, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+    )
+    for index, direction in enumerate(directions):
+        alone = torch.autograd.grad(y, leaves, direction, retain_graph=True, allow_unused=True)
+        for one, all_of_it in zip(alone, at_once, strict=True):
+            close(None if all_of_it is None else all_of_it[index], one)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_operators_say_where_they_have_no_such_gradients(name):
+    mixer, (x, _) = build(name), given(2)
+    y, directions = mixer(x.requires_grad_()), torch.randn(3, *x.shape, dtype=x.dtype)
+    try:
+        at_once = torch.autograd.grad(y, x, directions, retain_graph=True, is_grads_batched=True)
+    except RuntimeError as error:
+        assert re.fullmatch(  # noqa: PT017
+            r"mixerlab::\w+ has no gradients in many directions at once; compute what shall be "
+            r"differentiated so under `with backbones\.kernels\.switched_off\(\):`",
+            str(error).splitlines()[0],
+        )
+    else:
+        close(at_once[0][2], torch.autograd.grad(y, x, directions[2])[0])
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_recomputed_mixer_may_be_differentiated_again(name):
+    mixer, (x, _) = build(name), given()
+    recompute(mixer)
+    leaf = x.requires_grad_()
+    y = mixer(leaf).square().sum()
+    first = torch.autograd.grad(y, leaf, retain_graph=True)
+    close(torch.autograd.grad(y, leaf), first)
+
+
+@both_modes
+@pytest.mark.parametrize("name", MIXERS)
+def test_traces_see_operations(name, mode):
+    mixer, (x, _) = build(name).eval(), given()
+    with mode():
+        graph = make_fx(mixer)(x)
+        close(graph(x), mixer(x))
+    assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
+
+
+@both_modes
+@pytest.mark.parametrize("name", MIXERS)
+def test_shapes_alone(name, mode):
+    mixer, (x, _) = build(name).eval(), given()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
+        for _ in range(2):  # nothing of the first pass is remembered
+            assert mixer(fake.from_tensor(x)).shape == x.shape
+    close(mixer(x), build(name).eval()(x))
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[func.namespace] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Quantised(Tensor):
+    """A weight that says how it is multiplied, as quantised ones do."""
+
+    asked = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.asked += func is torch.nn.functional.linear
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_weights_of_another_class_multiply_themselves(name):
+    mixer, (x, _) = build(name).eval(), given()
+    layers = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
+    with torch.no_grad():
+        expected = mixer(x)
+        for layer in layers:
+            value = layer.weight.detach().as_subclass(Quantised)
+            layer.weight = nn.Parameter(value, requires_grad=False)
+        Quantised.asked = 0
+        close(mixer(x).as_subclass(Tensor), expected)
+    assert Quantised.asked >= len(layers)
+
+
+def test_a_recomputed_mixer_is_fused_as_it_was():
+    if not kernels.is_available():
+        pytest.skip(f"no compiled operators: {kernels.status()}")
+    mixer, (x, _) = build("afbo"), given()
+    recompute(mixer)
+    with Operators() as operators:
+        mixer(x.requires_grad_()).sum().backward()
+    assert operators.count["mixerlab"] >= 2
+
+
+def test_cycle_fc_in_many_directions():
+    layer = CycleFC(6, 1).double()
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
+    at_once = torch.autograd.functional.jacobian(layer, x, vectorize=True)
+    close(at_once, torch.autograd.functional.jacobian(layer, x))
+    close(torch.func.jacfwd(layer)(x), at_once)
