@@ -97,7 +97,7 @@ def register_host(
             choose a smaller one.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name is taken by another one.
     """
 
     def register(build: F) -> F:
@@ -143,7 +143,7 @@ def register_mixer(
             channel mixer.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name is taken by another one.
     """
 
     def register(build: F) -> F:
@@ -328,6 +328,9 @@ def _is_published(host: HostEntry, mixer: str | None) -> bool:
 def _refuse_taken(
     name: str, build: Callable[..., Any], taken: Mapping[str, Callable[..., Any]]
 ) -> None:
-    if name in taken:
-        first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken[name], build))
+    if name not in taken:
+        return
+    first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken[name], build))
+    # What is defined again takes its own place: a notebook's cell, or a file whose import failed.
+    if taken[name] is build or first != second or "<" in first:
         raise ValueError(f"the name {name!r} is taken by {first}; give {second} another one")

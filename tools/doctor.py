@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.command import exit_with
-from tools.installation.checks import Check, all_checks, check_python
+from tools.installation.checks import FILES, Check, all_checks, check_python
 from tools.installation.packages import IN_VENV, VENV, Package, packages
 
 
@@ -49,6 +49,8 @@ def as_text(rows: list[Package], checks: list[Check]) -> str:
 def summary(rows: list[Package], checks: list[Check]) -> str:
     """One line: which tasks can run."""
     if not core_is_fine(rows, checks):
+        if core_is_fine(rows, [check for check in checks if check.name != FILES]):
+            return "Nothing can run before the file above is mended."
         remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
         return f"Nothing can run with this Python. Type: {'make install' if IN_VENV else remedy}"
     dense_missing = any(row.group == "dense" and row.status == "missing" for row in rows)

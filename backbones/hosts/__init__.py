@@ -1,7 +1,5 @@
 """One architecture with open slots per file; every file here registers itself."""
 
-import importlib
-import pkgutil
+from backbones.rooms import import_files
 
-for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)
+import_files(__name__)

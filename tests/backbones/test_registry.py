@@ -173,6 +173,18 @@ def test_taken_names_are_refused_naming_both(registering):
     assert find_mixer("ffn").build is FFN
 
 
+def test_what_is_defined_again_takes_its_own_place(registering):
+    """As a notebook's cell does that is run twice."""
+    cell = """@register_mixer("celled", kind="channel", source="this test")
+def celled(dim): return FFN(dim)"""
+    for _ in range(2):
+        space = {"register_mixer": register_mixer, "FFN": FFN, "__name__": "__main__"}
+        exec(cell, space)
+        assert find_mixer("celled").build is space["celled"]
+    with pytest.raises(ValueError, match=r"'celled' is taken by __main__\.celled; give "):
+        register_mixer("celled", kind="channel", source="this test")(space["celled"])
+
+
 def test_temporary_registrations_are_forgotten_even_after_an_error():
     def fail():
         with temporary_registrations():

@@ -333,6 +333,18 @@ def test_doctor_finds_the_operators_of_this_installation():
     found = checks.probe()
     assert found["error"] is None
     assert found["operators"]
+    assert checks.check_files(found, versions(timm="1.0")).level == "ok"
+
+
+def test_doctor_tells_a_broken_file_from_a_broken_installation():
+    probed = {**checks.NOTHING_PROBED, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
+    rows = packages.packages(PINS.get)
+    check = checks.check_files(probed, versions(timm="1.0"))
+    assert (check.level, check.text) == ("problem", probed["broken"])
+    assert "Nothing can run before the file above is mended." in doctor.as_text(rows, [check])
+    assert checks.check_files(probed, versions()).level == "note"
+    check = checks.check_files(checks.NOTHING_PROBED, versions(timm="1.0"))
+    assert (check.level, check.text) == ("note", "not tried: torch is missing")
 
 
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):

@@ -39,6 +39,7 @@ import json, sys, torch
 sys.path.insert(0, {str(ROOT)!r})
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 found = {{"gpus": gpus, "operators": None, "error": None, "kernels": ""}}
+found |= {{"registered": "", "broken": ""}}
 try:
     import heads, mmcv.ops
     found["operators"] = mmcv.ops.get_compiler_version()
@@ -51,15 +52,23 @@ try:
     found["kernels"] = kernels.status()
 except Exception as error:
     found["kernels"] = f"{{type(error).__name__}}: {{error}}"
+try:
+    from backbones import registry
+    found["registered"] = f"{{len(registry.mixers())}} mixers, {{len(registry.hosts())}} hosts"
+except Exception as error:
+    found["broken"] = str(error)
 print("\\n" + json.dumps(found))
 """
 
+FILES = "mixers and hosts"
 Level = Literal["ok", "note", "problem"]
 NOTHING_PROBED: dict[str, Any] = {
     "gpus": [],
     "operators": None,
     "error": "torch is missing",
     "kernels": "torch is missing",
+    "registered": "",
+    "broken": "",
 }
 
 
@@ -185,6 +194,18 @@ def check_kernels(found: dict[str, Any]) -> Check:
     return Check("mixer operators", "ok", text)
 
 
+def check_files(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
+    """Every file of backbones/mixers and hosts can be imported: commands need all of them."""
+    if version_of("timm") is None:
+        return Check(FILES, "note", "not tried, as timm is missing", "make install")
+    if found["broken"]:
+        remedy = "mend the file, or move it out of the folder"
+        return Check(FILES, "problem", found["broken"], remedy, core=True)
+    if not found["registered"]:
+        return Check(FILES, "note", f"not tried: {found['error']}", "make install")
+    return Check(FILES, "ok", found["registered"])
+
+
 def check_devices(found: dict[str, Any]) -> Check:
     """Processors and GPUs; a machine without a GPU is fine."""
     gpus = ", ".join(found["gpus"]) or "no GPU, so training runs on the CPU"
@@ -210,6 +231,7 @@ def all_checks() -> list[Check]:
         check_opencv(),
         check_operators(found),
         check_kernels(found),
+        check_files(found),
         check_devices(found),
         check_disk(),
     ]

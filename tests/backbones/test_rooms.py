@@ -1,0 +1,148 @@
+"""A mixer's or host's file that cannot be imported is named with the line, whatever is wrong."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from backbones import rooms
+from backbones.registry import find_mixer
+from tests.runs import ROOT
+from tools.command_line.command import answer
+from tools.command_line.errors import one_line_errors
+
+REGISTERED = """
+from torch import Tensor
+from backbones import PointwiseMixer, register_mixer
+
+@register_mixer("brief", kind="channel", source="a test")
+class Brief(PointwiseMixer):
+    def mix(self, x: Tensor) -> Tensor:
+        return x
+"""
+# What a file holds -> what is said of it, behind its path.
+BROKEN = {
+    "x = (1\n": ":1: SyntaxError: '(' was never closed",
+    "x = 1\n\n  y = 2\n": ":3: IndentationError: unexpected indent",
+    "import nothing_called_so\n": ":1: ModuleNotFoundError: No module named 'nothing_called_so'",
+    "from backbones import no_such_name\n": ":1: ImportError: cannot import name 'no_such_name'",
+    "def f():\n    return 1 / 0\n\nf()\n": ":2: ZeroDivisionError: division by zero",
+    "class A:\n    x = y\n": ":2: NameError: name 'y' is not defined",
+    "import json\njson.loads('{')\n": ":2: JSONDecodeError: Expecting property name",
+    "from trial.layers import part\n": "layers.py:2: KeyError: 'a'",
+    "import trial.other\n": "other/folder.py:1: SyntaxError: invalid syntax",
+    REGISTERED.replace(', source="a test"', ""): ":5: TypeError: register_mixer() missing 1",
+    REGISTERED.replace("brief", "ffn"): ":5: ValueError: the name 'ffn' is taken by backbones.mix",
+    b"x = '\xff'\n": ": SyntaxError: (unicode error) 'utf-8' codec can't decode byte 0xff",
+    b"x = 1\0\n": "SyntaxError: source code ",
+}  # fmt: skip
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """The folder of a package ``trial.mixers`` beside a broken room ``trial.other``."""
+    folder = tmp_path / "trial"
+    for name in ("mixers", "other"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(
+            "from backbones.rooms import import_files\nimport_files(__name__)\n"
+        )
+    (folder / "other" / "folder.py").write_text("for\n")
+    (folder / "layers.py").write_text("table = {}\npart = table['a']\n")
+    (folder / "mixers" / "good.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(rooms, "PACKAGE", folder)
+    before = set(sys.modules)
+    yield folder / "mixers"
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "trial":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=BROKEN.values())
+def test_a_broken_file_is_named_with_its_line(room, registering, content):
+    file = room / "mine.py"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("trial.mixers")
+    text = str(caught.value)
+    assert BROKEN[content] in text
+    assert text.startswith("trial/") or "trial.mixers.mine" in text
+    assert ("mine" in text) != ("trial." in str(content))
+    assert len(text.splitlines()) == 1
+    assert caught.value.__cause__ is not None
+
+
+def test_every_command_says_it_in_one_line(room, capsys):
+    (room / "mine.py").write_text("x = y\n")
+    said = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
+
+    def load(_):
+        importlib.import_module("trial.mixers")
+
+    assert answer("some.py", "", load, ["x"]) == 2
+    assert capsys.readouterr().err == f"some.py: {said}"
+    with pytest.raises(SystemExit), one_line_errors():
+        load([])
+    assert capsys.readouterr().err == f"error: {said}"
+
+
+def test_a_mended_file_can_be_imported_in_the_same_process(room, registering):
+    """Though its first import has registered something before it failed."""
+    (room / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
+    for _ in range(2):
+        with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):
+            importlib.import_module("trial.mixers")
+    (room / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
+    importlib.import_module("trial.mixers")
+    assert find_mixer("brief").build is sys.modules["trial.mixers.mine"].Brief
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """A copy of the checkout with a broken mixer in it."""
+    copy = tmp_path_factory.mktemp("broken")
+    for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    for file in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, copy / file)
+    (copy / "backbones" / "mixers" / "mine.py").write_text("import nothing_called_so\n")
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "run.py --help",
+        "run.py --help mixer",
+        "run.py backbone=deit_t",
+        "run.py -m backbone=deit_t,swin_t",
+        "complexity.py backbone=deit_t",
+        "benchmark.py mixers host=deit_t",
+        "export.py backbone=deit_t to=timm ckpt=none.pth",
+        "lipschitz.py backbone=deit_t_affn",
+        "analyse.py cam ckpt=nowhere",
+        "annotate.py root=. out=maps checkpoint=none.pth",
+        "doctor.py",
+    ],
+)
+def test_the_real_commands_name_the_file(broken, typed, tmp_path):
+    environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path), "PYTHONPATH": ""}
+    script, *arguments = typed.split()
+    ended = subprocess.run(
+        [sys.executable, str(broken / "tools" / script), *arguments],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    said = "backbones/mixers/mine.py:1: ModuleNotFoundError: No module named 'nothing_called_so'"
+    if script == "doctor.py":
+        assert ended.returncode == 1
+        assert f"problem  mixers and hosts: {said}\n" in ended.stdout
+        assert ended.stdout.endswith("\nNothing can run before the file above is mended.\n")
+    else:
+        assert ended.returncode == 2
+        assert ended.stderr.endswith(f": {said}\n")
+        assert len(ended.stderr.splitlines()) == 1
