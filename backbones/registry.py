@@ -11,17 +11,20 @@ import contextlib
 import fnmatch
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from backbones.base import Backbone, Mixer
-from backbones.options import unknown, unknown_backbone
+from backbones.options import check_builder, check_value, unknown, unknown_backbone
 
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
 
+NAME = r"[a-z][a-z0-9_]*"
+FILLED = ("hidden_ratio", "grid", "slot")  # what a mixer is given if its signature has it
 OWN_FFN = "ffn"  # as a suffix it names the host's own FFN, so swin_t_ffn is swin_t
 
 
@@ -97,11 +100,16 @@ def register_host(
             choose a smaller one.
 
     Raises:
-        ValueError: The name is taken by another one.
+        ValueError: The name is none or taken by another one, a slot is of no kind, or an option
+            cannot be typed.
     """
+    _check_name(name)
+    for kind in slots:
+        check_value("slots", kind, Kind)
 
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
+        check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn, patch_size)
         return build
 
@@ -125,10 +133,12 @@ def register_mixer(
     The module maps (B, H, W, C) to the same shape; subclass ``backbones.Mixer`` (or
     ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio``, ``grid`` and
     ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every other keyword is
-    an option of the user's. ``options.variant_of`` makes a mixer out of another with options fixed.
+    an option of the user's, with a default that can be typed. ``options.variant_of`` makes a mixer
+    out of another with options fixed.
 
     Args:
-        name: Short lower-case name, written out; it becomes the suffix of backbone names.
+        name: Short name of lower-case letters, digits and _, written out; it becomes the suffix of
+            backbone names.
         kind: "channel" replaces an FFN, "token" replaces attention or pooling.
         source: Paper, section and equation.
         hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its
@@ -143,11 +153,15 @@ def register_mixer(
             channel mixer.
 
     Raises:
-        ValueError: The name is taken by another one.
+        ValueError: The name is none or taken by another one, there is no such kind, or an option
+            cannot be typed.
     """
+    _check_name(name)
+    check_value("kind", kind, Kind)
 
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in mixers().items()})
+        check_builder(build, f"mixer {name}", FILLED)
         _MIXERS[name] = MixerEntry(
             name=name,
             kind=kind,
@@ -323,6 +337,14 @@ def _is_published(host: HostEntry, mixer: str | None) -> bool:
     if mixer is None:
         return True
     return any(fnmatch.fnmatchcase(host.name, pattern) for pattern in _MIXERS[mixer].published_on)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"{name!r} is no name for a host or mixer; write lower-case letters, digits and _, a "
+            "letter first"
+        )
 
 
 def _refuse_taken(

@@ -17,6 +17,44 @@ def keywords(build: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] = ()) -> None:
+    """Refuse a builder whose options cannot be typed in a command.
+
+    Args:
+        build: Called with one argument and, by name, the options of the user's.
+        what: It, in messages.
+        filled: Keyword-only parameters that are filled in, which no user has to know.
+
+    Raises:
+        ValueError: Names the parameter.
+    """
+    parameters = inspect.signature(build).parameters.values()
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if by_position[1:]:
+        raise ValueError(
+            f"{what} takes {by_position[1]} by position; options are keyword-only: write "
+            f"({by_position[0]}, *, {', '.join(by_position[1:])}, ...)"
+        )
+    for name, default in keywords(build).items():
+        if name in filled:
+            continue
+        if default is inspect.Parameter.empty:
+            raise ValueError(f"{what} has no default for its option {name}; give it one")
+        if not _is_plain(default):
+            raise ValueError(
+                f"{what} has the default {name}={default!r}, which cannot be typed; an option is a "
+                "number, a text, true or false, null, or a list of such"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], group: str) -> None:
     """Refuse arguments that a class or function does not take, by name or by type.
 

@@ -173,6 +173,50 @@ def test_taken_names_are_refused_naming_both(registering):
     assert find_mixer("ffn").build is FFN
 
 
+@pytest.mark.parametrize("name", ["my-mixer", "Afbo", "2way", "", "a b", "_a", "é", None])
+def test_names_that_cannot_stand_in_a_backbones_are_refused(name, registering):
+    with pytest.raises(ValueError, match=f"{name!r} is no name for a host or mixer; write lower"):
+        register_mixer(name, kind="channel", source="this test")
+    with pytest.raises(ValueError, match="is no name for a host or mixer"):
+        register_host(name, source="this test")
+
+
+def test_other_kinds_are_refused(registering):
+    with pytest.raises(ValueError, match="kind=chanel is not one of channel, token"):
+        register_mixer("mine", kind="chanel", source="this test")
+    with pytest.raises(ValueError, match="slots=tokens is not one of channel, token"):
+        register_host("mine", slots=("channel", "tokens"), source="this test")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda dim, *, width: 0, "mine has no default for its option width; give it one"),
+        (lambda dim, hidden_ratio=4, act=1: 0, r"by position.*write \(dim, \*, hidden_ratio, act,"),
+        (lambda dim, *, act=torch.nn.GELU: 0, "mine has the default act=<class .*cannot be typed"),
+        (lambda dim, *, sizes=(1, {2: 3}): 0, "mine has the default sizes=.*cannot be typed"),
+    ],
+    ids=["none", "position", "class", "key"],
+)
+def test_options_that_cannot_be_typed_are_refused(registering, build, message):
+    with pytest.raises(ValueError, match=f"mixer {message}" if "mine" in message else message):
+        register_mixer("mine", kind="channel", source="this test")(build)
+    with pytest.raises(ValueError, match=message):
+        register_host("mine", source="this test")(build)
+    assert "mine" not in [*list_mixers(), *list_hosts()]
+
+
+def test_what_is_filled_in_needs_no_default(registering):
+    @register_mixer("mine", kind="channel", source="this test")
+    def build(dim, *, hidden_ratio, grid, slot, sizes=(1, [2.0, None]), more=None):
+        return FFN(dim)
+
+    assert mixer_options("mine") == {
+        "hidden_ratio": None, "sizes": (1, [2.0, None]), "more": None
+    }  # fmt: skip
+    assert isinstance(create_mixer("mine", 8), FFN)
+
+
 def test_what_is_defined_again_takes_its_own_place(registering):
     """As a notebook's cell does that is run twice."""
     cell = """@register_mixer("celled", kind="channel", source="this test")
