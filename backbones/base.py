@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
+from backbones.layers.eval_cache import in_graph
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
@@ -252,10 +253,15 @@ class Mixer(nn.Module):
     channel_mappings: tuple[str, ...] = ()
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
+        """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
+
+        Raises:
+            ValueError: The subclass gives another shape, which a residual might broadcast.
+        """
+        mixed = _of_shape(x, self.mix(x), self)
         if prefix is None:
-            return self.mix(x)
-        return self.mix(x), self.mix_prefix(prefix)
+            return mixed
+        return mixed, _of_shape(prefix, self.mix_prefix(prefix), self)
 
     def mix(self, x: Tensor) -> Tensor:
         """What the mixer does to a map: (B, H, W, C) -> (B, H, W, C)."""
@@ -287,6 +293,18 @@ class Mixer(nn.Module):
             f"{type(self).__name__} does not say what becomes of class tokens; give it a "
             "mix_prefix method or use a host without class token (Swin, PoolFormer)"
         )
+
+
+def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
+    """What a mixer has made of a tensor, unless it has another shape."""
+    # To compilers and tracers each comparison is one more thing that sizes have to satisfy.
+    if in_graph() or (shape := getattr(mixed, "shape", None)) == given.shape:
+        return mixed
+    made = type(mixed).__name__ if shape is None else tuple(shape)
+    raise ValueError(
+        f"{type(mixer).__name__} made {made} of {tuple(given.shape)}; a mixer returns what it is "
+        "given in the same shape"
+    )
 
 
 class PointwiseMixer(Mixer):

@@ -227,6 +227,11 @@ def _build_mixer(
             f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
             "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
         )
+    if type(mixer).mix is Mixer.mix:
+        raise ValueError(
+            f"mixer {entry.name!r} has no method mix, which maps (B, H, W, C) to the same shape; "
+            "write it instead of forward, which adds the class tokens"
+        )
     return mixer
 
 

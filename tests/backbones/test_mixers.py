@@ -23,6 +23,7 @@ from backbones import (
     mixer_options,
     register_mixer,
 )
+from backbones.analysis.counting import count_macs
 from tests.tensors import build_mixer, tokens
 
 DIM = 24
@@ -257,6 +258,68 @@ def test_checks_notice_a_mixer_that_leaks(registering):
         treats_images_of_a_batch_apart("leaky")
     with pytest.raises(AssertionError, match=r"spare\.weight is not used"):
         gives_a_gradient_to_input_and_every_parameter("leaky")
+
+
+class Wrong(PointwiseMixer):
+    """Gives what is to be tried."""
+
+    def __init__(self, dim: int, *, made: str = "x") -> None:
+        super().__init__()
+        self.linear, self.made = nn.Linear(dim, dim), made
+
+    def mix(self, x: Tensor) -> Tensor:
+        return eval(self.made, {"x": x, "y": self.linear(x)})
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    {
+        "y.mean(dim=(1, 2), keepdim=True)": r"\(2, 1, 1, 24\)",  # a residual would broadcast it
+        "y.flatten(1, 2)": r"\(2, 30, 24\)",
+        "y[..., :12]": r"\(2, 5, 6, 12\)",
+        "y.transpose(1, 2)": r"\(2, 6, 5, 24\)",
+        "None": "NoneType",
+        "(x, y)": "tuple",
+    }.items(),
+)
+def test_another_shape_than_the_given_one_is_refused(registering, made, said):
+    register_mixer("wrong", kind="channel", source="this test")(Wrong)
+    mixer = create_mixer("wrong", DIM, made=made)
+    with pytest.raises(
+        ValueError, match=rf"^Wrong made {said} of \(2, 5, 6, 24\); a mixer returns"
+    ):
+        mixer(tokens(2, 5, 6, DIM).float())
+
+
+def test_prefix_tokens_of_another_shape_are_refused(registering):
+    register_mixer("wrong", kind="channel", source="this test")(Wrong)
+    mixer = create_mixer("wrong", DIM, made="y if y.ndim == 4 else y.mean(1)")
+    x, prefix = tokens(2, 5, 6, DIM).float(), tokens(2, 3, DIM).float()
+    with pytest.raises(ValueError, match=r"^Wrong made \(2, 24\) of \(2, 3, 24\); a mixer returns"):
+        mixer(x, prefix)
+    assert mixer(x).shape == x.shape
+
+
+def test_a_network_with_a_mixer_of_another_shape_is_not_counted(registering):
+    """Which a run does before it trains, so that the mistake is its first line."""
+    register_mixer("wrong", kind="channel", source="this test")(Wrong)
+    with torch.device("meta"):
+        backbone = create_backbone("swin_t_wrong", mixer={"made": "y.mean((1, 2), keepdim=True)"})
+    with pytest.raises(ValueError, match=r"^Wrong made \(1, 1, 1, 96\) of \(1, 56, 56, 96\);"):
+        count_macs(backbone)
+
+
+def test_a_mixer_that_writes_forward_alone_is_refused(registering):
+    @register_mixer("forward", kind="channel", source="this test")
+    class Forward(Mixer):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+
+        def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor:
+            return x
+
+    with pytest.raises(ValueError, match=r"mixer 'forward' has no method mix, .*instead of"):
+        create_mixer("forward", DIM)
 
 
 def test_unknown_mixer_is_refused_with_the_nearest():
