@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -214,14 +215,24 @@ def _build_mixer(
         if option not in _options(entry):
             raise ValueError(unknown(f"option of mixer {entry.name}", option, _options(entry)))
     chosen = {key: value for key, value in given.items() if value is not None}
-    check_arguments(entry.build, chosen, "mixer" if entry.kind == "channel" else "token_mixer")
+    group = ("backbone." if host else "") + ("mixer" if entry.kind == "channel" else "token_mixer")
+    check_arguments(entry.build, chosen, group)
     options = dict(first_match(entry.options_on, host))
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     options |= {"grid": slot.grid} if "grid" in known else {}
     options |= {"slot": slot} if "slot" in known else {}
     options.update(chosen)
-    mixer = entry.build(slot.dim, **options)
+    try:
+        mixer = entry.build(slot.dim, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        if _is_own_check(error):
+            raise
+        typed = ", ".join(f"{group}.{key}={value}" for key, value in chosen.items())
+        said = _described(error, entry.build.__module__)
+        raise ValueError(
+            f"mixer {entry.name} refuses {typed or f'{slot.dim} channels'}: {said}"
+        ) from error
     if not isinstance(mixer, Mixer):
         raise ValueError(
             f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
@@ -233,6 +244,29 @@ def _build_mixer(
             "write it instead of forward, which adds the class tokens"
         )
     return mixer
+
+
+def _is_own_check(error: Exception) -> bool:
+    """Whether a check of this package refuses a value, whose words then say all."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and _is_of(frame.f_globals, "backbones")
+
+
+def _described(error: Exception, module: str) -> str:
+    """What a library says of a value; with the place of what may be a mistake in a mixer's code."""
+    if isinstance(error, ValueError):
+        return str(error)
+    places = [
+        f", {frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals is not globals()
+        and (_is_of(frame.f_globals, "backbones") or _is_of(frame.f_globals, module))
+    ]
+    return f"{error} ({type(error).__name__}{places[-1] if places else ''})"
+
+
+def _is_of(space: Mapping[str, Any], module: str) -> bool:
+    return f"{space.get('__name__')}.".startswith(f"{module}.")
 
 
 def small_patch_sizes(host: HostEntry) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backbones import create_backbone
+from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete, check_value
@@ -38,16 +38,26 @@ def check_options(config: Mapping[str, Any]) -> None:
         check_arguments(call, config[group], group)
 
 
-def build_task(config: Mapping[str, Any], data: Any) -> BaseTask:
-    """The task of a config around a new network.
+def build_backbone(config: Mapping[str, Any]) -> Backbone:
+    """The network of a config, with the weights that it starts from.
+
+    A classifier that is kept comes with all of them, which ``build_task`` then loads.
+    """
+    options = config["backbone"]
+    kept = config.get("keep_classifier") and options.get("pretrained")
+    return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
+
+
+def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None = None) -> BaseTask:
+    """The task of a config around its network.
 
     Args:
         config: Whole, as plain values, after ``check_options``.
         data: The datamodule, which knows its classes.
+        backbone: From ``build_backbone``; without one it is built here.
     """
     start = _with_classifier(config) if config.get("keep_classifier") else None
-    own = {} if start is None else {"pretrained": None}
-    backbone = create_backbone(**{**config["backbone"], **own})
+    backbone = build_backbone(config) if backbone is None else backbone
     model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
     if start is not None:
         check_classes(start.values, data.class_names, start.path)

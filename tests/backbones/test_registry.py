@@ -280,6 +280,44 @@ def test_error_inside_a_builder_reaches_the_user(registering):
         create_backbone("deit_t_broken")
 
 
+def test_what_a_library_says_in_a_builder_becomes_the_mixers_refusal(registering):
+    @register_mixer("mine", kind="channel", source="this test")
+    def build(dim, *, drop=0.0, size=1):
+        torch.nn.Dropout(drop)
+        torch.nn.Linear(dim, size)
+        return FFN(dim) + 1 if size == 2 else FFN(dim)
+
+    with pytest.raises(
+        ValueError,
+        match=r"^mixer mine refuses backbone\.mixer\.drop=2: dropout probability .* but got 2$",
+    ) as caught:
+        create_backbone("deit_t_mine", mixer={"drop": 2})
+    assert caught.value.__cause__ is not None
+    with pytest.raises(
+        ValueError, match=r"^mixer mine refuses mixer\.drop=2, mixer\.size=3: dropout"
+    ):
+        create_mixer("mine", 8, drop=2, size=3)
+    with pytest.raises(
+        ValueError, match=r"refuses mixer\.size=-1: .*\(RuntimeError, .*registry\.py:"
+    ):
+        create_mixer("mine", 8, size=-1)
+    with pytest.raises(
+        ValueError, match=r"unsupported operand .* \(TypeError, .*test_registry\.py:"
+    ):
+        create_mixer("mine", 8, size=2)
+
+
+def test_a_builder_that_takes_no_width_is_refused(registering):
+    register_mixer("mine", kind="channel", source="this test")(lambda *, act=1: FFN(act))
+    with pytest.raises(ValueError, match=r"mixer mine refuses 8 channels: .* takes 0 positional"):
+        create_mixer("mine", 8)
+
+
+def test_an_own_check_in_a_builder_is_said_as_it_is():
+    with pytest.raises(ValueError, match=r"^g1 must divide the input width 192, .* got 7$"):
+        create_backbone("deit_t_afbo", mixer={"g1": 7})
+
+
 # Options
 
 
@@ -321,7 +359,14 @@ def test_unknown_options_are_refused_with_the_nearest():
         ({"img_size": "224"}, "img_size=224 is not a whole number"),
         ({"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
         ({"mixer": "afbo"}, "mixer=afbo is not a group of options"),
-        ({"mixer": {"hidden_ratio": float("nan")}}, "hidden_ratio=nan is not a number"),
+        (
+            {"mixer": {"hidden_ratio": float("nan")}},
+            "^backbone.mixer.hidden_ratio=nan is not a num",
+        ),
+        (
+            {"token_mixer": {"name": "pooling", "kernel_size": "3"}},
+            "^backbone.token_mixer.kernel_size=3 is not a whole number",
+        ),
         ({"img_size": 0}, r"img_size must be at least 64 in both directions, got \(0, 0\)"),
         ({"pretrained": 3}, "pretrained=3 is not true or false or a text"),
         ({"dense": "yes"}, "dense=yes is not true or false"),

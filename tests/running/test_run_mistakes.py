@@ -52,7 +52,9 @@ MISTAKES = {
     "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",
     "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
     # Types and ranges.
-    "backbone=deit_t_afbo backbone.mixer.g2=abc": "mixer.g2=abc is not a whole number",
+    "backbone=deit_t_afbo backbone.mixer.g2=abc": "backbone.mixer.g2=abc is not a whole number",
+    "backbone=deit_t_afbo backbone.mixer.g1=7": "g1 must divide the input width 192",
+    "backbone=deit_t_afbo backbone.mixer.drop=2": "afbo refuses backbone.mixer.drop=2: dropout",
     "backbone=deit_t_afbo backbone.mixer.hidden_ratio=-1": "hidden_ratio must leave at least one",
     "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
@@ -173,6 +175,17 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     assert MISTAKES[typed] in text
     if task != "transfer":
         assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["g2=abc", "g1=7", "drop=2"])
+def test_a_wrong_mixer_is_refused_before_the_data_are_looked_at(
+    option, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("tools.running.parts._data", lambda *_: pytest.fail("came too far"))
+    typed = arguments(
+        "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
+    )
+    assert option.partition("=")[0] in refused(typed, tmp_path, capsys)
 
 
 @pytest.mark.slow  # a sweep in test_command_line shows the same

@@ -14,7 +14,7 @@ from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
-from tasks.loading import build_task
+from tasks.loading import build_backbone, build_task
 from tools.running import frozen, prediction, report, resume, robustness, trainer
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
@@ -50,8 +50,9 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     seed_everything(config["seed"], workers=True, verbose=False)
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
+    backbone = build_backbone(config)  # refuses its options before the data are looked at
     datamodule = _data(config, checkpoint)
-    task = build_task(config, datamodule)
+    task = build_task(config, datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)
