@@ -1,5 +1,6 @@
 """Help, sweeps, and which errors are one line."""
 
+import dataclasses
 import re
 
 import pytest
@@ -52,6 +53,33 @@ def test_help_fits_a_screen():
                  "afbo_t2_deit_t_afbo"):  # fmt: skip
         assert word in words
     assert f"all {len(list_backbones())} names" in text
+
+
+def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
+    known = run_help.catalogue()
+    mixer = {"source": "an example", "options": {}}
+    new = {f"a_new_token_mixer_{n}": {**mixer, "kind": "token"} for n in range(10)}
+    new |= {f"new_{n}_of_a_paper": {**mixer, "kind": "channel"} for n in range(20)}
+    hosts = [*known.hosts, *(f"a{n}_new_host" for n in range(30))]
+    grown = dataclasses.replace(known, mixers={**known.mixers, **new}, hosts=hosts)
+    monkeypatch.setattr(run_help, "catalogue", lambda: grown)
+    choices = run_help._choices
+    more = [(f"new{n}", "") for n in range(50)]
+    monkeypatch.setattr(run_help, "_choices", lambda group: choices(group) + more)
+    lines = run_help.screen().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    said = re.findall(r"\.\.\. and (\d+)\s+more:\s+--help\s+(\w+)", "\n".join(lines))
+    assert [subject for _, subject in said] == [*run_help.groups(), "backbone", "mixer", "mixer"]
+
+
+def test_names_left_out_of_a_line_are_counted():
+    names = [f"name_{letter}" for letter in "abcdefgh"] + [f"other{n}" for n in range(20)]
+    whole = run_help._bounded("list ", names, 9, "data")
+    assert "more" not in whole
+    cut = run_help._bounded("list ", names, 1, "data")
+    assert cut == ("list name_{a,b,c,d,e,f,g,h}, other0, other1, other2, other3, other4, "
+                   "... and 15 more: --help data")  # fmt: skip
 
 
 def test_help_on_a_subject_says_all_of_it():

@@ -21,6 +21,11 @@ FLAGS = {"-h", "--help"}
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NO_CHOICE = ("published",)  # the papers' tables
 WIDTH = 100
+# The most lines of the screen that a list of names takes, those of other groups one; with all of
+# them full it has 40. So it fits a terminal whatever is registered.
+LINES = {"data": 3, "head": 2, "recipe": 6, "hosts": 4, "mixers": 3, "tokens": 2}
+# The ends of names that are written in braces: what follows the first underscore, or a size.
+LAST, SIZE = r"(?<=_).*$", r"(?<=_)[a-z]{0,3}\d*$|\d+$"
 SCREEN = """\
 python tools/run.py [option=value ...]      train, evaluate or apply a backbone on a task
 
@@ -84,13 +89,14 @@ def screen() -> str:
     rows = []
     for group in groups():
         names = [name for name, _ in _choices(group)]
-        rows.append(_wrapped(f"  {group:11} ", _compact(names, r"(?<=_).*$")))
+        rows.append(_bounded(f"  {group:11} ", names, LINES.get(group, 1), group))
     rows.append(_wrapped("  experiment  ", [_rows_in_brief()]))
+    channel, token = known.list_mixers("channel"), known.list_mixers("token")
     return SCREEN.format(
         groups="\n".join(rows),
-        hosts=_wrapped("  hosts       ", _compact(known.hosts)),
-        mixers=_wrapped("  mixers      ", known.list_mixers("channel")),
-        tokens=_wrapped("backbone.token_mixer    ", known.list_mixers("token")),
+        hosts=_bounded("  hosts       ", known.hosts, LINES["hosts"], "backbone", SIZE),
+        mixers=_bounded("  mixers      ", channel, LINES["mixers"], "mixer"),
+        tokens=_bounded("backbone.token_mixer    ", token, LINES["tokens"], "mixer"),
         count=len(known.backbones),
     ).rstrip()
 
@@ -122,8 +128,8 @@ def _rows_in_brief() -> str:
     from tools.comparing.experiments import experiments
 
     rows = experiments()
-    papers = ", ".join(dict.fromkeys(row.paper for row in rows.values()))
-    return f"{len(rows)} rows of {papers}: afbo_t2_deit_t_afbo is paper, table, network"
+    papers = len({row.paper for row in rows.values()})
+    return f"{len(rows)} rows of {papers} papers; afbo_t2_deit_t_afbo is paper, table, network"
 
 
 def _experiments() -> str:
@@ -140,7 +146,19 @@ def _experiments() -> str:
     return "\n".join(lines)
 
 
-def _compact(names: Iterable[str], end: str = r"(?<=_)[a-z]{0,3}\d*$|\d+$") -> list[str]:
+def _bounded(label: str, names: Sequence[str], lines: int, subject: str, end: str = LAST) -> str:
+    """As many names as the lines hold, then how many more there are and what lists them all."""
+    text = label
+    for shown in range(len(names), 0, -1):
+        rest = len(names) - shown
+        more = [f"... and {rest} more: --help {subject}"] if rest else []
+        text = _wrapped(label, [*_compact(names[:shown], end), *more])
+        if text.count("\n") < lines:
+            break
+    return text.rstrip()
+
+
+def _compact(names: Iterable[str], end: str) -> list[str]:
     """Neighbours that differ in their ends alone as one: ``swin_{t,s,b}``."""
 
     def family(name: str) -> str:
