@@ -214,12 +214,3 @@ def test_products_under_autocast():
         torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.1)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert fast(x, weights, bias, blocks).dtype == torch.bfloat16
-
-
-def test_second_derivative_of_fast_products_is_refused():
-    x, weights, bias, blocks = blocks_and_tensors()
-    (first,) = torch.autograd.grad(
-        fast(x, weights, bias, blocks).sin().sum(), [x], create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="twice"):
-        first.sum().backward()
