@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
-from backbones.layers.eval_cache import in_graph
+from backbones.layers.eager import in_graph
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
