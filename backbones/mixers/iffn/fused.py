@@ -32,19 +32,9 @@ def serves(mixer: IFFN, x: Tensor) -> bool:
         and not (mixer.drop.training and mixer.drop.p)
         and x.numel() > x.shape[-1]  # a batch norm has to be told of more than one token
         and is_plain(mixer, kernels.weight_dtype(x))
-        and not _has_wrong_gradients(x)
         # Statistics of a batch are not kept in half precision.
         and (kernels.weight_dtype(x).itemsize > 2 or not mixer.training)
     )
-
-
-def _has_wrong_gradients(x: Tensor) -> bool:
-    """Whether the backward pass would be wrong: of an odd number of tokens, compiled for AVX-512.
-
-    Found in 64 bits with GCC 12; to be mended in ``csrc``, until when torch's operations serve.
-    """
-    is_odd = x.device.type == "cpu" and x.shape[:-1].numel() % 2 == 1
-    return is_odd and torch.is_grad_enabled() and torch.ops.mixerlab.instructions() == "AVX-512"
 
 
 def mix(mixer: IFFN, x: Tensor, prefix: Tensor | None) -> Tensor:
