@@ -26,6 +26,7 @@ from typing import NamedTuple
 from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
 
 COMPILERS = ("g++", "c++")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Torch(NamedTuple):
@@ -89,18 +90,34 @@ def _build_with(compiler: Sequence[str], target: Path, portable: bool) -> str:
         failure = next(filter(None, failures), "") or _run(link(compiler, objects, whole))
         if failure:
             return f"{shlex.join(compiler)} says: {failure}"
-        probe = f"import torch; torch.ops.load_library({str(whole)!r})"
-        loaded = subprocess.run(
-            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
-        )
-        if loaded.returncode:
-            return f"what {compiler[0]} made cannot be loaded: {loaded.stderr.splitlines()[-1]}"
+        failure = _try(whole, compiler[0])
+        if failure:
+            return failure
         whole.replace(target)
     # Of older sources; those for another torch or processor may be in use on a disk that is shared.
     for old in COMPILED.glob(f"{target.stem.rpartition('-')[0]}-*.so"):
         if old != target:
             old.unlink(missing_ok=True)
     return ""
+
+
+def _try(library: Path, compiler: str) -> str:
+    """Why a library does not serve, or nothing; asked in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "backbones.kernels.compiled_trial", str(library)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+        return f"what {compiler} made cannot be used: {lines[-1]}"
+    difference = done.stdout.strip()
+    return difference and (
+        f"{compiler} made wrong code for this processor, {difference}; type: CXX=clang++ make "
+        "install, or that with another compiler"
+    )
 
 
 @functools.cache

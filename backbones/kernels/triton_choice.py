@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from backbones.kernels import operators
+from backbones.kernels import operators, trial
 
 # Served types, and how far outputs and gradients may lie from float64's in the trial.
 DTYPES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.02, torch.float64: 1e-9}
@@ -97,16 +97,22 @@ def _define() -> None:
     operators.define()
 
 
+def forms() -> trial.Forms:
+    """The kernels themselves, whatever stands behind the operators' names."""
+    from backbones.kernels import triton_branched as branched
+    from backbones.kernels import triton_gated as gated
+
+    return trial.Forms(gated.forward, gated.backward, branched.forward, branched.backward)
+
+
 def _prepare(device: torch.device, dtype: torch.dtype, is_defined: bool) -> str:
     """Define what is missing and try the kernels; why they fail, or nothing."""
     try:
         if not is_defined:
             _define()
         implement("CUDA")
-        from backbones.kernels.triton_trial import difference
-
         with torch.cuda.device(device):
-            found = difference(device, dtype)
+            found = trial.difference(forms(), device, dtype)
         if not found <= DTYPES[dtype]:
             return f"their numbers differ by {found:.1e}"
     except torch.OutOfMemoryError:

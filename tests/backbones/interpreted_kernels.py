@@ -18,6 +18,7 @@ import torch
 
 from backbones import kernels
 from backbones.kernels import library, operators, triton_choice
+from backbones.kernels.trial import difference
 from backbones.mixers.afbo import fused as fused_afbo
 from backbones.mixers.afbo.variants import afbo, scfbo_gc
 from backbones.mixers.iffn import fused as fused_iffn
@@ -104,14 +105,12 @@ def check_iffn():
 
 def check_types():
     """What is tried before the first use on a GPU: all types, and equations of its own."""
-    from backbones.kernels.triton_trial import difference
-
-    cpu = torch.device("cpu")
+    cpu, forms = torch.device("cpu"), triton_choice.forms()
     with programs(1):
-        assert difference(cpu, torch.float64) < 1e-10
-        assert difference(cpu, torch.float32) < 2e-5
-        assert 1e-4 < difference(cpu, torch.bfloat16) < 0.06
-        assert 1e-5 < difference(cpu, torch.float16) < 0.01
+        assert difference(forms, cpu, torch.float64) < 1e-10
+        assert difference(forms, cpu, torch.float32) < 2e-5
+        assert 1e-4 < difference(forms, cpu, torch.bfloat16) < 0.06
+        assert 1e-5 < difference(forms, cpu, torch.float16) < 0.01
 
 
 def check_operators():

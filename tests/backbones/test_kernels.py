@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import register_parametrization, remove_parametr
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, kernels
-from backbones.kernels import build, fingerprint
+from backbones.kernels import build, compiled_trial, fingerprint
 from backbones.mixers.afbo import fused
 from backbones.mixers.afbo.variants import afbo, full, scfbo_gc
 
@@ -315,25 +315,64 @@ def test_a_compiler_may_take_words(monkeypatch, words):
     assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}" in command
 
 
+def compile_nothing(monkeypatch, folder, target, **outcome):
+    """Let the compiler make an empty library, of which the trial says what is given here."""
+    monkeypatch.setattr(build, "COMPILED", folder)
+    monkeypatch.setattr(build, "compiled_file", lambda portable: target)
+    monkeypatch.setattr(build, "find_compiler", lambda: ["true"])
+    monkeypatch.setattr(build, "_run", lambda command: "")
+    monkeypatch.setattr(build, "SOURCES", folder)
+
+    def tried(command, **options):
+        Path(command[-1]).touch()
+        return subprocess.CompletedProcess(command, **{"returncode": 0, "stdout": "\n"} | outcome)
+
+    build.find_torch()
+    monkeypatch.setattr(build.subprocess, "run", tried)
+
+
 def test_only_what_older_sources_gave_is_removed(monkeypatch, tmp_path):
     kept = [tmp_path / name for name in ("torch-9-x-y-old.so", "torch-1-x-other-old.so")]
     old, target = tmp_path / "torch-1-x-y-old.so", tmp_path / "torch-1-x-y-new.so"
     for path in (*kept, old):
         path.touch()
-    monkeypatch.setattr(build, "COMPILED", tmp_path)
-    monkeypatch.setattr(build, "compiled_file", lambda portable: target)
-    monkeypatch.setattr(build, "find_compiler", lambda: ["true"])
-    monkeypatch.setattr(build, "_run", lambda command: "")
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-
-    def loaded(command, **options):
-        Path(re.search(r"load_library\('(.*)'\)", command[-1])[1]).touch()
-        return subprocess.CompletedProcess(command, 0)
-
-    build.find_torch()
-    monkeypatch.setattr(build.subprocess, "run", loaded)
+    compile_nothing(monkeypatch, tmp_path, target)
     assert build.build() == ""
     assert sorted(tmp_path.iterdir()) == sorted([*kept, target])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        ({"stdout": "act differs from torch's by 1e-01\n"}, "made wrong code .* act differs"),
+        ({"returncode": 1, "stderr": "...\nOSError: no symbol"}, "cannot be used: OSError: no sym"),
+        ({"returncode": -11, "stderr": ""}, "cannot be used: status -11"),
+    ],
+)
+def test_a_library_that_fails_its_trial_is_not_kept(monkeypatch, tmp_path, outcome, message):
+    old = tmp_path / "torch-1-x-y-old.so"
+    old.touch()
+    compile_nothing(monkeypatch, tmp_path, tmp_path / "torch-1-x-y-new.so", **outcome)
+    assert re.search(message, build.build())
+    assert list(tmp_path.iterdir()) == [old]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "dtype", compiled_trial.LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+def test_the_trial_sees_what_is_wrong(monkeypatch, dtype):
+    results = list(compiled_trial._differences(dtype))
+    assert len(results) == 14
+    assert all(found < compiled_trial.LIMITS[dtype] / 4 for _, found in results)
+    for name, arguments, expected in compiled_trial._cases(torch.Generator().manual_seed(0)):
+        others = [one.clone() for one in compiled_trial._tensors(expected)]
+        for other in others:
+            other[(-1,) * other.ndim] += 1e-3  # one number of many
+        case = (name, arguments, others)
+        monkeypatch.setattr(compiled_trial, "_cases", lambda generator, case=case: [case])
+        (_, _), *wrong = compiled_trial._differences(dtype)
+        assert all(found > compiled_trial.LIMITS[dtype] for _, found in wrong), name
 
 
 def test_another_processor_needs_another_file(monkeypatch):
@@ -353,7 +392,7 @@ def test_environment_switches_off():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(not build.find_compiler(), reason="no C++ compiler")
 def test_portable_build_equals_torch(monkeypatch, tmp_path):
     target = tmp_path / "operators.so"
     monkeypatch.setattr(build, "COMPILED", tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backbones import kernels
-from backbones.kernels import library, operators, triton_choice
+from backbones.kernels import library, operators, trial, triton_choice
 from backbones.kernels.autocast import for_products, product_dtype
 from backbones.mixers.afbo import fused as fused_afbo
 from backbones.mixers.iffn import fused as fused_iffn
@@ -76,7 +76,7 @@ class Compiler:
 def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
     """Both operators, forward and backward, to machine code: the compiler needs no GPU."""
     pytest.importorskip("triton", reason="there is no Triton for this torch")
-    from backbones.kernels import triton_branched, triton_gated, triton_stencil, triton_trial
+    from backbones.kernels import triton_branched, triton_gated, triton_stencil
 
     made = {}
     for module, names in (
@@ -89,7 +89,7 @@ def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
     ):
         for name in names:
             monkeypatch.setattr(module, name, Compiler(getattr(module, name), made))
-    triton_trial.difference(torch.device("cpu"), dtype)
+    trial.difference(triton_choice.forms(), torch.device("cpu"), dtype)
     assert len(made) == 6
     assert all(size > 1000 for sizes in made.values() for size in sizes)
 
@@ -122,15 +122,13 @@ def test_a_failure_is_told_once_and_torch_serves(untried):
 def test_other_numbers_than_torchs_do_not_serve(untried, found):
     from contextlib import nullcontext
 
-    from backbones.kernels import triton_trial
-
     untried.setattr(triton_choice, "implement", lambda key: None)
     untried.setattr(torch.cuda, "device", nullcontext)
-    untried.setattr(triton_trial, "difference", lambda device, dtype: found)
+    untried.setattr(trial, "difference", lambda forms, device, dtype: found)
     with pytest.warns(UserWarning, match="their numbers differ by"):
         assert not triton_choice.serve(GPU, torch.bfloat16, True)
     untried.setattr(triton_choice, "_failures", {})
-    untried.setattr(triton_trial, "difference", lambda device, dtype: 0.01)
+    untried.setattr(trial, "difference", lambda forms, device, dtype: 0.01)
     assert triton_choice.serve(GPU, torch.bfloat16, True)
     with pytest.warns(UserWarning, match=r"in torch.float64.*by 1.0e-02"):
         assert not triton_choice.serve(GPU, torch.float64, True)

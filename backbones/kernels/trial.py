@@ -1,32 +1,41 @@
-"""Both operators' Triton forms on a small map, against the equations in torch's operations."""
+"""AFBO's and IFFN's operators on a small map, against the equations in torch's operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.kernels import triton_branched, triton_gated
-
-BATCH, SIZE, PREFIX, DIM, WIDTH = 2, (5, 18), 1, 32, 40
+# Odd numbers of tokens, in a line and in all: what goes by fours, by twos and one by one.
+BATCH, SIZE, PREFIX, DIM, WIDTH = 3, (5, 17), 1, 32, 40
 EPS = (1e-5, 1e-3)
 Numbers = list[Tensor]
 
 
-def difference(device: torch.device, dtype: torch.dtype) -> float:
+class Forms(NamedTuple):
+    """What is tried, with the arguments that ``operators.SCHEMAS`` say."""
+
+    gated: Callable[..., Any]
+    gated_backward: Callable[..., Any]
+    branched: Callable[..., Any]
+    branched_backward: Callable[..., Any]
+
+
+def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
     """The largest difference of outputs and gradients, over the largest number of each."""
     differences = []
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         for mine, plain in (
-            _gated(device, dtype),
-            _branched(device, dtype, False),
-            _branched(device, dtype, True),
+            _gated(forms, device, dtype),
+            _branched(forms, device, dtype, False),
+            _branched(forms, device, dtype, True),
         ):
             for index, (one, other) in enumerate(zip(mine, plain, strict=True)):
                 # What rounding leaves of a sum over tokens that should be zero is no difference.
-                least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 1 else 1.0
+                least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 2 else 1.0
                 scale = other.abs().max().clamp(min=least)
                 differences.append((one.double() - other.double()).abs().max() / scale)
     return float(torch.stack(differences).max())
@@ -46,8 +55,9 @@ def _make(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.
 
 
 @torch.enable_grad()
-def _gradients(y: Tensor, leaves: Numbers, grad: Tensor) -> Numbers:
-    return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+def _results(y: Tensor, leaves: Numbers, grad: Tensor) -> Numbers:
+    """The output, twice: where nothing is kept it goes another way. Then the gradients."""
+    return [y.detach(), y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
 
 
 def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
@@ -57,7 +67,7 @@ def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     return y.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def _gated(device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
+def _gated(forms: Forms, device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
     h, count = 2 * WIDTH, PREFIX + SIZE[0] * SIZE[1]
     shapes = [(BATCH, count, DIM), (h, DIM), (h, DIM), (h,), (h,), (h, 1, 3, 3), (h, 1, 3, 3)]
     shapes += [(h,), (h,), (DIM, h), (DIM,), (BATCH, count, DIM)]
@@ -65,10 +75,11 @@ def _gated(device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
     x, w_a, w_b, b_a, b_b, k_a, k_b, o_a, o_b, w3, b3 = leaves
     rest = (b_a, b_b, k_a, k_b, o_a, o_b, w3)
     options = (PREFIX, *SIZE, [w_a, w_b], [0, 0, 1, 0])
-    y, kept = triton_gated.forward(x, *options, *rest, b3, True)
-    of_x, of_w, before, taps, own, proj = triton_gated.backward(grad, kept, x, *options, *rest)
+    at_once, _ = forms.gated(x, *options, *rest, b3, False)
+    y, kept = forms.gated(x, *options, *rest, b3, True)
+    of_x, of_w, before, taps, own, proj = forms.gated_backward(grad, kept, x, *options, *rest)
     kernels = [part.t().reshape(h, 1, 3, 3) for part in taps]
-    mine = [y, of_x, *of_w, *before, *kernels, *own, proj, grad.sum((0, 1))]
+    mine = [at_once, y, of_x, *of_w, *before, *kernels, *own, proj, grad.sum((0, 1))]
 
     with torch.enable_grad():
         leaves = [leaf.double().requires_grad_() for leaf in leaves]
@@ -77,10 +88,12 @@ def _gated(device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
         prefix = F.silu(a[:, :PREFIX]) * b[:, :PREFIX]
         a, b = _depthwise(a[:, PREFIX:], k_a, o_a), _depthwise(b[:, PREFIX:], k_b, o_b)
         plain = F.linear(torch.cat([prefix, F.silu(a) * b], dim=1), w3, b3)
-    return mine, _gradients(plain, leaves, grad)
+    return mine, _results(plain, leaves, grad)
 
 
-def _branched(device: torch.device, dtype: torch.dtype, training: bool) -> tuple[Numbers, Numbers]:
+def _branched(
+    forms: Forms, device: torch.device, dtype: torch.dtype, training: bool
+) -> tuple[Numbers, Numbers]:
     h, count = 2 * WIDTH, SIZE[0] * SIZE[1]
     shapes: list[tuple[int, ...]] = [(BATCH, count, DIM), (WIDTH, DIM), (WIDTH,)]
     shapes += [(WIDTH,)] * 8 + [(h,)] * 4 + [(h, 1, 3, 3), (h,), (DIM, h), (DIM,)]
@@ -90,16 +103,31 @@ def _branched(device: torch.device, dtype: torch.dtype, training: bool) -> tuple
         leaves[index] = 1 + leaves[index] / 5
     x, w1, b1 = leaves[:3]
     coefficients, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
-    y, z, u, statistics = triton_branched.forward(
-        x, *SIZE, w1, b1, coefficients, norms, running, *EPS, training, kernel, own, w2, b2, True
+    arguments = (
+        x,
+        *SIZE,
+        w1,
+        b1,
+        coefficients,
+        norms,
+        running,
+        *EPS,
+        training,
+        kernel,
+        own,
+        w2,
+        b2,
     )
-    of_x, of_w1, of_b1, rows, of_w2 = triton_branched.backward(
+    y, z, u, statistics = forms.branched(*arguments, True)
+    at_once = y if training else forms.branched(*arguments, False)[0]
+    of_x, of_w1, of_b1, rows, of_w2 = forms.branched_backward(
         grad, z, u, statistics, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
         own, w2,
     )  # fmt: skip
     branches = [row[part * WIDTH :][:WIDTH] for part in range(2) for row in rows[:4]]
     taps = rows[9:].t().reshape(h, 1, 3, 3)
-    mine = [y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2, grad.sum((0, 1))]
+    mine = [at_once, y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2]
+    mine.append(grad.sum((0, 1)))
 
     with torch.enable_grad():
         leaves = [leaf.double().requires_grad_() for leaf in leaves]
@@ -111,7 +139,7 @@ def _branched(device: torch.device, dtype: torch.dtype, training: bool) -> tuple
         n = _norm(n, means[:2], norms[:2], EPS[0], training)
         n = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
         plain = F.linear(F.gelu(n), w2, b2)
-    return mine, _gradients(plain, leaves, grad)
+    return mine, _results(plain, leaves, grad)
 
 
 def _norm(x: Tensor, running: Numbers, affine: Numbers, eps: float, training: bool) -> Tensor:
