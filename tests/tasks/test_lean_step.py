@@ -1,5 +1,6 @@
 """The lean step against Lightning's own: the same hooks, numbers, counters and logs."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import lightning.pytorch as lightning
@@ -15,6 +16,7 @@ from datamodules import SampleClassification
 from tasks.classification import ClassificationTask
 from tasks.lean_step import HOOKS, TRANSFER, LeanStep
 from tasks.loggers import read_rows
+from tests.families import rest_slow_pairs
 from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_task
 from tools.command_line.lazy_groups import register
 from tools.running.config import compose_config
@@ -81,14 +83,20 @@ def seeded(kind):
     return kind(Tiny(), [str(i) for i in range(10)], optimizer=ADAMW, schedule=CONSTANT)
 
 
+OPTIONS = {
+    "plain": {},
+    "clipped": {"gradient_clip_val": 0.1},
+    "mixed": {"precision": "bf16-mixed"},
+}
+OWN = {"none": (), "transfer": TRANSFER[1:2], "all": TASK_ONLY}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}],
-    ids=["plain", "clipped", "mixed"],
+    ("options", "own"),
+    rest_slow_pairs(list(product(OPTIONS, OWN)), list(zip(OPTIONS, OWN, strict=True))),
 )
-@pytest.mark.parametrize("own", [(), TRANSFER[1:2], TASK_ONLY], ids=["none", "transfer", "all"])
 def test_it_is_lightnings_own(train, tmp_path, monkeypatch, options, own):
-    taken, ended = [], {}
+    options, own, taken, ended = OPTIONS[options], OWN[own], [], {}
     step = LeanStep.__call__
     monkeypatch.setattr(LeanStep, "__call__", lambda *given: (taken.append(1), step(*given))[1])
     for kind in ("lean", "own"):

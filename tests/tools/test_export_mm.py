@@ -546,6 +546,7 @@ def test_two_meanings_of_a_name_stay_apart(tmp_path, monkeypatch):
     assert space["two_scale"](10) == 20 + 30 + 5
 
 
+@pytest.mark.slow
 def test_a_standalone_export_runs_without_us(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # `out` is relative where nobody types it
     typed = ["backbone=deit_t", "to=mmdet", "standalone=true", "out=alone", SIZE]
