@@ -8,6 +8,7 @@ import matplotlib.image
 import pytest
 import yaml
 
+from backbones.registry import mixers, temporary_registrations
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
@@ -207,6 +208,47 @@ def test_plot(cost, published, run, tmp_path, capsys):
     assert f"plot: {path}" in err
     assert "no points of papers" not in err
     assert matplotlib.image.imread(path).std() > 0.02
+
+
+@pytest.fixture
+def gone():
+    """Lets a mixer leave the registry, and with it the backbones that are named after it."""
+    with temporary_registrations():
+        yield mixers().pop
+
+
+@pytest.mark.parametrize("cost", ["params", "macs"])
+def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
+    published()
+    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", "paper={name: afbo, table: 2}")
+    run("backbone=deit_t", "data=imagenet", "data.root=/x", metrics={"top1": 72.0}, macs=2e8)
+    gone("afbo")
+    path = tmp_path / "plot.svg"
+    options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]
+    assert results.main([str(tmp_path / "outputs"), *options]) == 0
+    out, err = capsys.readouterr()
+    assert "deit_t_afbo" in out
+    missing = "this checkout has no backbone deit_t_afbo"
+    assert err.count(f"not compared with afbo, Table 2: {missing}\n") == 2
+    assert err.count(f"{missing}: its points are its runs' alone\n") == 1
+    drawn = path.read_text()
+    for name in ("deit_t", "deit_t_afbo"):  # in the legend
+        assert drawn.count(f"<!-- {name} -->") == 1
+    for name in ("deit_t /x", "deit_t_afbo /x", "deit_t_afbo /data/imagenet"):  # at their points
+        assert drawn.count(f"<!-- {name} -->") == 1
+
+
+def test_a_backbone_that_is_gone_is_not_timed(run, gone, tmp_path, capsys):
+    folder = run("backbone=deit_t_afbo", "backbone.img_size=64")
+    run("backbone=deit_t", "backbone.img_size=64")
+    gone("afbo")
+    options = ["plot=latency", f"out={tmp_path / 'plot.png'}"]
+    assert results.main([str(tmp_path / "outputs"), *options]) == 0
+    text = "deit_t_afbo is left out of the plot, it cannot be timed: there is no backbone called"
+    assert text in capsys.readouterr().err
+    assert (tmp_path / "plot.png").is_file()
+    assert results.main([str(folder), *options]) == 2
+    assert "pass plot=params or plot=macs" in capsys.readouterr().err
 
 
 def test_latency_is_measured_here(run, tmp_path, capsys):

@@ -88,6 +88,9 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     if name is None or not _is_published_data(run):
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
+    if run.host is None:
+        notes.append(f"{what}: this checkout has no backbone {run.config['backbone.name']}")
+        return None
     row = _claimed(run)
     if row is None:
         notes.append(f"{what}: it has no row of this backbone and task")
@@ -194,7 +197,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
 
 def _rows(paper: str, run: RunRecord) -> list[Row]:
     """Rows of a paper with the backbone, task, head and options of a run."""
-    if paper not in list_papers():
+    if paper not in list_papers() or run.host is None:  # whose usual options nobody knows
         return []
     chosen = [
         row

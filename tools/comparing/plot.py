@@ -45,16 +45,17 @@ def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
         What is to be said about it.
 
     Raises:
-        ValueError: The file cannot be written.
+        ValueError: The file cannot be written, or no network can be built to be timed.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for row in rows if metric in row.mean]
-    costs = costs_of(rows, cost)
-    ours = list(zip(costs, (row.mean[metric] for row in rows), strict=True))
+    notes: list[str] = []
+    costs = costs_of([row for row in rows if metric in row.mean], cost, notes)
+    rows = [row for row, _ in costs]
+    ours = [(x, row.mean[metric]) for row, x in costs]
     reported = _reported(rows, metric, cost)
     figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")
     _draw_rows(axis, rows, ours, metric)
@@ -83,18 +84,27 @@ def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
         plt.close(figure)
     if cost == "latency":
         busy = f"{os.getloadavg()[0]:.1f} processes" if hasattr(os, "getloadavg") else "others"
-        return [f"timed with {torch_threads()} threads while {busy} wanted the processor"]
+        return [*notes, f"timed with {torch_threads()} threads while {busy} wanted the processor"]
+    for name in dict.fromkeys(_backbone(row) for row in rows if row.first.host is None):
+        notes.append(f"this checkout has no backbone {name}: its points are its runs' alone")
     if not reported:
-        return ["no paper reports these runs' data and costs, so the plot has no points of papers"]
-    return []
+        notes.append("no paper reports these runs' data and costs, so the plot has no points of "
+                     "papers")  # fmt: skip
+    return notes
 
 
-def costs_of(rows: Sequence[Row], cost: str) -> list[float]:
-    """The cost of each row; latencies are measured."""
+def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:
+    """The rows with their costs; latencies are measured, where the network can be built.
+
+    Args:
+        rows: Of one task.
+        cost: A key of ``AXES``.
+        notes: Gets a line for each row that is left out.
+    """
     if cost == "latency":
-        return _latencies(rows)
+        return _latencies(rows, notes)
     figure, unit = {"params": ("parameters", 1e6), "macs": ("backbone_macs", 1e9)}[cost]
-    return [row.average(figure) / unit for row in rows]
+    return [(row, row.average(figure) / unit) for row in rows]
 
 
 def torch_threads() -> int:
@@ -104,7 +114,7 @@ def torch_threads() -> int:
     return torch.get_num_threads()
 
 
-def _latencies(rows: Sequence[Row]) -> list[float]:
+def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]:
     """Milliseconds of each row's backbone with a classifier, timed in turns in this process."""
     import torch
 
@@ -115,16 +125,30 @@ def _latencies(rows: Sequence[Row]) -> list[float]:
     steps: dict[str, Any] = {}
     keys = []
     for row in rows:
-        network = (row.first.config["backbone.name"], _options(row))
+        network = (_backbone(row), _options(row))
         size = tuple(int(side) for side in row.first.summary["macs_at"])
         key = f"{label(network)} {size}"
         if key not in steps:
-            model = networks.build(network, {"device": "cpu", "compile": "false"})
+            try:
+                model = networks.build(network, {"device": "cpu", "compile": "false"})
+            except ValueError as error:  # of another checkout, or what it was built of is gone
+                reason = str(error).partition(";")[0]
+                notes.append(f"{row.name} is left out of the plot, it cannot be timed: {reason}")
+                continue
             steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
-        keys.append(key)
+        keys.append((row, key))
+    if not keys:
+        raise ValueError(
+            "plot=latency times networks, and this checkout can build none of these runs'; pass "
+            "plot=params or plot=macs, which the runs themselves tell"
+        )
     seconds = interleave(list(steps.values()), ROUNDS, "cpu")
     found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
-    return [found[key] for key in keys]
+    return [(row, found[key]) for row, key in keys]
+
+
+def _backbone(row: Row) -> str:
+    return str(row.first.config["backbone.name"])
 
 
 def _options(row: Row) -> dict[str, Any]:
@@ -164,10 +188,11 @@ def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
 def _draw_rows(
     axis: Any, rows: Sequence[Row], ours: Sequence[tuple[float, float]], metric: str
 ) -> None:
-    """A point a row, with its deviation, in the colour of its host."""
-    from backbones.registry import look_up
+    """A point a row, with its deviation, in the colour of its host.
 
-    hosts = [look_up(row.first.config["backbone.name"])[0].name for row in rows]
+    A backbone that this checkout does not have stands for itself.
+    """
+    hosts = [row.first.host or _backbone(row) for row in rows]
     colours: Mapping[str, str] = {
         host: COLOURS[number % len(COLOURS)] for number, host in enumerate(dict.fromkeys(hosts))
     }

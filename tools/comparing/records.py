@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from tasks.saved import CONFIG
+from tools.command_line.catalogue import catalogue
 from tools.running.folder import flatten
 from tools.running.outcome import read_failure
 
@@ -45,6 +46,15 @@ class RunRecord:
     def task(self) -> str:
         """The task's name."""
         return str(self.config["task_name"])
+
+    @property
+    def host(self) -> str | None:
+        """The host of its backbone; None where this checkout has no backbone of that name."""
+        registered = catalogue()  # what is wrong with the files of backbones is said
+        try:
+            return registered.host_of(self.config["backbone.name"])
+        except ValueError:
+            return None
 
 
 def find_runs(places: Sequence[str]) -> list[Path]:
