@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,9 +148,17 @@ class Training(LightningModule):
             return
         problem = None
         if not math.isfinite(loss.item()):  # a twentieth of the time of torch's
+            left = "the last checkpoint stays" if self._is_saved() else "there is no checkpoint yet"
             problem = (
-                f"the loss is {loss.item()} at step {self.global_step}; training stops here, the "
-                "last checkpoint stays. Lower optimizer.lr, lengthen schedule.warmup, or set "
+                f"the loss is {loss.item()} at step {self.global_step}; training stops here, "
+                f"{left}. Lower optimizer.lr, lengthen schedule.warmup, or set "
                 "trainer.gradient_clip_val"
             )
         refuse_together(problem)
+
+    def _is_saved(self) -> bool:
+        """Whether the run folder has a checkpoint, also one of before it was resumed."""
+        if self._trainer is None:
+            return False
+        folder = Path(self._trainer.default_root_dir) / "checkpoints"
+        return any(folder.glob("*.ckpt"))

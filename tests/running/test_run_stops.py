@@ -278,7 +278,8 @@ def test_a_run_whose_folder_is_removed_says_so(tmp_path, capsys, monkeypatch):
     assert not [path for path in tmp_path.rglob("2*")]
 
 
-def test_nan_stops_training_and_keeps_the_last_checkpoint(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("step", [2, 7])  # of epochs of five steps
+def test_nan_stops_training_and_keeps_the_last_checkpoint(step, tmp_path, capsys, monkeypatch):
     typed = arguments("classification", tmp_path, epochs=3)
     from heads.linear import LinearClassifier
 
@@ -286,14 +287,19 @@ def test_nan_stops_training_and_keeps_the_last_checkpoint(tmp_path, capsys, monk
     loss = LinearClassifier.loss
 
     def spoiled(self, batch):
-        factor = float("nan") if next(steps) == 7 else 1.0  # in the second epoch of five steps
+        factor = float("nan") if next(steps) == step else 1.0
         return {name: value * factor for name, value in loss(self, batch).items()}
 
     monkeypatch.setattr(LinearClassifier, "loss", spoiled)
     ended = run_here(typed, capsys)
     assert ended.status == 2
-    assert ended.err.startswith("error: the loss is nan at step 7")
+    assert ended.err.startswith(f"error: the loss is nan at step {step}; training stops here, ")
     folder = tmp_path / "classification" / "deit_t" / "latest"
+    assert ("the last checkpoint stays" in ended.err) == (step > 5)
+    assert ("there is no checkpoint yet" in ended.err) == (step < 5)
+    if step < 5:
+        assert not list(folder.rglob("*.ckpt"))
+        return
     assert all(value.isfinite().all() for value in weights(folder).values())
     assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 5
     assert read_rows(folder / "metrics.csv")
