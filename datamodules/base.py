@@ -257,6 +257,13 @@ class BaseDataModule(LightningDataModule):
         """Images of each split that there is."""
         return {split: len(dataset) for split, dataset in self._datasets.items()}
 
+    def batches(self, split: Literal["train", "val"], world_size: int) -> int:
+        """Batches of an epoch in the one of so many processes that has fewest."""
+        count = len(self.dataset(split)) // world_size
+        if split == "val":
+            return -(-count // self.eval_batch_size)
+        return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
+
     def _to_predict(self) -> SeededDataset:
         return self.dataset("predict" if "predict" in self._datasets else "val")
 

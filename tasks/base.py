@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ class BaseTask(Training, Evaluation, Prediction):
         self._rules = optimizer_rules(model, self.optimizer_options)
         # Bad options are to be refused here, not when everything else is up and running.
         check_optimizer(self.optimizer_options)
-        learning_rate_factor(1, 1, self.optimizer_options["lr"], **self.schedule_options)
+        # Which rate is the top one is known with the batch that it is scaled to.
+        scaled = self.optimizer_options.get("reference_batch")
+        top = math.inf if scaled else self.optimizer_options["lr"]
+        learning_rate_factor(1, 1, top, **self.schedule_options)
         check_arguments(WeightEMA, ema or {}, "task.ema")
         self.ema = None if ema is None else WeightEMA(**ema)
         self._beside: SecondJudgement | None = None

@@ -158,6 +158,8 @@ def learning_rate_factor(
     _refuse(name not in names, f"schedule.name must be one of {', '.join(names)}, got {name!r}")
     for option, value in (("warmup", warmup), ("cooldown", cooldown)):
         _refuse(value < 0, f"schedule.{option} must not be below 0, got {value}")
+    for option, value in (("gamma", gamma), ("power", power)):
+        _refuse(value < 0, f"schedule.{option} must not be below 0, got {value}")
     idle = bool(cooldown) and name not in ("cosine", "poly")
     _refuse(idle, f"schedule.cooldown={cooldown} is for cosine and poly; with {name} set it to 0")
     _refuse(lag < 0, f"schedule.lag must not be below 0, got {lag}")

@@ -43,11 +43,8 @@ class Training(LightningModule):
             # On a CPU torch loops over the parameters unless asked, which takes three times as
             # long. Lightning clips no gradients of a fused optimiser in mixed precision.
             options["fused"] = self.device.type == "cpu" and self.trainer.precision == "32-true"
-        if self.ema is not None and isinstance(self.trainer.strategy, FSDPStrategy):
-            raise ValueError(
-                "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
-            )
         batch = self._images_per_step() if options.get("reference_batch") else None
+        self.check_training(self.trainer.strategy, batch or 1)
         optimizer = build_optimizer(self.model, self._rules, batch, **options)
         self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
@@ -69,6 +66,24 @@ class Training(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def check_training(self, strategy: Any, batch: int) -> None:
+        """Refuse what the task and the trainer have to be known for, before anything is written.
+
+        Args:
+            strategy: The trainer's.
+            batch: Images of an optimiser step, over all processes and accumulated batches.
+
+        Raises:
+            ValueError: An average of sharded weights, or a rate above the one for this batch.
+        """
+        if self.ema is not None and isinstance(strategy, FSDPStrategy):
+            raise ValueError(
+                "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
+            )
+        options = self.optimizer_options
+        rate = scaled_lr(options["lr"], options.get("reference_batch"), batch)
+        learning_rate_factor(1, 1, rate, **self.schedule_options)
 
     def _images_per_step(self) -> int:
         trainer: Any = self.trainer

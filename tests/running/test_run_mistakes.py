@@ -50,6 +50,15 @@ MISTAKES = {
     "task.mixup={mixup:0.9}": "there is no option task.mixup.mixup; did you mean mixup_alpha",
     "task.mixup={mixup_alpha:0.9} head.label_smoothing=0.1": "would both smooth the labels",
     "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",
+    "+optimizer.reference_batch=1024 schedule.min_lr_ratio=null +schedule.min_lr=1e-4": "must be "
+    "from 0 to the top rate, which is 3.90625e-06 for this batch",
+    "+schedule.power=-1": "schedule.power must not be below 0, got -1",
+    "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
+    "trainer.limit_train_batches=0.01": "limit_train_batches=0.01 of 5 batches is none; pass a ",
+    "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 batch is none",
+    "+trainer.overfit_batches=0.1": "trainer.overfit_batches=0.1 of 5 batches is none",
+    "+trainer.val_check_interval=6": "trainer.val_check_interval=6, but an epoch has 5 batches",
+    "+trainer.val_check_interval=3 trainer.limit_train_batches=0.5": "an epoch has 2 batches; pass",
     "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
     # Types and ranges.
     "backbone=deit_t_afbo backbone.mixer.g2=abc": "backbone.mixer.g2=abc is not a whole number",

@@ -71,6 +71,8 @@ def test_schedules(options, expected):
         ({"name": "cosine", "by_epoch": True, "lag": -1}, r"schedule\.lag must not be below 0"),
         ({"name": "cosine", "lag": 1}, r"schedule\.lag=1 is for schedule\.by_epoch=true"),
         ({"name": "constant", "cooldown": 1}, r"cooldown=1 is for cosine and poly; with constant"),
+        ({"name": "poly", "power": -1}, r"schedule\.power must not be below 0, got -1"),
+        ({"name": "multistep", "gamma": -1}, r"schedule\.gamma must not be below 0, got -1"),
         ({"name": "poly", "min_lr": 0.1, "min_lr_ratio": 0}, r"min_lr_ratio exclude each other"),
         ({"name": "poly", "min_lr": 2}, r"min_lr=2 must be from 0 to the top rate, which is 1 "),
         ({"name": "poly", "warmup_lr": -1}, r"warmup_lr=-1 must be from 0 to the top rate"),

@@ -172,6 +172,15 @@ def test_loss_that_is_not_finite(value):
         task.training_step({"image": torch.zeros(1)}, 0)
 
 
+def test_a_rate_is_held_to_the_top_rate_of_the_batch():
+    optimizer = {"name": "sgd", "lr": 0.1, "reference_batch": 8}
+    schedule = {"name": "poly", "min_lr": 0.2}
+    task = BaseTask(nn.Linear(2, 2), "ab", optimizer=optimizer, schedule=schedule)
+    task.check_training(None, 16)
+    with pytest.raises(ValueError, match=r"min_lr=0\.2 must be .* which is 0\.1 for this batch"):
+        task.check_training(None, 8)
+
+
 def test_a_batch_norm_with_one_value_names_the_batch_size():
     class Normed(nn.BatchNorm1d):
         def loss(self, batch):

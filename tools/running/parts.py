@@ -71,6 +71,8 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
+    if training and not isinstance(task.model, FrozenFeatures):
+        trainer.check_fit(engine, task, datamodule)
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)

@@ -139,6 +139,39 @@ def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str,
     }
 
 
+def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> None:
+    """Refuse what the three do not allow together, while there is nothing of the run yet.
+
+    Raises:
+        ValueError: Shares of the data without a batch, validations further apart than there are
+            batches, or what ``BaseTask.check_training`` refuses.
+    """
+    world = trainer.world_size
+    task.check_training(
+        trainer.strategy, datamodule.batch_size * world * trainer.accumulate_grad_batches
+    )
+    overfit = "overfit_batches" if getattr(trainer, "overfit_batches", 0) else None
+    batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
+    for split, count in batches.items():
+        name = f"limit_{split}_batches"
+        share = getattr(trainer, name)
+        if isinstance(share, float) and 0 < share * count < 1:
+            raise ValueError(
+                f"trainer.{overfit or name}={share} of {count} batch{'es' * (count != 1)} is none; "
+                f"pass a number of batches from 1 on, or a share from {1 / count:.2g} to 1.0"
+            )
+    limit, interval = trainer.limit_train_batches, trainer.val_check_interval
+    count = batches["train"]
+    count = min(count, limit) if isinstance(limit, int) else int(count * limit)
+    by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
+    if by_epoch and isinstance(interval, int) and interval > count:
+        raise ValueError(
+            f"trainer.val_check_interval={interval}, but an epoch has {count} "
+            f"batch{'es' * (count != 1)}; pass at most {count}, or "
+            "trainer.check_val_every_n_epoch=null to count on over epochs"
+        )
+
+
 def _check(options: Mapping[str, Any]) -> None:
     check_arguments(Trainer, options, "trainer")
     for name in OURS & options.keys():
