@@ -129,8 +129,25 @@ def test_recipes_of_imagenet_serve_what_is_like_it(data):
     config = composed(f"data={data}", "recipe=deit", "backbone=deit_t")
     assert "_like_" not in config["data"]
     assert config["data"]["repeated_augmentation"] == 3
-    with pytest.raises(ValueError, match="made for data=imagenet"):
+    with pytest.raises(ValueError, match=r"made for data=imagenet: .*, or leave recipe=deit out"):
         composed("data=cifar10", "recipe=deit", "backbone=deit_t")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "data", "network"),
+    [("afbo_t2_deit_t_afbo", "imagenet", "task=classification backbone=deit_t_afbo"),
+     ("afbo_t4_swin_t_mask_rcnn", "coco", "task=detection backbone=swin_t head=mask_rcnn")],
+)  # fmt: skip
+def test_the_data_of_an_experiment_are_not_spoken_of_as_those_of_a_recipe(
+    experiment, data, network
+):
+    own = f"experiment={experiment}"
+    other = f"data=sample_{network.partition(' ')[0][5:]}"
+    with pytest.raises(ValueError, match=f"^{own} .*made for data={data}: leave {other}") as error:
+        composed(own, other, "trainer=cpu")
+    assert str(error.value).endswith(f"type {network} in place of {own}")
+    assert "recipe=" not in str(error.value)
+    composed(*network.split(), other, "trainer=cpu")
 
 
 PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
