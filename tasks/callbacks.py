@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.pace import Pace, latest
+from tasks.pace import Pace, batches_to_run, epochs_to_run, latest
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -56,12 +56,13 @@ class ProgressLines(Callback):
         """Print where training stands, now and then."""
         if time.perf_counter() - self._last_line >= self.every:
             self._last_line = time.perf_counter()
-            where = f"  step {batch_idx + 1}/{trainer.num_training_batches}"
+            where = f"  step {batch_idx + 1}/{batches_to_run(trainer)}"
             self._print(where, latest(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print loss, main metrics and time of the epoch."""
-        where = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        epochs = epochs_to_run(trainer)
+        where = f"epoch {trainer.current_epoch + 1}" + (f"/{epochs}" if epochs > 0 else "")
         self._print(where, trainer.progress_bar_metrics | latest(pl_module))
 
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:

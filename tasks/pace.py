@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -89,6 +90,27 @@ class Pace(Callback):
             self._left = left * (now - self._began) / done
 
 
+def epochs_to_run(trainer: Any) -> int:
+    """How many epochs a training begins, by ``max_epochs`` and ``max_steps``; -1: without end."""
+    if trainer.max_steps < 0:
+        return int(trainer.max_epochs)
+    begun = math.ceil(trainer.max_steps / _steps_per_epoch(trainer))
+    return begun if trainer.max_epochs < 0 else min(begun, trainer.max_epochs)
+
+
+def batches_to_run(trainer: Any) -> int:
+    """How many batches the present epoch has, of which ``max_steps`` may leave some out."""
+    batches = trainer.num_training_batches
+    if trainer.max_steps < 0:
+        return int(batches)
+    left = trainer.max_steps - trainer.current_epoch * _steps_per_epoch(trainer)
+    return int(min(batches, left * trainer.accumulate_grad_batches))
+
+
+def _steps_per_epoch(trainer: Any) -> int:
+    return max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+
+
 def latest(task: Any) -> dict[str, Any]:
     """The loss of the last training batch as progress shows it; nothing before the first."""
     loss = getattr(task, "latest_loss", None)
@@ -113,9 +135,20 @@ class PaceBar(RichProgressBar):
     ) -> None:
         """Look at the losses, for which a GPU waits, only as often as the bar is drawn anew."""
         due = time.perf_counter() - self._drawn >= 1 / self.refresh_rate
-        if due or batch_idx + 1 == trainer.num_training_batches:
+        if due or batch_idx + 1 == batches_to_run(trainer):
             self._drawn = time.perf_counter()
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @property
+    def total_train_batches(self) -> int:
+        """Where the bar of an epoch ends."""
+        return batches_to_run(self.trainer)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        text = f"Epoch {current_epoch}"
+        epochs = epochs_to_run(self.trainer)
+        text += f"/{epochs - 1}" if epochs > 0 else ""
+        return f"{text:{len(self.validation_description)}}"  # as long as the other, not to flicker
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """What stands behind the bar."""

@@ -25,7 +25,7 @@ def clock(monkeypatch):
 def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0):
     """Batches of 8 images that take so many seconds each, then validation."""
     trainer = SimpleNamespace(
-        global_step=0, estimated_stepping_batches=steps, world_size=world_size
+        global_step=0, estimated_stepping_batches=steps, world_size=world_size, max_steps=-1
     )
     measured.on_train_start(trainer, None)
     measured.on_train_epoch_start(trainer, None)
@@ -74,7 +74,7 @@ def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplo
     caplog.set_level("INFO")
     task = SimpleNamespace(latest_loss=torch.tensor(0.5))
     trainer = SimpleNamespace(
-        current_epoch=0, max_epochs=2, num_training_batches=9, loggers=[],
+        current_epoch=0, max_epochs=2, max_steps=-1, num_training_batches=9, loggers=[],
         progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0},
     )  # fmt: skip
     lines = ProgressLines(every=0.0)
@@ -92,9 +92,10 @@ def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
         pace.RichProgressBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
     )
     bar = pace.PaceBar(pace.Pace(), refresh_rate=5)
+    trainer = SimpleNamespace(num_training_batches=10, max_steps=-1)
     for index in range(10):
         clock[0] += 0.06
-        bar.on_train_batch_end(SimpleNamespace(num_training_batches=10), None, None, None, index)
+        bar.on_train_batch_end(trainer, None, None, None, index)
     assert drawn == [3, 7, 9]
 
 
@@ -112,6 +113,45 @@ def test_the_time_left_includes_them(clock):
     endless = pace.Pace()
     train(endless, clock, [1.0], steps=float("inf"))
     assert endless.seconds_left is None
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "max_steps", "accumulated", "ends"),
+    [(4, -1, 1, [5, 5, 5, 5]), (4, 20, 1, [5, 5, 5, 5]), (4, 3, 1, [3]), (4, 7, 1, [5, 2]),
+     (-1, 6, 1, [5, 1]), (4, 4, 2, [5, 2]), (4, 6, 2, [5, 5])],
+)  # fmt: skip
+def test_what_is_shown_ends_where_training_does(
+    max_epochs, max_steps, accumulated, ends, caplog, clock
+):
+    caplog.set_level("INFO")
+    bar, lines = pace.PaceBar(pace.Pace()), ProgressLines(every=0.0)
+    trainer = SimpleNamespace(
+        max_epochs=max_epochs, max_steps=max_steps, accumulate_grad_batches=accumulated,
+        num_training_batches=5, progress_bar_metrics={},
+    )  # fmt: skip
+    bar._trainer = trainer
+    for epoch, end in enumerate(ends):
+        trainer.current_epoch = epoch
+        lines.on_train_batch_end(trainer, None, None, None, 0)
+        lines.on_train_epoch_end(trainer, None)
+        assert f"  step 1/{end}  " in caplog.text
+        assert f"epoch {epoch + 1}/{len(ends)}  " in caplog.text
+        assert bar.total_train_batches == end
+        assert bar._get_train_description(epoch).strip() == f"Epoch {epoch}/{len(ends) - 1}"
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, "3 epochs"), ({"max_epochs": 1}, "1 epoch"), ({"max_steps": 8}, "8 steps"),
+     ({"max_steps": 15}, "3 epochs"), ({"max_epochs": -1, "max_steps": 1}, "1 step"),
+     ({"max_steps": 8, "accumulate_grad_batches": 2}, "8 steps"),
+     ({"max_steps": 9, "accumulate_grad_batches": 2}, "3 epochs"),
+     ({"max_steps": 8, "limit_train_batches": 2}, "3 epochs"), ({"max_epochs": -1}, "without end")],
+)  # fmt: skip
+def test_a_run_is_announced_by_what_ends_it(options, text):
+    usual = {"max_epochs": 3, "max_steps": -1, "accumulate_grad_batches": 1}
+    assert report._length({"limit_train_batches": 1.0, **usual, **options}, 5) == text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import json
 import logging
+import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ def announce(
     processes: int = 1,
 ) -> None:
     """Say in one line what is about to be trained, and by how many processes if by several."""
-    epochs, batch = config["trainer"]["max_epochs"], config["data"]["batch_size"]
+    batch = config["data"]["batch_size"]
     accumulated = config["trainer"]["accumulate_grad_batches"]
     batches = f"{batch}"
     if processes > 1:
@@ -85,8 +86,20 @@ def announce(
     say(
         f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
         f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
-        f"{epochs} epoch{'s' * (epochs != 1)}"
+        f"{_length(config['trainer'], datamodule.batches('train', processes))}"
     )
+
+
+def _length(trainer: Mapping[str, Any], batches: int) -> str:
+    """How long a training lasts, in the unit that ends it first."""
+    epochs, steps, limit = (
+        trainer[name] for name in ("max_epochs", "max_steps", "limit_train_batches")
+    )
+    taken = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    in_all = epochs * math.ceil(taken / trainer["accumulate_grad_batches"])
+    if steps >= 0 and (epochs < 0 or steps < in_all):
+        return f"{steps} step{'s' * (steps != 1)}"
+    return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs >= 0 else "without end"
 
 
 def say_finished(folder: Path) -> bool:
