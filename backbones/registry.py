@@ -264,9 +264,18 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
     if name not in table:
         _refuse_unfit(name)
         channel = [mixer for mixer in list_mixers("channel") if mixer != OWN_FFN]
-        raise ValueError(unknown_backbone(name, table, list_hosts(), channel))
+        known = {
+            name: takes_token_mixer(_HOSTS[host], mixer) for name, (host, mixer) in table.items()
+        }
+        tokens = list_mixers("token")
+        raise ValueError(unknown_backbone(name, known, list_hosts(), channel, tokens))
     host, mixer = table[name]
     return _HOSTS[host], mixer
+
+
+def takes_token_mixer(host: HostEntry, mixer: str | None) -> bool:
+    """Whether the option ``token_mixer`` may name one, beside the mixer in a backbone's name."""
+    return "token" in host.slots and (mixer is None or _MIXERS[mixer].kind == "channel")
 
 
 def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:

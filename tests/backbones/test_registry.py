@@ -152,6 +152,28 @@ def test_unknown_backbone_is_refused_with_the_nearest(name):
         create_backbone(name)
 
 
+@pytest.mark.parametrize("mixer", list_mixers("token"))
+@pytest.mark.parametrize("base", ["swin_t", "swin_t_afbo"])
+def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
+    with pytest.raises(ValueError, match=f"no backbone called '{base}_{mixer}'") as refused:
+        create_backbone(f"{base}_{mixer}")
+    assert "did you mean" not in str(refused.value)
+    typed = f"backbone={base} backbone.token_mixer={mixer}"
+    call = f"create_backbone('{base}', token_mixer='{mixer}')"
+    assert f": {mixer} is a token mixer; type {typed}, or in Python {call}" in str(refused.value)
+    with torch.device("meta"):
+        create_backbone(base, token_mixer=mixer)
+
+
+@pytest.mark.parametrize("base", ["resnet18", "posmlp_t_sgu"])
+def test_a_token_mixer_as_a_suffix_is_refused_where_none_can_be(base):
+    message = f"called '{base}_sbm': sbm is a token mixer; {base} has no place for another one"
+    with pytest.raises(ValueError, match=message):
+        create_backbone(f"{base}_sbm")
+    with pytest.raises(ValueError, match="token"):
+        create_backbone(base, token_mixer="sbm")
+
+
 def test_name_like_nothing_is_refused_with_hosts_and_mixers():
     known = "known: .*deit_t, .*swin_b, .*HOST_MIXER with .*afbo, .*glu, .*list_backbones()"
     with pytest.raises(ValueError, match=f"called 'zzz'; {known}"):

@@ -18,6 +18,7 @@ MISTAKES = {
     # Names.
     "task=clasification": "did you mean classification",
     "backbone=swin_t_afob": "did you mean swin_t_afbo",
+    "backbone=deit_t_sbm": "sbm is a token mixer; type backbone=deit_t backbone.token_mixer=sbm",
     "task=detection head=mask_rcn": "did you mean mask_rcnn",
     "data=image_net": "did you mean imagenet",
     "recipe=sample_lon": "did you mean sample_long",

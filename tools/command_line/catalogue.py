@@ -32,7 +32,8 @@ class Catalogue:
     """The registry's answers, in plain values.
 
     Attributes:
-        backbones: Name -> host and options with their defaults, in the registry's order.
+        backbones: Name -> host, options with their defaults and whether one may name a token mixer,
+            in the registry's order.
         hosts: Names.
         mixers: Name -> kind, source and options with their defaults.
         unfit: Names of pairs that do not exist -> why.
@@ -86,7 +87,9 @@ class Catalogue:
             raise ValueError(self.unfit[name])
         if found is None:
             mixers = [mixer for mixer in self.list_mixers("channel") if mixer != "ffn"]
-            raise ValueError(unknown_backbone(name, self.backbones, self.hosts, mixers))
+            known = {one: entry["takes_token_mixer"] for one, entry in self.backbones.items()}
+            tokens = self.list_mixers("token")
+            raise ValueError(unknown_backbone(name, known, self.hosts, mixers, tokens))
         return found
 
 
@@ -108,11 +111,14 @@ def of_registry() -> Catalogue:
 def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
     """What follows from the entries, which only tests and trials change within a process."""
     from backbones import backbone_schema, list_backbones, mixer_options
-    from backbones.registry import look_up, unfit_pairs
+    from backbones.registry import look_up, takes_token_mixer, unfit_pairs
 
     return Catalogue(
         backbones={
-            name: {"host": look_up(name)[0].name, "schema": backbone_schema(name)}
+            name: {
+                "host": look_up(name)[0].name, "schema": backbone_schema(name),
+                "takes_token_mixer": takes_token_mixer(*look_up(name)),
+            }
             for name in list_backbones()
         },
         hosts=[host.name for host in hosts],
