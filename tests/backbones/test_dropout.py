@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backbones import list_mixers, mixer_options
+from backbones import list_mixers, mixer_options, register_mixer
+from backbones.mixers.ffn import FFN
 from tests.tensors import build_mixer, tokens
 
 DIM, HIDDEN = 12, 48
@@ -22,6 +23,15 @@ WITHOUT = {
 OPTIONS = {"scheme_12": {"cca": "off", "g2": 1}, "scheme_44": {"cca": "off"}}
 CHANNEL = [name for name in list_mixers("channel") if "drop" in mixer_options(name)]
 TOKEN = [name for name in list_mixers("token") if "drop" in mixer_options(name)]
+# What the author of a mixer is told, beside its name.
+CHANNEL_RULE = (
+    "drop of a channel mixer is the rate of two calls of nn.Dropout, on what its last linear layer "
+    "reads and on what it gives, of class tokens too; do so, or leave the option out"
+)
+TOKEN_RULE = (
+    "drop of a token mixer is the rate of one call of nn.Dropout, on what it gives; do so, or "
+    "leave the option out"
+)
 
 
 class Places:
@@ -76,16 +86,16 @@ def test_which_mixers_have_dropout(kind):
 
 @pytest.mark.parametrize("name", CHANNEL)
 def test_channel_mixers_drop_what_the_last_layer_reads_and_what_they_give(name, monkeypatch):
-    mixer = build(name)
+    mixer, rule = build(name), f"mixer {name}: {CHANNEL_RULE}"
     out, places, read = run(monkeypatch, mixer)
-    assert places.rates == [0.25, 0.25]
+    assert places.rates == [0.25, 0.25], rule
     first, last = places.gave
-    assert last.shape == (2, 4, 4, DIM)
+    assert last.shape == (2, 4, 4, DIM), rule
     # Nothing lies between the first and the last layer, or between the second and the end.
-    assert any(x is first for x in read[-2:])
-    assert torch.equal(out, last)
+    assert any(x is first for x in read[-2:]), rule
+    assert torch.equal(out, last), rule
     silent, _, _ = run(monkeypatch, mixer, silenced=1)
-    assert not silent.any()
+    assert not silent.any(), rule
     constant, _, _ = run(monkeypatch, mixer, silenced=0)
     torch.testing.assert_close(constant, constant[:1, :1, :1].expand_as(constant))
     assert not torch.allclose(out, out[:1, :1, :1].expand_as(out))
@@ -93,25 +103,45 @@ def test_channel_mixers_drop_what_the_last_layer_reads_and_what_they_give(name, 
 
 @pytest.mark.parametrize("name", [name for name in CHANNEL if name not in OPTIONS])
 def test_prefix_tokens_are_dropped_too(name, monkeypatch):
-    mixer, places = build(name), Places()
+    mixer, places, rule = build(name), Places(), f"mixer {name}: {CHANNEL_RULE}"
     monkeypatch.setattr(F, "dropout", places)
     _, prefix = mixer(X, tokens(2, 3, DIM, seed=2))
     monkeypatch.undo()
     wide = sum(x.shape[:-1].numel() for x in places.given if x.shape[-1] == HIDDEN)
     narrow = sum(x.shape[:-1].numel() for x in places.given if x.shape[-1] == DIM)
-    assert wide in (0, 2 * (16 + 3))  # gated mixers may be of another width
-    assert narrow == 2 * (16 + 3)
+    assert wide in (0, 2 * (16 + 3)), rule  # gated mixers may be of another width
+    assert narrow == 2 * (16 + 3), rule
     storages = {x.untyped_storage().data_ptr() for x in places.gave}
-    assert prefix.untyped_storage().data_ptr() in storages
+    assert prefix.untyped_storage().data_ptr() in storages, rule
 
 
 @pytest.mark.parametrize("name", TOKEN)
 def test_gating_units_drop_what_they_give(name, monkeypatch):
-    mixer = build(name)
+    mixer, rule = build(name), f"mixer {name}: {TOKEN_RULE}"
     out, places, _ = run(monkeypatch, mixer)
-    assert places.rates == [0.25]
-    assert torch.equal(out, places.gave[0])
-    assert not run(monkeypatch, mixer, silenced=0)[0].any()
+    assert places.rates == [0.25], rule
+    assert torch.equal(out, places.gave[0]), rule
+    assert not run(monkeypatch, mixer, silenced=0)[0].any(), rule
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_channel_mixers_drop_what_the_last_layer_reads_and_what_they_give,
+        test_prefix_tokens_are_dropped_too,
+        test_gating_units_drop_what_they_give,
+    ],
+)
+def test_the_author_of_a_mixer_that_drops_elsewhere_is_told_the_rule(
+    check, monkeypatch, registering
+):
+    @register_mixer("careless", kind="channel", source="this test")
+    class Careless(FFN):
+        def mix(self, x):
+            return self.fc2(self.drop(self.fc1(x)))
+
+    with pytest.raises(AssertionError, match=r"mixer careless: drop of a \w+ mixer is the rate of"):
+        check("careless", monkeypatch)
 
 
 @pytest.mark.parametrize("name", [*CHANNEL, *TOKEN])
