@@ -41,6 +41,7 @@ from tools.running.config import (  # noqa: E402
 )
 from tools.running.config_checks import resolved  # noqa: E402
 from tools.running.folder import ENVIRONMENT, kept, opened, other_length, to_resume  # noqa: E402
+from tools.running.garbage import keep_imports, uncollected  # noqa: E402
 from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
 
@@ -54,16 +55,18 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
-    from tasks.loading import check_options
-    from tools.analysing.page import write_page
-    from tools.comparing.paper_figures import compared
-    from tools.running import lock, report
-    from tools.running.facts import of_run
-    from tools.running.loggers import closing
-    from tools.running.outcome import failure_noted
-    from tools.running.parts import build_parts, work
-    from tools.running.process_group import processes
+    with uncollected():
+        from tasks.loading import check_options
+        from tools.analysing.page import write_page
+        from tools.comparing.paper_figures import compared
+        from tools.running import lock, report
+        from tools.running.facts import of_run
+        from tools.running.loggers import closing
+        from tools.running.outcome import failure_noted
+        from tools.running.parts import build_parts, work
+        from tools.running.process_group import processes
 
+        keep_imports()
     started = time.perf_counter()
     check_options(config)
     check_trainer(config["trainer"])
@@ -71,7 +74,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         say_origin(config)
     resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
     new_length = other_length(resumed, config) if resumed else None
-    with opened(config, resumed, swept or ()) as folder:
+    with opened(config, resumed, swept or ()) as folder, uncollected():
         if resumed and not new_length and report.say_finished(folder):
             return
         parts = build_parts(config, folder, resumed=resumed is not None)
@@ -152,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if subject is not None:
             print(help_on(subject))
             return 0
-        command = read(arguments)
+        with uncollected():
+            command = read(arguments)
         if command.shown:
             print(OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved").rstrip())
             return 0

@@ -1,0 +1,57 @@
+"""When a run looks for garbage: not among what it imports and builds."""
+
+import contextlib
+import gc
+
+import pytest
+
+from tests.runs import arguments, run_here
+from tools.running import garbage, parts
+
+
+@pytest.fixture(autouse=True)
+def collecting():
+    """What tests of other files have switched off or kept is none of these tests' business."""
+    gc.unfreeze()
+    gc.enable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_afterwards_it_is_as_before(enabled):
+    (gc.enable if enabled else gc.disable)()
+    with contextlib.suppress(KeyError), garbage.uncollected():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled() == enabled
+
+
+def test_what_is_imported_is_kept_once():
+    garbage.keep_imports()
+    kept = gc.get_freeze_count()
+    assert kept > 0
+    later = [[] for _ in range(1000)]
+    garbage.keep_imports()
+    assert gc.get_freeze_count() < kept + len(later)
+
+
+def test_a_run_collects_from_its_training_on(sample_cache, tmp_path, monkeypatch, capsys):
+    seen = {}
+    for name in ("build_parts", "work"):
+        monkeypatch.setattr(parts, name, noting(seen, name, getattr(parts, name)))
+    once = ("trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
+    ended = run_here(arguments("classification", tmp_path, *once), capsys)
+    assert ended.status == 0, ended
+    assert seen == {"build_parts": (False, True), "work": (True, True)}
+
+
+def noting(seen, name, call):
+    """The call, which notes whether garbage is collected and whether imports are left out of it."""
+
+    def noted(*given, **options):
+        seen[name] = (gc.isenabled(), gc.get_freeze_count() > 0)
+        return call(*given, **options)
+
+    return noted
