@@ -228,7 +228,9 @@ def _build_mixer(
     except (ValueError, TypeError, RuntimeError) as error:
         if _is_own_check(error):
             raise
-        typed = ", ".join(f"{group}.{key}={value}" for key, value in chosen.items())
+        usual = {**_options(entry), **first_match(entry.options_on, host)}  # a run gives these, too
+        unusual = {key: value for key, value in chosen.items() if value != usual[key]}
+        typed = ", ".join(f"{group}.{key}={value}" for key, value in unusual.items())
         said = _described(error, entry.build.__module__)
         raise ValueError(
             f"mixer {entry.name} refuses {typed or f'{slot.dim} channels'}: {said}"
