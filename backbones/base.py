@@ -291,7 +291,8 @@ class Mixer(nn.Module):
         """(B, P, C) -> (B, P, C): the pointwise parts of the mixer, its spatial parts left out."""
         raise ValueError(
             f"{type(self).__name__} does not say what becomes of class tokens; give it a "
-            "mix_prefix method or use a host without one: swin_t, or deit_t with class_token=false"
+            "mix_prefix method or use a host without class token: swin_t, or deit_t with "
+            "backbone.class_token=false"
         )
 
 
