@@ -513,7 +513,7 @@ def test_sizes_of_both_forms(name):
     assert found == list(expected)
 
 
-@pytest.mark.parametrize("name", ["ffnet_1", "ffnet_2", "ffnet_4"])
+@pytest.mark.parametrize("name", rest_slow(["ffnet_1", "ffnet_2", "ffnet_4"], ["ffnet_1"]))
 def test_plain_architecture_fuses_to_the_same(name):
     with torch.device("meta"):
         plain = create_backbone(name, branches=False)

@@ -51,8 +51,13 @@ def test_maps_have_the_promised_sizes(name, dense, size):
     assert all(x.isfinite().all() for x in maps)
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("host", SMALLEST)
+@pytest.mark.parametrize(
+    ("host", "dense"),
+    rest_slow_pairs(
+        list(product(SMALLEST, (False, True))),
+        list(zip(SMALLEST, cycle((False, True)), strict=False)),
+    ),
+)
 @torch.no_grad()
 def test_no_image_gives_maps_of_none(host, dense):
     backbone = short(host, dense=dense).eval()
@@ -67,7 +72,7 @@ def test_no_image_gives_maps_of_none(host, dense):
 @pytest.mark.parametrize(
     "dense", [pytest.param(False, marks=pytest.mark.slow), True], ids=["classify", "dense"]
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[1::2]))
 @torch.no_grad()
 def test_every_map_is_contiguous(name, dense):
     backbone = short(name, dense=dense).eval()
@@ -125,7 +130,7 @@ def test_embedding_has_the_promised_width(host):
         dense.embed(images(64, 64).float())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[::2]))
 @torch.no_grad()
 def test_memory_format_of_the_images_does_not_matter(name):
     backbone = short(name).double().eval()

@@ -156,6 +156,7 @@ def test_a_checkpoint_without_folder_needs_no_data_either(
     assert summary(ended.folder())["metrics"] == {"images": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_prediction_without_input_takes_the_validation_images(trained, tmp_path, capsys):
     typed = ["mode=predict", f"ckpt={trained('detection').folder()}", f"output_dir={tmp_path}"]
