@@ -14,7 +14,7 @@ from backbones.layers.axes import to_nhwc
 from backbones.mixers.sbm import BilinearMapping, resample_factors
 from backbones.mixers.sbm import mixer as sbm_mixer
 from backbones.mixers.sbm.evaluation import mix_evaluation
-from tests.families import rest_slow_pairs
+from tests.families import rest_slow, rest_slow_pairs
 from tests.references import sbm as reference
 from tests.tensors import build_mixer, tokens
 
@@ -412,7 +412,9 @@ def test_hosts_with_class_tokens_refuse_it_when_they_are_built(name, dense):
         create_backbone(name, token_mixer="sbm", dense=dense)
 
 
-@pytest.mark.parametrize("name", ["poolformer_s12", "swin_t_glu", "poolformer_s12_afbo"])
+@pytest.mark.parametrize(
+    "name", rest_slow(["poolformer_s12", "swin_t_glu", "poolformer_s12_afbo"], ["swin_t_glu"])
+)
 def test_fits_the_token_slot_of_hosts_at_any_size(name):
     backbone = create_backbone(name, token_mixer={"name": "sbm", "rank": 8}, img_size=(96, 64))
     mixers = [m for m in backbone.modules() if isinstance(m, BilinearMapping)]

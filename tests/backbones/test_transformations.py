@@ -7,6 +7,7 @@ import contextlib
 import functools
 import re
 from collections import Counter
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backbones import kernels, list_mixers
 from backbones.hosts.cyclemlp import CycleFC
 from backbones.layers.recomputation import recompute
+from tests.families import rest_slow_pairs
 from tests.tensors import build_mixer, tokens
 
 DIM, MAP = 8, (4, 5)
@@ -28,7 +30,12 @@ build = functools.partial(build_mixer, dim=DIM, grid=MAP)
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 # torch's fused attention has first derivatives only.
 pytestmark = pytest.mark.usefixtures("_written_out_attention")
-both_modes = pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+MODES = [contextlib.nullcontext, torch.no_grad]
+both_modes = pytest.mark.parametrize("mode", MODES)
+modes_by_turns = pytest.mark.parametrize(
+    ("name", "mode"),
+    rest_slow_pairs(list(product(MIXERS, MODES)), list(zip(MIXERS, cycle(MODES), strict=False))),
+)
 
 
 @pytest.fixture
@@ -149,8 +156,7 @@ def test_a_recomputed_mixer_may_be_differentiated_again(name):
     close(torch.autograd.grad(y, leaf), first)
 
 
-@both_modes
-@pytest.mark.parametrize("name", MIXERS)
+@modes_by_turns
 def test_traces_see_operations(name, mode):
     mixer, (x, _) = build(name).eval(), given()
     with mode():
@@ -159,8 +165,7 @@ def test_traces_see_operations(name, mode):
     assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
 
 
-@both_modes
-@pytest.mark.parametrize("name", MIXERS)
+@modes_by_turns
 def test_shapes_alone(name, mode):
     mixer, (x, _) = build(name).eval(), given()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():

@@ -98,6 +98,7 @@ def test_c_of_imagenet_counts_its_images(tmp_path):
     assert "has 2 images instead of 50,000" in data.found["imagenet_c"].lacks[0]
 
 
+@pytest.mark.slow
 def test_all_sets_that_are_there(tmp_path, caplog):
     write_subset(tmp_path / "imagenet-a", "imagenet_a")
     write_subset(tmp_path / "far", "imagenet_r")

@@ -95,7 +95,7 @@ def train_once(head, backbone, cache):
     ("head", "backbone"),
     [
         ("mask_rcnn", "swin_t_afbo"),
-        ("upernet", "deit_t_afbo"),
+        pytest.param("upernet", "deit_t_afbo", marks=pytest.mark.slow),
         pytest.param("mask_rcnn", "deit_t_afbo", marks=pytest.mark.slow),
         pytest.param("upernet", "swin_t_afbo", marks=pytest.mark.slow),
         *(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from heads import mmcv_adapter
-from tests.families import rest_slow
 from tests.references import mmcv_operators as reference
 
 pytest.importorskip("mmcv")
@@ -64,7 +63,8 @@ def test_every_recorded_value_is_compared(recorded):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("head", rest_slow(reference.detectors(), ["mask_rcnn"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", reference.detectors())
 def test_detectors_equal_those_on_compiled_operators(head, recorded):
     found = reference.flat("detector", head)
     assert len(found) > 5

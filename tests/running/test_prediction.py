@@ -19,7 +19,7 @@ from tasks import load
 from tests.families import rest_slow
 from tests.runs import ROOT, TINY, run_here, summary
 
-TASKS = rest_slow(tuple(TINY), ("classification", "segmentation"))
+TASKS = rest_slow(tuple(TINY), ("classification",))
 
 
 @pytest.fixture

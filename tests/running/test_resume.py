@@ -230,6 +230,7 @@ def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
     assert [path.name for path in read] == ["last.ckpt", "best.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(train):
     _, long = train("long", max_epochs=5)
     first, folder = train("run", max_epochs=2)

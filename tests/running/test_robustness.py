@@ -173,7 +173,12 @@ def test_done_parts_are_kept(measured, sets, tmp_path):
     assert count == 81 - 30
     assert found["mce"] == pytest.approx(100)
     assert measured(tmp_path / "runs/c")[1] == 0
-    # Other images, another size and other weights are measured anew.
+
+
+@pytest.mark.slow
+def test_parts_of_other_runs_are_measured_anew(measured, sets, tmp_path):
+    """Other images, another size and other weights."""
+    measured(tmp_path / "runs/c")
     (sets / "imagenet-a" / SYNSETS[6] / "new.JPEG").write_bytes(b"")
     assert measured(tmp_path / "runs/d")[1] == 1
     other = config_for(sets, tmp_path, "data.image_size=64")
@@ -243,6 +248,7 @@ def test_sets_that_are_not_the_published_ones_do_not_compare(tmp_path):
     assert "a copy that tools/corrupt.py made" in why_not()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_trained_otherwise_does_not_compare(tmp_path):
     params = find_experiment("afbo_t2_swin_t_afbo").params
     for number, (typed, reason) in enumerate({

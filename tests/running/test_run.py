@@ -90,7 +90,7 @@ def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
     [
         ("classification", "test", "checkpoints/best.ckpt"),
         pytest.param("transfer", "validate", "", marks=pytest.mark.slow),
-        ("detection", "validate", "checkpoints/best.ckpt"),
+        pytest.param("detection", "validate", "checkpoints/best.ckpt", marks=pytest.mark.slow),
         pytest.param("segmentation", "test", "", marks=pytest.mark.slow),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from tasks.base import BaseTask
 from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.loggers import read_rows
+from tests.families import rest_slow
 from tests.runs import arguments, command, run_here, same, start, summary, weights
 from tools.running import folder as run_folder
 
@@ -278,7 +279,7 @@ def test_a_run_whose_folder_is_removed_says_so(tmp_path, capsys, monkeypatch):
     assert not [path for path in tmp_path.rglob("2*")]
 
 
-@pytest.mark.parametrize("step", [2, 7])  # of epochs of five steps
+@pytest.mark.parametrize("step", rest_slow([2, 7], [7]))  # of epochs of five steps
 def test_nan_stops_training_and_keeps_the_last_checkpoint(step, tmp_path, capsys, monkeypatch):
     typed = arguments("classification", tmp_path, epochs=3)
     from heads.linear import LinearClassifier

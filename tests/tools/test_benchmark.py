@@ -54,6 +54,7 @@ def stub_networks(monkeypatch):
     return built
 
 
+@pytest.mark.slow
 def test_mixers_of_a_host_against_its_ffn(capsys):
     arguments = ("host=deit_t", "mixer=glu,afbo", "train=true", "format=json", *TINY)
     records = json.loads(printed(capsys, "mixers", *arguments))

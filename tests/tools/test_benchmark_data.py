@@ -37,6 +37,7 @@ def test_both_pipelines_are_in_the_table(small, capsys, task, other):
     assert ours["images_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_timms_batches_are_like_ours(small):
     ours = pipelines.datamodule("classification", None, 3)
     ours.setup()
@@ -74,6 +75,7 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
         assert (read[0] == read[1]).all()
 
 
+@pytest.mark.slow
 def test_each_epoch_has_other_images(small):
     """What one draw of random numbers happens to cost would otherwise count again and again."""
     ours = pipelines.datamodule("classification", None, 100)

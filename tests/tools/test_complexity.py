@@ -291,6 +291,7 @@ def test_paper_as_table(capsys):
     assert all("agrees" in line and "5,720,488" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_rows_of_all_tasks_say_what_to_type(capsys):
     text = printed(capsys, "paper=iffn", "table=7", "format=json")
     plain, mixed = json.loads(text)

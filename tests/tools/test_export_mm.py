@@ -206,6 +206,7 @@ def test_init_cfg_of_another_model_is_refused(tmp_path):
         build("resnet18", init_cfg=init | {"checkpoint": zoo}).init_weights()
 
 
+@pytest.mark.slow
 def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
     from mmengine.hooks import EMAHook
     from mmengine.model import ExponentialMovingAverage

@@ -65,6 +65,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_program_runs_at_any_size(tmp_path):
     check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, network="classifier"))
 
@@ -162,6 +163,7 @@ class Odd(nn.Module):
         return torch.linalg.eigvals(images[:, :, :64, :64]).abs()
 
 
+@pytest.mark.slow
 def test_an_operator_without_onnx_form_is_named(tmp_path):
     request = small_request("deit_t", "onnx", tmp_path)
     graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)

@@ -137,6 +137,7 @@ def test_decay_of_weights_and_of_layers():
     assert head["lr_scale"] == 1.0
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_of_a_file(images, tmp_path):
     network = checkpoint(tmp_path / "last.ckpt")
@@ -242,6 +243,7 @@ def test_a_folder_opens_in_timm(images, tmp_path):
     assert torch.equal(again(images), network(images))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
     backbone, out = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval(), tmp_path / "out"

@@ -66,6 +66,7 @@ def test_a_logger_without_its_package_says_what_to_install(tmp_path, monkeypatch
             loggers.make_loggers({name: {}}, tmp_path, {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 def test_a_run_with_everything(tmp_path, capsys, caplog):
     caplog.set_level(logging.INFO)

@@ -12,6 +12,7 @@ from backbones.registry import mixers, temporary_registrations
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
+from tests.families import rest_slow
 from tests.runs import composed
 from tools import results
 from tools.command_line.lazy_groups import register
@@ -217,7 +218,7 @@ def gone():
         yield mixers().pop
 
 
-@pytest.mark.parametrize("cost", ["params", "macs"])
+@pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
 def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
     run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", "paper={name: afbo, table: 2}")

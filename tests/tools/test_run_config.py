@@ -241,6 +241,7 @@ def test_a_foreign_config_is_refused(content, message, run_folder, capsys):
     assert message in text
 
 
+@pytest.mark.slow
 def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
     config = yaml.safe_load((folder / "config.yaml").read_text())

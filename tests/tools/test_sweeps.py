@@ -10,6 +10,7 @@ from tools.running import sweeps
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
+@pytest.mark.slow
 def test_a_pattern_stands_for_the_names_that_it_matches():
     prepared = overrides.prepare(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
     assert prepared[0] == "-m"
