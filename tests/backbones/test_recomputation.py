@@ -96,6 +96,7 @@ def test_statistics_take_in_a_batch_once():
     assert {norm.momentum for norm in norms} == {0.1}
 
 
+@pytest.mark.slow
 def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
     backbone = built("resnet18", grad_checkpointing=True)
     state = backbone.state_dict()

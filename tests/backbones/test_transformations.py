@@ -31,7 +31,6 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 # torch's fused attention has first derivatives only.
 pytestmark = pytest.mark.usefixtures("_written_out_attention")
 MODES = [contextlib.nullcontext, torch.no_grad]
-both_modes = pytest.mark.parametrize("mode", MODES)
 modes_by_turns = pytest.mark.parametrize(
     ("name", "mode"),
     rest_slow_pairs(list(product(MIXERS, MODES)), list(zip(MIXERS, cycle(MODES), strict=False))),
@@ -56,8 +55,7 @@ def backwards(mixer, x, direction):
         return torch.autograd.grad(gradient, v, direction)[0]
 
 
-@both_modes
-@pytest.mark.parametrize("name", MIXERS)
+@modes_by_turns
 def test_derivatives_forwards(name, mode):
     mixer, (x, direction) = build(name).eval(), given()
     expected = backwards(mixer, x, direction)
@@ -70,8 +68,7 @@ def test_derivatives_forwards(name, mode):
             close(dual.tangent, expected)
 
 
-@both_modes
-@pytest.mark.parametrize("name", MIXERS)
+@modes_by_turns
 def test_batches_of_calls(name, mode):
     mixer, x = build(name).eval(), torch.stack([given()[0] for _ in range(3)])
     with mode():

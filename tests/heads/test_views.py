@@ -107,6 +107,7 @@ def detector(name):
     return build_detector(backbone, 10, name=name, **options).eval()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_detectors_merge_views_as_mmdets_does(cache):
     from mmdet.models.test_time_augs import DetTTAModel

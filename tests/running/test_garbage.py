@@ -37,6 +37,7 @@ def test_what_is_imported_is_kept_once():
     assert gc.get_freeze_count() < kept + len(later)
 
 
+@pytest.mark.slow
 def test_a_run_collects_from_its_training_on(sample_cache, tmp_path, monkeypatch, capsys):
     seen = {}
     for name in ("build_parts", "work"):

@@ -70,6 +70,7 @@ def test_every_mixer_is_one_graph(name):
     assert_same({key.removeprefix("_orig_mod."): value for key, value in found.items()}, expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_few_sizes_are_compiled_and_it_is_said(caplog):
     torch._dynamo.reset()

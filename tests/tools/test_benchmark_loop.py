@@ -31,6 +31,7 @@ def test_both_loops_are_in_the_table(capsys):
     assert ours["ms"] > 0
 
 
+@pytest.mark.slow
 def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch):
     """Step for step the same weights from the same images, so neither leaves anything out."""
     monkeypatch.setattr(loop, "OTHER_EPOCH", 0)

@@ -222,6 +222,7 @@ def test_command_runs_from_any_directory(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_table_is_aligned(capsys):
     lines = printed(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
     names = [line.split()[0] for line in lines[1:]]
