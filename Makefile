@@ -16,7 +16,7 @@ help:  ## show this list
 install:  ## make .venv with everything in it (2 minutes and 3.3 GB once, then nothing to do)
 	@bash tools/install.sh
 
-demo: install  ## train a small detector on sample data (5 minutes on 2 idle cores)
+demo: install  ## train a small detector on sample data (5 to 8 minutes on 2 idle cores)
 	$(PY) tools/run.py task=detection backbone=swin_t_afbo
 	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
