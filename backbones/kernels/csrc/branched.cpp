@@ -139,13 +139,14 @@ struct NormGeluBack {
   }
 };
 
-// grad = a grad + b + c (values - centre), in place.
+// out = a grad + b + c (values - centre).
 template <class T>
 struct Centred {
-  T* grad;
-  const T* values;
+  const T *grad, *values;
   int64_t stride;
   const T *a, *b, *c, *centre;
+  T* out;
+  int64_t out_stride;
 
   template <class L, int N>
   inline void run(int64_t x, int64_t begin, int64_t end) const {
@@ -155,7 +156,8 @@ struct Centred {
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) {
         const int64_t at = (x + j) * stride + i;
-        store(grad + at, k * load<V>(grad + at) + l + m * (load<V>(values + at) - n));
+        store(out + (x + j) * out_stride + i,
+              k * load<V>(grad + at) + l + m * (load<V>(values + at) - n));
       }
     }
   }
@@ -350,8 +352,8 @@ class BranchedMixer {
     const int64_t tokens = batch_ * layout_.count();
     const int64_t blocks = (h_ + kChannelBlock - 1) / kChannelBlock;
     const auto options = grad_x.options();
-    const Tensor memory = at::empty({tokens, h_}, options), more = at::empty({tokens, h_}, options);
-    T *grad_u = memory.mutable_data_ptr<T>(), *grad_n = more.mutable_data_ptr<T>();
+    const Tensor memory = at::empty({tokens, h_}, options);
+    T *grad_u = memory.mutable_data_ptr<T>(), *grad_n = grad_u;  // n's replaces u's, piece by piece
     std::vector<T> sum(h_), dot(h_);
     std::vector<double> sums(h_), dots(h_);
     const auto clear = [&] {
@@ -398,13 +400,16 @@ class BranchedMixer {
     std::vector<std::vector<T>> lines(threads, std::vector<T>(2 * width * h_)),
         dots_of(threads, std::vector<T>(h_));
     std::vector<double> taps(9 * h_), own(h_);
+    Window<T> grad(layout_.window(budget_), h_ + kPadding);
     layout_.each_piece(batch_, budget_, [&](const Piece& piece) {
       const int64_t start = piece.image * layout_.count();
+      grad.slide(piece);
       each_token(piece.until - piece.fresh, [&](int64_t from, int64_t count) {
         const int64_t at = (start + piece.fresh + from) * h_;
         walk_row<T>(count, h_,
                     Centred<T>{grad_u + at, u + at, h_, back_dw.a.data(), back_dw.b.data(),
-                               back_dw.c.data(), dw_.centre.data()});
+                               back_dw.c.data(), dw_.centre.data(), grad.at(piece.fresh + from),
+                               grad.stride});
       });
       std::vector<Sums<T>> parts(threads, Sums<T>(h_));
       for (auto& one : dots_of) std::fill(one.begin(), one.end(), T(0));
@@ -413,7 +418,7 @@ class BranchedMixer {
         T *g = lines[thread].data(), *n = g + width * h_;
         activate_some(z + at * w_, width, ones_.data(), zeros_.data(), g, h_);
         walk_row<T>(width, h_, Affine<T>{g, mid_.scale.data(), mid_.shift.data(), n, h_, h_});
-        const Rows<T> rows(grad_u + at * h_, y, layout_.size, h_, zeros_.data());
+        const Rows<T> rows(grad.at(token), y, layout_.size, grad.stride, zeros_.data());
         convolve_back(rows, n, h_, grad_n + at * h_, h_, conv_, width, parts[thread]);
         walk_row<T>(width, h_, Dot<T>{grad_n + at * h_, g, mid_.centre.data(), h_,
                                       dots_of[thread].data()});
