@@ -63,7 +63,6 @@ BOTH = [
 SWAPPED = [name for name in BOTH if f"{name}_afbo" not in BOTH]
 # Of those with mixers the default suite takes two, one for tokens and one for maps.
 QUICK_NAMES = (*SMALLEST, "deit_t_afbo", "swin_t_afbo")
-NAMES = rest_slow(BOTH, QUICK_NAMES)
 TOKEN_SLOTS = [host for host in SMALLEST if "token" in find_host(host).slots]
 
 

@@ -176,8 +176,8 @@ def test_done_parts_are_kept(measured, sets, tmp_path):
 
 
 @pytest.mark.slow
-def test_parts_of_other_runs_are_measured_anew(measured, sets, tmp_path):
-    """Other images, another size and other weights."""
+def test_what_is_no_part_of_this_run_is_measured_anew(measured, sets, tmp_path):
+    """Of other images, another size or other weights, and where the file of parts is damaged."""
     measured(tmp_path / "runs/c")
     (sets / "imagenet-a" / SYNSETS[6] / "new.JPEG").write_bytes(b"")
     assert measured(tmp_path / "runs/d")[1] == 1
