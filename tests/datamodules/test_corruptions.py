@@ -14,6 +14,8 @@ from datamodules.corruptions.copies import Copy, write_copy
 from tools.corrupt import main
 
 SIDE = 96
+PACKAGED = ("gaussian_noise", "shot_noise", "defocus_blur", "motion_blur", "zoom_blur", "snow",
+            "fog", "brightness", "contrast", "jpeg_compression")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,49 @@ def test_weather_and_digital():
     assert made(grey(100), "frost", 1, frost=frost).mean() == pytest.approx(
         100 + 0.4 * 127.5, abs=1
     )
+
+
+def replay(monkeypatch, rng):
+    """Let numpy's global functions draw from a generator: two codes then have the same numbers."""
+    for name in ("normal", "uniform", "poisson"):
+        monkeypatch.setattr(np.random, name, getattr(rng, name))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("kind", PACKAGED)
+def test_equals_the_imagecorruptions_package(photo, kind, severity, monkeypatch):
+    """Left out are kinds in which the package is not ImageNet-C's code.
+
+    It enlarges pixelated images by nearest pixels, has other parameters for elastic_transform and
+    resizes frost; impulse_noise and glass_blur draw from generators of their own. It does not trim
+    enlarged flakes to the middle: a side of 180 is a multiple of all its factors.
+    """
+    package = pytest.importorskip("imagecorruptions.corruptions")
+    photo = photo.resize((180, 180)) if kind == "snow" else photo
+    replay(monkeypatch, np.random.default_rng(7))
+    theirs = np.asarray(getattr(package, kind)(photo, severity), dtype=float)
+    ours = made(photo, kind, severity, seed=7)
+    tolerance = 1.5 if kind == "snow" else 1.01  # the package rounds flakes; both cut off to bytes
+    assert np.abs(np.floor(theirs) - ours).max() <= tolerance
+    assert np.abs(np.floor(theirs) - ours).mean() < 0.3
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_elastic_by_scikit_image(photo, severity):
+    """The shifts of ImageNet-C's code: smooth noise of a deviation and size in 244ths."""
+    filters = pytest.importorskip("skimage.filters")
+    pixels = np.asarray(photo) / 255
+    size, sigma, _ = (244 * share for share in CORRUPTIONS["elastic_transform"][1][severity - 1])
+    rng = np.random.default_rng(3)
+    rng.uniform(size=(3, 2))  # the affine map's, which has no range here
+    noise = (rng.uniform(-1, 1, (SIDE, SIDE)) for _ in range(2))
+    dx, dy = (size * filters.gaussian(one, sigma, mode="reflect", truncate=3) for one in noise)
+    x, y, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(3))
+    places = y + dy[..., None], x + dx[..., None], z
+    theirs = ndimage.map_coordinates(pixels, places, order=1, mode="reflect")
+    shares = (size / 244, sigma / 244, 0)
+    ours = digital.elastic(pixels, shares, np.random.default_rng(3))
+    assert np.abs(theirs - ours).max() < 1e-6
 
 
 def test_what_cannot_be_corrupted(photo):
