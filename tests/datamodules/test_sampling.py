@@ -87,6 +87,20 @@ def test_repeats_come_in_a_row_on_as_many_ranks_and_differ(world_size):
     assert list(samplers[0]) == shares[0][2:]
 
 
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_keys_are_those_of_the_formula(repeats):
+    """Repetition r of epoch e is number e * repeats + r, so that no number comes twice."""
+    sampler, numbers = EpochSampler(12, 5, repeats=repeats), []
+    for epoch in range(6):
+        sampler.set_epoch(epoch)
+        keys = list(sampler)
+        order = np.random.default_rng([5, epoch]).permutation(12).tolist()
+        of_formula = [(epoch * repeats + r, index) for index in order for r in range(repeats)]
+        assert keys == of_formula[:12]
+        numbers += sorted({number for number, _ in keys})
+    assert numbers == list(range(6 * repeats))
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 12])
 def test_eval_sampler_sees_each_sample_once(world_size):
     shares = [EvalSampler(10, rank=rank, world_size=world_size) for rank in range(world_size)]

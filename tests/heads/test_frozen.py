@@ -10,6 +10,7 @@ from heads.frozen.features import Draw, Features
 from heads.frozen.few_shot import STRENGTHS, FewShot
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.logistic import COARSE, Logistic, best_decade
+from heads.frozen.logistic import _split as split
 from heads.frozen.neighbours import Neighbours, vote
 
 
@@ -89,6 +90,21 @@ def test_the_strength_is_chosen_on_images_that_are_held_out():
     found = Logistic().solve(clear, other, 4, Draw()).metrics
     assert found["top1_lbfgs"] > 90
     assert found == Logistic().solve(clear, other, 4, Draw()).metrics
+
+
+@pytest.mark.parametrize(
+    ("images", "share", "held_out"),
+    [(1, 0.5, 0), (2, 0.1, 1), (2, 0.9, 1), (3, 0.99, 2), (5, 0.1, 1), (10, 0.3, 3), (4, 0.6, 2)],
+)
+def test_each_class_holds_out_its_share_but_keeps_an_image(images, share, held_out):
+    labels = torch.tensor([0] * images + [1] * 20)
+    train = Features(torch.arange(len(labels))[:, None].float(), labels)
+    kept, held = split(train, share, 3)
+    assert int((held.labels == 0).sum()) == held_out
+    assert int((kept.labels == 0).sum()) == images - held_out
+    assert int((held.labels == 1).sum()) == min(max(round(20 * share), 1), 19)
+    together = torch.cat([kept.values, held.values])[:, 0].sort().values
+    assert together.tolist() == list(range(len(labels)))
 
 
 def test_a_class_without_training_images_is_never_chosen():

@@ -230,6 +230,36 @@ def test_convnexts_layers():
         layer_scales(meta("deit_t", dense=True), 0.5, "convnext")
 
 
+def convnext_codes_layer(name, depths):
+    """The layer that ConvNeXt's code gives a parameter: stage 3 in threes, stage 4 is the next."""
+    parts = name.split(".")
+    if parts[0] != "stages":
+        return 0 if parts[0] == "stem" else None
+    stage = int(parts[1])
+    block = 0 if parts[2] == "downsample" else int(parts[3])
+    return (1, 2, 3 + block // 3, 3 + math.ceil(depths[2] / 3))[stage]
+
+
+@pytest.mark.parametrize(
+    ("name", "depths"),
+    [
+        ("convnext_t", (3, 3, 9, 3)),
+        ("poolformer_s12", (2, 2, 6, 2)),
+        ("poolformer_s24", (4, 4, 12, 4)),
+        ("poolformer_s36", (6, 6, 18, 6)),
+        ("poolformer_m48", (8, 8, 24, 8)),
+        ("ffnet_1", (2, 2, 8, 2)),
+    ],
+)
+def test_convnexts_layers_at_other_depths(name, depths):
+    backbone = meta(name, dense=True)
+    assert backbone.layer_ids.depths == depths
+    last = 3 + math.ceil(depths[2] / 3) + 1
+    for key, scale in layer_scales(backbone, 0.5, "convnext").items():
+        layer = convnext_codes_layer(key, depths)
+        assert scale == 0.5 ** (last - (last if layer is None else layer)), key
+
+
 def test_groups_by_pattern():
     model = meta("deit_t")
     rules = parameter_rules(
