@@ -65,6 +65,7 @@ def annotate(arguments: Sequence[str]) -> None:
     top, batch = (number(key, options[key]) for key in ("top", "batch"))
 
     import torch
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     from datamodules.image_folder import class_folders
     from tasks.teacher import TeacherOptions, load_teacher
@@ -75,7 +76,7 @@ def annotate(arguments: Sequence[str]) -> None:
     folder = root / "train" if (root / "train").is_dir() else root
     names = class_folders(folder)
     images = list(images_of(folder, names))
-    own: Any = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where weights do not say their own
+    own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights that record no statistics
     asked = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
     teacher = load_teacher(asked, names, own)
     if top > len(names):

@@ -375,6 +375,10 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
             create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
         )
     assert "cls_token" in report.skipped
+    without = create_backbone("deit_t_iffn")
+    with pytest.warns(UserWarning, match="class token and this DeiT has none"):
+        adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
+    torch.testing.assert_close(without.pos_embed, plain.backbone.pos_embed[:, 1:])
     assert all(".mlp." in key for key in report.initialised)
     with pytest.warns(UserWarning, match="reads the mean of all tokens"):
         model = LinearClassifier.from_pretrained("deit_t", path, class_token=False)

@@ -442,6 +442,14 @@ def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
                 create_backbone(host, mixer={"hidden_ratio": 3.5})
 
 
+def test_hosts_of_one_file_agree_whether_their_ffn_is_plain():
+    found = {}
+    for host in list_hosts():
+        entry = find_host(host)
+        found.setdefault(entry.build.__module__, set()).add(entry.plain_ffn)
+    assert {len(values) for values in found.values()} == {1}
+
+
 def test_options_of_a_plain_host_rebuild_its_ffn():
     with torch.device("meta"):
         same = create_backbone("deit_t", mixer={"hidden_ratio": None, "drop": 0.0})

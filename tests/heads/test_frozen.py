@@ -92,6 +92,15 @@ def test_the_strength_is_chosen_on_images_that_are_held_out():
     assert found == Logistic().solve(clear, other, 4, Draw()).metrics
 
 
+def test_five_best_classes_are_counted():
+    train, test = clusters(140, 7, noise=6.0), clusters(70, 7, seed=1, noise=6.0)
+    solved = Logistic(c=1.0).solve(train, test, 7, Draw())
+    best = solved.classify(test.values).topk(5).indices
+    among = (best == test.labels[:, None]).any(1).double().mean()
+    assert solved.metrics["top5_lbfgs"] == pytest.approx(100 * float(among))
+    assert top1(solved.classify, test) < solved.metrics["top5_lbfgs"] < 100
+
+
 @pytest.mark.parametrize(
     ("images", "share", "held_out"),
     [(1, 0.5, 0), (2, 0.1, 1), (2, 0.9, 1), (3, 0.99, 2), (5, 0.1, 1), (10, 0.3, 3), (4, 0.6, 2)],

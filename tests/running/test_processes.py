@@ -209,7 +209,7 @@ def test_another_error_ends_the_other_processes_and_stays_what_it_is(tmp_path):
 
 
 def test_only_a_process_whose_parent_is_gone_speaks_for_it(environment, tmp_path, monkeypatch):
-    parents = iter([100, 100, 1, 1])
+    parents = iter([100, 100, 100, 1])
     with environment({"LOCAL_RANK": "1"}):
         monkeypatch.setattr(process_group, "POLL", 0.05)
         for parent, raised in ((lambda: 100, SystemExit), (lambda: next(parents, 1), ValueError)):

@@ -2,6 +2,8 @@
 
 import csv
 
+import matplotlib
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +15,7 @@ from tools import analyse
 from tools.analysing import analyses
 from tools.analysing.coco_errors import KINDS, precision_curves
 from tools.analysing.judged import confused_pairs, confusion, reliability
+from tools.analysing.pictures import new_figure, overlaid
 
 ENDINGS = {".csv", ".png", ".svg"}
 
@@ -20,6 +23,16 @@ ENDINGS = {".csv", ".png", ".svg"}
 def rows(path):
     with path.open() as file:
         return list(csv.DictReader(file))
+
+
+def test_a_heat_map_is_mixed_into_its_picture():
+    figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
+    picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
+    overlaid(axis, picture, heat, 5.0, share=0.25)
+    drawn = axis.images[0].get_array()
+    jet = matplotlib.colormaps["jet"](heat / 5)[..., :3]
+    assert np.allclose(drawn, 0.75 * picture + 0.25 * jet, atol=1e-6)
+    matplotlib.pyplot.close(figure)
 
 
 @pytest.fixture

@@ -44,6 +44,16 @@ def test_a_class_whose_evidence_is_one_quadrant(method):
         assert (found >= 0).all()
 
 
+def test_occlusion_covers_an_eighth_of_the_shorter_side():
+    x, classes = images(40, 64), torch.tensor([2])
+    found, fifth, fourth = (
+        attributions(Quadrants(), x, classes, method="occlusion", window=window)
+        for window in (0, 5, 4)
+    )
+    torch.testing.assert_close(found, fifth)
+    assert not torch.equal(found, fourth)
+
+
 def test_attributions_by_their_formulas():
     x, classes = images(8, 8), torch.tensor([3])
     own = x[0, :, 4:, 4:]

@@ -12,7 +12,7 @@ from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tools import export
-from tools.exporters.preprocessing import preprocessing_of
+from tools.exporters.preprocessing import Preprocessing, preprocessing_of
 
 STATISTICS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
 PAPER = {"crop_pct": 0.8, "interpolation": "bilinear", **STATISTICS}
@@ -80,6 +80,24 @@ def test_mmpretrain_prepares_images_as_the_run_did(run):
     sample = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
     found = preprocessor(sample)["inputs"][0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_mmpretrain_resizes_as_the_run_did(squash):
+    pytest.importorskip("mmpretrain")
+    from tools.exporters.mm_configs import dataset_config
+
+    prepared = Preprocessing(48, 0.75, squash, "bilinear", (0.5,) * 3, (0.2,) * 3)
+    steps = dataset_config("mmpretrain", None, prepared=prepared)["test_dataloader"]["dataset"][
+        "pipeline"
+    ]
+    resize = next(step for step in steps if step["type"].startswith("Resize"))
+    given = {"backend": "pillow", "interpolation": "bilinear"}
+    if squash:
+        assert resize == {"type": "Resize", "scale": (64, 64), **given}
+    else:
+        assert resize == {"type": "ResizeEdge", "edge": "short", "scale": 64, **given}
+    assert next(step for step in steps if step["type"] == "CenterCrop")["crop_size"] == 48
 
 
 def test_defaults_are_those_that_the_run_had_and_other_checkpoints_have_none():

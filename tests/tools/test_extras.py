@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasks.loggers import read_rows
-from tasks.profiling import Unprofiled
+from tasks.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import arguments, composed, run_here, summary
 from tools.command_line.lazy_groups import register
 from tools.running import loggers
@@ -57,6 +57,15 @@ def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path):
         loggers.make_loggers({"wandbb": {}}, tmp_path, {})
     with pytest.raises(ValueError, match=r"logger\.wandb\.modus; did you mean mode"):
         loggers.make_loggers({"wandb": {"modus": "x"}}, tmp_path, {})
+
+
+def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    lines = [f"line {number}" for number in range(SHOWN_LINES + 5)]
+    show(tmp_path, "\n".join(lines))
+    assert (tmp_path / PROFILE).read_text().splitlines() == lines
+    assert lines[SHOWN_LINES - 1] in caplog.text
+    assert lines[SHOWN_LINES] not in caplog.text
 
 
 def test_a_logger_without_its_package_says_what_to_install(tmp_path, monkeypatch):
