@@ -225,10 +225,10 @@ def _of_detectors(subjects: Sequence[Subject]) -> Findings:
                 f"the errors of {subject.label} need annotated images: leave input= out, or name a "
                 "data set"
             )
-        curves = precision_curves(annotations, found, seen)
+        curves = precision_curves(annotations, found, seen, subject.data.category_ids)
         names = {one["id"]: one["name"] for one in annotations["categories"]}
         mean = np.mean(list(curves.values()), axis=0)
-        for name, curve in {"all": mean, **{names[k]: v for k, v in curves.items()}}.items():
+        for name, curve in [("all", mean), *((names[k], v) for k, v in curves.items())]:
             areas = dict(zip(KINDS, curve.mean(1).tolist(), strict=True))
             rows.append({"backbone": subject.label, "class": name, **areas})
         recalls = np.linspace(0, 1, mean.shape[1])
