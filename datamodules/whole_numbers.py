@@ -27,18 +27,18 @@ def whole_number(value: Any) -> int:
     raise ValueError(f"must be an integer, got {shown(value)}{reason}")
 
 
-def whole_list(option: str, values: Iterable[Any]) -> tuple[int, ...]:
-    """Return the whole numbers of an option of the data.
+def whole_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Return whole numbers as a tuple of ints.
 
     Raises:
-        ValueError: Names the first item that is not one.
+        ValueError: Names the list and the place of the first item that is not one.
     """
     numbers = []
     for place, value in enumerate(values):
         try:
             numbers.append(whole_number(value))
         except ValueError as error:
-            raise ValueError(f"data.{option}[{place}] {error}") from None
+            raise ValueError(f"{name}[{place}] {error}") from None
     return tuple(numbers)
 
 
