@@ -99,11 +99,11 @@ def check_coco(
     if unusable:
         say(note_of(path, annotations, unusable, len(of_these), skip=skip_unusable))
     usable = [one for place, one in enumerate(annotations) if place not in unusable]
+    left_out = unusable if training or skip_unusable else {}
     if not training:
-        evaluated = usable if skip_unusable else annotations
-        _refuse_nan(path, annotations, {entry["id"] for entry in evaluated}, wanted)
+        _refuse_nan(path, annotations, left_out, wanted)
     if with_mask:
-        _check_masks(path, annotations, by_id, unusable, skip=training or skip_unusable)
+        _check_masks(path, annotations, by_id, unusable, left_out)
     boxed = {entry["image_id"] for entry in of_these}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
     counted = {one["category_id"] for one in (usable if skip_unusable else annotations)
@@ -291,14 +291,14 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     """
     ids: dict[str, int] = {}
     twice: list[str] = []
-    by_parent: dict[str, set[str]] = {}
+    by_parent: dict[Path, set[str]] = {}
+    real = folder.resolve()  # two splits may have links to one folder
     for image in images:
-        file = os.path.normpath(folder / image["file_name"])
-        first = ids.setdefault(file, image["id"])
+        first = ids.setdefault(os.path.normpath(real / image["file_name"]), image["id"])
         if first != image["id"]:
             twice.append(f"{image['file_name']} (ids {first} and {image['id']})")
-        parent, name = os.path.split(file)
-        by_parent.setdefault(parent, set()).add(name)
+        file = folder / image["file_name"]
+        by_parent.setdefault(file.parent, set()).add(file.name)
     if twice:
         raise ValueError(
             f"{path} lists the same photograph under two image ids: {first_few(twice)}; keep one "
@@ -307,8 +307,8 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     missing: list[str] = []
     for parent, names in by_parent.items():
         # Listing a folder once is far cheaper than asking for 100,000 files.
-        present = {file.name for file in Path(parent).iterdir()} if Path(parent).is_dir() else set()
-        missing += [f"{parent}/{name}" for name in names - present]
+        present = {file.name for file in parent.iterdir()} if parent.is_dir() else set()
+        missing += [str(parent / name) for name in names - present]
     require_names(
         missing,
         f"images named in {path} do not exist",
@@ -327,12 +327,12 @@ def _refuse_malformed_boxes(path: Path, annotations: list[Entry]) -> None:
 
 
 def _refuse_nan(
-    path: Path, annotations: list[Entry], evaluated: Collection[int], wanted: Collection[int]
+    path: Path, annotations: list[Entry], left_out: Collection[int], wanted: Collection[int]
 ) -> None:
-    """Refuse boxes without a place in evaluation, where pycocotools finds them anywhere."""
+    """Refuse boxes with NaN in evaluation: pycocotools lets any detection match them."""
     for place, entry in enumerate(annotations):
         numbers = [*entry["bbox"], entry["area"]]
-        counts = entry["id"] in evaluated and entry["category_id"] in wanted
+        counts = place not in left_out and entry["category_id"] in wanted
         if counts and any(map(math.isnan, numbers)):
             raise ValueError(
                 f"{path}: annotations[{place}]: bbox and area must be numbers, got "
@@ -349,11 +349,10 @@ def _check_masks(
     annotations: list[Entry],
     images: dict[Any, Entry],
     unusable: Collection[int],
-    *,
-    skip: bool,
+    left_out: Collection[int],
 ) -> None:
     for place, entry in enumerate(annotations):
-        if skip and place in unusable:
+        if place in left_out:
             continue
         image = images[entry["image_id"]]
         fault = _mask_fault(entry.get("segmentation"), (image["height"], image["width"]))

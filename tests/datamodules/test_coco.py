@@ -652,7 +652,8 @@ def test_images_in_both_splits_and_small_ones_are_said(root, caplog):
     entry = content()
     entry["images"][3].update(width=31, height=60)
     save(root, entry)
-    data = module(root, val_images="train2017")
+    (root / "linked").symlink_to(root / "train2017")
+    data = module(root, val_images="linked")
     data.setup()
     assert len(data.dataset("train")) == 3
     with caplog.at_level("INFO"):
