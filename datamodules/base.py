@@ -52,6 +52,7 @@ class BaseDataModule(LightningDataModule):
         example: The command-line options that select this dataset, for error messages.
         told_absent: Whether it is known, and was said, which classes validation lacks.
         parts: Of data that are evaluated part by part, what there is; see ``robustness``.
+        left_out: What an option leaves out of evaluation, in words; known after ``setup``.
     """
 
     layout: ClassVar[str] = ""
@@ -62,6 +63,7 @@ class BaseDataModule(LightningDataModule):
     repeated_augmentation: int = 1
     told_absent: bool = False
     parts: Sequence[Any] = ()
+    left_out: str = ""
 
     def __init__(
         self,

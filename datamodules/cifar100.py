@@ -18,6 +18,7 @@ from datamodules.base import Split
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.sampling import SeededDataset
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
+from datamodules.whole_numbers import whole_list
 
 SIDE = 32
 
@@ -319,11 +320,12 @@ def check_labels(
         other = CIFAR10 if archive is CIFAR100 else CIFAR100
         hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
         raise ValueError(f"{path} has no {archive.labels!r} but {sorted(content)}{hint}")
-    if len(labels) != count or not all(isinstance(label, int) for label in labels):
+    if len(labels) != count:
         raise ValueError(
             f"{archive.labels!r} in {path} must be {count} integers, one per image; "
             f"found {len(labels)}"
         )
+    labels = whole_list(f"{path}: {archive.labels}", labels)
     wrong = [row for row, label in enumerate(labels) if not 0 <= label < archive.classes]
     if wrong:
         raise ValueError(

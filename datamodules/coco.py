@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split, probability, range_of
+from datamodules.coco_boxes import OPTION
 from datamodules.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
 from datamodules.console import say
 from datamodules.dense import (
@@ -21,7 +22,7 @@ from datamodules.dense import (
     refuse_other_size,
     size_of,
 )
-from datamodules.files import require_folder
+from datamodules.files import first_few, require_folder
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
 
@@ -48,6 +49,9 @@ class CocoDataModule(DenseDataModule):
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
         with_mask: Load instance masks.
+        skip_unusable_boxes: Leave boxes that training leaves out (without area, smaller than a
+            pixel, outside their image or marked ``ignore``) out of evaluation, too, where
+            pycocotools counts them. Crowds stay what they are.
         classes: Restrict the set to these category names.
         batch_size: Samples per training batch and process.
         **options: Of ``DenseDataModule``.
@@ -72,6 +76,7 @@ class CocoDataModule(DenseDataModule):
         flip: float = 0.5,
         photometric: bool = False,
         with_mask: bool = True,
+        skip_unusable_boxes: bool = False,
         classes: Sequence[str] | None = None,
         batch_size: int = 2,
         **options: Any,
@@ -85,6 +90,7 @@ class CocoDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
         self.flip = probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
+        self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self.classes = None if classes is None else tuple(classes)
@@ -106,10 +112,11 @@ class CocoDataModule(DenseDataModule):
             ValueError: There are images without any annotation, as of test-dev.
         """
         if not self._annotations_of_val["annotations"]:
+            skipped = f" left without {self.left_out}" if self.left_out else ""
             raise ValueError(
-                f"{self.folder / self.val_annotations} has no annotations: its images can be "
-                "predicted, for a server to judge (mode=predict), but neither tested nor validated "
-                "here"
+                f"{self.folder / self.val_annotations} has no annotations{skipped}: its images can "
+                "be predicted, for a server to judge (mode=predict), but neither tested nor "
+                "validated here"
             )
         return self._annotations_of_val
 
@@ -128,7 +135,12 @@ class CocoDataModule(DenseDataModule):
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
         self._facts = {"train": train, "val": val}
+        if self.skip_unusable_boxes and val_content["annotations"]:
+            val_content = without(val_content, val.unusable)
+            skipped = f"{len(val.unusable):,} of {val.num_boxes:,} validation boxes"
+            self.left_out = f"{skipped} ({OPTION})"
         self._annotations_of_val = val_content
+        train_content = marked(train_content, train.unusable)
         return {
             "train": self.wrap(
                 self._coco(train_content, self.train_images, self.train_steps(), False)
@@ -155,16 +167,27 @@ class CocoDataModule(DenseDataModule):
         return check
 
     def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Training images without boxes, and classes that no box of validation has."""
+        """Training images that are left out or validate, too, and classes without a box there."""
         lines = super().notices(looked)
-        train = self._facts["train"]
+        train, val = self._facts["train"], self._facts["val"]
         empty = train.num_images - train.num_boxed
         if empty:
             lines.append(
                 f"{empty:,} of {train.num_images:,} training images have no box of these classes "
                 "and are left out"
             )
-        return lines + self.absent_notice(self._facts["val"].absent)
+        if train.num_small:
+            lines.append(
+                f"{train.num_small:,} of {train.num_images:,} training images have a side below "
+                f"{MIN_SIDE} pixels and are left out; validation keeps such images"
+            )
+        shared = sorted(train.files & val.files)
+        if shared:
+            lines.append(
+                f"{len(shared):,} of {val.num_images:,} validation images are training images, "
+                f"too, which raises AP: {first_few(shared, 2)}"
+            )
+        return lines + self.absent_notice(val.absent)
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
@@ -227,6 +250,7 @@ class CocoDataModule(DenseDataModule):
             self.classes,
             with_mask=self.with_mask,
             training=training,
+            skip_unusable=self.skip_unusable_boxes,
         )
 
     def _coco(
@@ -247,6 +271,22 @@ class CocoDataModule(DenseDataModule):
         dataset.full_init()
         del dataset.COCOAPI
         return dataset
+
+
+def without(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
+    """Return the content of a json without the annotations in some positions."""
+    annotations = content["annotations"]
+    kept = [one for place, one in enumerate(annotations) if place not in unusable]
+    return {**content, "annotations": kept}
+
+
+def marked(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
+    """Return the content of a json with the mark by which mmdet leaves annotations out."""
+    annotations = [
+        {**one, "ignore": 1} if place in unusable else one
+        for place, one in enumerate(content["annotations"])
+    ]
+    return {**content, "annotations": annotations}
 
 
 def indexed(content: Mapping[str, Any]) -> Any:

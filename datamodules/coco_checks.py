@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from datamodules.coco_boxes import OPTION, note_of, unusable_boxes
 from datamodules.console import say
 from datamodules.files import first_few, require_names
+from datamodules.whole_numbers import shown, whole_number
 
 Entry = dict[str, Any]
 
@@ -22,7 +23,6 @@ REQUIRED_KEYS = {
     "images": ("id", "file_name", "height", "width"),
     "annotations": ("id", "image_id", "category_id", "bbox", "area"),
 }
-MAX_DEGENERATE_SHARE = 0.1
 FAR = 10  # how many sides of its image a polygon's corner may lie away
 MAX_SIDE = 100_000  # of an image, in pixels
 MIN_SIDE = 32  # mmdet's COCO configs leave smaller training images out.
@@ -37,13 +37,21 @@ class CocoFacts:
         category_ids: The category id of each label.
         num_images: Images that it names.
         num_boxed: Those of them that have a box of these classes.
-        absent: The labels without a box.
+        num_small: Those with a box that are too small for training.
+        num_boxes: Boxes of these classes.
+        unusable: Positions of the annotations that training leaves out; see ``unusable_boxes``.
+        files: The images' paths, without ``.``, ``..`` and doubled slashes.
+        absent: The labels without a box that evaluation counts.
     """
 
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
     num_images: int
     num_boxed: int
+    num_small: int
+    num_boxes: int
+    unusable: frozenset[int]
+    files: frozenset[str]
     absent: tuple[int, ...]
 
 
@@ -55,6 +63,7 @@ def check_coco(
     *,
     with_mask: bool,
     training: bool,
+    skip_unusable: bool = False,
 ) -> CocoFacts:
     """Check annotations against the MM toolkits' needs and against the images on disk.
 
@@ -65,6 +74,7 @@ def check_coco(
         classes: Names to restrict the set to; None means all categories.
         with_mask: Check the masks too.
         training: Check that images with boxes are left, which mmdet keeps for training.
+        skip_unusable: Evaluation leaves out the boxes that training leaves out.
 
     Raises:
         FileNotFoundError: Some of its images do not exist.
@@ -80,14 +90,37 @@ def check_coco(
     chosen = _select(path, categories, classes)
     _refuse_unknown(path, annotations, "image_id", {image["id"] for image in images})
     _refuse_unknown(path, annotations, "category_id", {category["id"] for category in categories})
-    _check_files(path, image_folder, images)
+    files = _check_files(path, image_folder, images)
     by_id = {image["id"]: image for image in images}
-    _check_boxes(path, annotations, by_id)
+    _refuse_malformed_boxes(path, annotations)
+    wanted = {category["id"] for category in chosen}
+    of_these = [entry for entry in annotations if entry["category_id"] in wanted]
+    unusable = unusable_boxes(annotations, by_id, wanted)
+    if unusable:
+        say(note_of(path, annotations, unusable, len(of_these), skip=skip_unusable))
+    usable = [one for place, one in enumerate(annotations) if place not in unusable]
+    left_out = unusable if training or skip_unusable else {}
+    if not training:
+        _refuse_nan(path, annotations, left_out, wanted)
     if with_mask:
-        _check_masks(path, annotations, by_id)
-    facts = _facts(chosen, images, annotations)
+        _check_masks(path, annotations, by_id, unusable, left_out)
+    boxed = {entry["image_id"] for entry in of_these}
+    small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
+    counted = {one["category_id"] for one in (usable if skip_unusable else annotations)
+               if not one.get("iscrowd")}  # fmt: skip
+    facts = CocoFacts(
+        class_names=tuple(str(category["name"]) for category in chosen),
+        category_ids=tuple(category["id"] for category in chosen),
+        num_images=len(images),
+        num_boxed=len(boxed),
+        num_small=len(boxed & small),
+        num_boxes=len(of_these),
+        unusable=frozenset(unusable),
+        files=frozenset(files),
+        absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
+    )
     if training:
-        _refuse_nothing_left(path, facts, images, annotations)
+        _refuse_nothing_left(path, facts, usable, small)
     return facts
 
 
@@ -132,7 +165,7 @@ def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
                 f"{path} has no list {kind!r}; COCO files need {list(REQUIRED_KEYS)}, found {found}"
             )
         _refuse_incomplete(path, kind, content[kind], keys)
-        _refuse_wrong_kinds(path, kind, content[kind])
+        _convert_values(path, kind, content[kind])
     return content
 
 
@@ -145,48 +178,61 @@ def _refuse_incomplete(path: Path, kind: str, entries: list[Any], keys: Sequence
             )
 
 
-def _refuse_wrong_kinds(path: Path, kind: str, entries: list[Entry]) -> None:
-    """Refuse the first entry of which a value is not what COCO's format says."""
+def _convert_values(path: Path, kind: str, entries: list[Entry]) -> None:
+    """Check the values of all entries and turn integral floats into integers.
+
+    Raises:
+        ValueError: Names the position of the first entry with another value than COCO's format has.
+    """
     for index, entry in enumerate(entries):
-        for key, (is_right, what) in KINDS[kind].items():
-            if key in entry and not is_right(entry[key]):
-                raise ValueError(
-                    f"entry {index} of {kind!r} in {path} has {key} {entry[key]!r:.60}, "
-                    f"which is no {what}"
-                )
+        key = ""
+        try:
+            for key, converted in VALUES[kind].items():
+                if key in entry:
+                    entry[key] = converted(entry[key])
+        except ValueError as error:
+            raise ValueError(f"{path}: {kind}[{index}]: {key} {error}") from None
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is int and abs(value) < 2**63
+def _name(value: object) -> str:
+    if isinstance(value, str) and value != "" and "\0" not in value:
+        return value
+    raise ValueError(f"must be a text that is not empty, got {shown(value)}")
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != "" and "\0" not in value
+def _number(value: Any) -> float:
+    # NaN passes: training leaves such boxes out. It would train on infinite ones.
+    if _is_number(value):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(f"must be a finite number, got {shown(value)}")
 
 
 def _is_number(value: object) -> bool:
-    # NaN passes: mmdet leaves such boxes out, but keeps infinite ones.
     return type(value) in (int, float) and abs(float(str(value))) != math.inf
 
 
-def _is_side(value: object) -> bool:
-    return _is_number(value) and 1 <= value <= MAX_SIDE and value == int(value)  # type: ignore[operator, call-overload]
+def _side(value: object) -> int:
+    side = whole_number(value)
+    if 1 <= side <= MAX_SIDE:
+        return side
+    raise ValueError(f"must be a number of pixels from 1 to {MAX_SIDE}, got {shown(value)}")
 
 
-KINDS: dict[str, dict[str, tuple[Callable[[object], bool], str]]] = {
-    "categories": {"id": (_is_id, "whole number"), "name": (_is_name, "name")},
-    "images": {
-        "id": (_is_id, "whole number"),
-        "file_name": (_is_name, "file name"),
-        "height": (_is_side, f"number of pixels from 1 to {MAX_SIDE}"),
-        "width": (_is_side, f"number of pixels from 1 to {MAX_SIDE}"),
-    },
+def _flag(value: Any) -> int:
+    if type(value) in (int, float, bool) and value in (0, 1):
+        return int(value)
+    raise ValueError(f"must be 0 or 1, got {shown(value)}")
+
+
+VALUES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "categories": {"id": whole_number, "name": _name},
+    "images": {"id": whole_number, "file_name": _name, "height": _side, "width": _side},
     "annotations": {
-        "id": (_is_id, "whole number"),
-        "image_id": (_is_id, "whole number"),
-        "category_id": (_is_id, "whole number"),
-        "area": (_is_number, "number"),
-        "iscrowd": (lambda value: value in (0, 1), "0 or 1"),
+        "id": whole_number,
+        "image_id": whole_number,
+        "category_id": whole_number,
+        "area": _number,
+        "iscrowd": _flag,
     },
 }
 
@@ -219,39 +265,45 @@ def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) 
     return [category for category in categories if str(category["name"]) in wanted]
 
 
-def _facts(categories: list[Entry], images: list[Entry], annotations: list[Entry]) -> CocoFacts:
-    ids = tuple(int(category["id"]) for category in categories)
-    chosen = set(ids)
-    boxed = {entry["image_id"] for entry in annotations if entry["category_id"] in chosen}
-    found = {entry["category_id"] for entry in annotations}
-    return CocoFacts(
-        class_names=tuple(str(category["name"]) for category in categories),
-        category_ids=ids,
-        num_images=len(images),
-        num_boxed=len(boxed),
-        absent=tuple(label for label, number in enumerate(ids) if number not in found),
-    )
-
-
 def _refuse_nothing_left(
-    path: Path, facts: CocoFacts, images: list[Entry], annotations: list[Entry]
+    path: Path, facts: CocoFacts, usable: Iterable[Entry], small: Collection[int]
 ) -> None:
     chosen = set(facts.category_ids)
-    boxed = {entry["image_id"] for entry in annotations if entry["category_id"] in chosen}
-    small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
-    if not boxed - small:
+    boxed = {
+        entry["image_id"]
+        for entry in usable
+        if entry["category_id"] in chosen and not entry.get("iscrowd")
+    }
+    if not boxed - set(small):
         raise ValueError(
-            f"no image of {path} is left for training: of {len(images)} images "
-            f"{len(images) - len(boxed)} have no box of {list(facts.class_names)} "
+            f"no image of {path} is left for training: of {facts.num_images} images "
+            f"{facts.num_images - len(boxed)} have no box of {list(facts.class_names)} "
             f"and {len(small)} have a side below {MIN_SIDE} pixels"
         )
 
 
-def _check_files(path: Path, folder: Path, images: list[Entry]) -> None:
+def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int]:
+    """Return the id of each photograph, by its path.
+
+    Raises:
+        ValueError: One photograph has two ids.
+        FileNotFoundError: Some do not exist.
+    """
+    ids: dict[str, int] = {}
+    twice: list[str] = []
     by_parent: dict[Path, set[str]] = {}
+    real = folder.resolve()  # two splits may have links to one folder
     for image in images:
+        first = ids.setdefault(os.path.normpath(real / image["file_name"]), image["id"])
+        if first != image["id"]:
+            twice.append(f"{image['file_name']} (ids {first} and {image['id']})")
         file = folder / image["file_name"]
         by_parent.setdefault(file.parent, set()).add(file.name)
+    if twice:
+        raise ValueError(
+            f"{path} lists the same photograph under two image ids: {first_few(twice)}; keep one "
+            "entry of each and give its annotations that image_id"
+        )
     missing: list[str] = []
     for parent, names in by_parent.items():
         # Listing a folder once is far cheaper than asking for 100,000 files.
@@ -262,52 +314,53 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> None:
         f"images named in {path} do not exist",
         "unpack the images or set data.train_images and data.val_images relative to root",
     )
+    return ids
 
 
-def _check_boxes(path: Path, annotations: list[Entry], images: dict[Any, Entry]) -> None:
+def _refuse_malformed_boxes(path: Path, annotations: list[Entry]) -> None:
     malformed = [entry["id"] for entry in annotations if not _is_box(entry["bbox"])]
     if malformed:
         raise ValueError(
             f"{len(malformed)} annotations in {path} have a bbox that is not four finite numbers "
             f"[x, y, width, height]; annotation ids: {first_few(malformed)}"
         )
-    if not annotations:
-        return
-    x, y, width, height = np.array([entry["bbox"] for entry in annotations], dtype=np.float64).T
-    area = np.array([entry["area"] for entry in annotations], dtype=np.float64)
-    image_width, image_height = np.array(
-        [
-            (images[entry["image_id"]]["width"], images[entry["image_id"]]["height"])
-            for entry in annotations
-        ]
-    ).T
-    # The rule by which mmdet's CocoDataset leaves boxes out; comparisons with NaN are false.
-    usable = (width >= 1) & (height >= 1) & (area > 0)
-    usable &= (x < image_width) & (y < image_height) & (x + width > 0) & (y + height > 0)
-    dropped = [entry["id"] for entry, good in zip(annotations, usable, strict=True) if not good]
-    if not dropped:
-        return
-    note = (
-        f"{len(dropped)} of {len(annotations)} boxes in {path} are smaller than a pixel, without "
-        f"area or outside their image; annotation ids: {first_few(dropped)}"
-    )
-    if len(dropped) > MAX_DEGENERATE_SHARE * len(annotations):
-        raise ValueError(f"{note}; boxes must be [x, y, width, height] in pixels")
-    say(f"{note}; they are left out")
+
+
+def _refuse_nan(
+    path: Path, annotations: list[Entry], left_out: Collection[int], wanted: Collection[int]
+) -> None:
+    """Refuse boxes with NaN in evaluation: pycocotools lets any detection match them."""
+    for place, entry in enumerate(annotations):
+        numbers = [*entry["bbox"], entry["area"]]
+        counts = place not in left_out and entry["category_id"] in wanted
+        if counts and any(map(math.isnan, numbers)):
+            raise ValueError(
+                f"{path}: annotations[{place}]: bbox and area must be numbers, got "
+                f"{shown(entry['bbox'])} and {shown(entry['area'])}; correct them, or pass {OPTION}"
+            )
 
 
 def _is_box(box: object) -> bool:
     return isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
 
 
-def _check_masks(path: Path, annotations: Iterable[Entry], images: dict[Any, Entry]) -> None:
-    for entry in annotations:
+def _check_masks(
+    path: Path,
+    annotations: list[Entry],
+    images: dict[Any, Entry],
+    unusable: Collection[int],
+    left_out: Collection[int],
+) -> None:
+    for place, entry in enumerate(annotations):
+        if place in left_out:
+            continue
         image = images[entry["image_id"]]
         fault = _mask_fault(entry.get("segmentation"), (image["height"], image["width"]))
         if fault:
             raise ValueError(
-                f"annotation {entry['id']} in {path} {fault}; correct it, "
-                "or pass data.with_mask=false to train on boxes alone"
+                f"annotation {entry['id']} in {path} (annotations[{place}]) {fault}; correct it, "
+                f"or pass {f'{OPTION} or ' * (place in unusable)}data.with_mask=false to train on "
+                "boxes alone"
             )
 
 
@@ -325,6 +378,12 @@ def _mask_fault(mask: object, size: tuple[int, int]) -> str | None:
             f"has a run-length mask of {mask['size']!r:.60} (height, width) in an image of "
             f"{list(size)}"
         )
+    mask["size"] = list(size)  # pycocotools refuses floats
+    if isinstance(mask["counts"], list):
+        try:
+            mask["counts"] = [whole_number(count) for count in mask["counts"]]
+        except ValueError as error:
+            return f"has a run length that {error}"
     counts = _run_lengths(mask["counts"])
     if counts is None:
         return f"has run lengths that cannot be read: {mask['counts']!r:.60}"
@@ -354,8 +413,7 @@ def _run_lengths(counts: object) -> list[int] | None:
     the third number on it holds differences to the one before the last.
     """
     if isinstance(counts, list):
-        right = all(type(count) is int and 0 <= count < 2**32 for count in counts)
-        return counts if right else None
+        return counts if all(0 <= count < 2**32 for count in counts) else None
     if not isinstance(counts, str):
         return None
     lengths: list[int] = []

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from datamodules.base import BaseDataModule
 from datamodules.bgr import load_bgr, to_bgr, to_planes
 from datamodules.sampling import SeededDataset
+from datamodules.whole_numbers import whole_list
 from heads import mmcv_finder
 
 mmcv_finder.install()  # before a toolkit is imported, here or in a loader's process
@@ -270,7 +271,8 @@ def palette(count: int) -> list[tuple[int, int, int]]:
 
 def size_of(name: str, value: int | Sequence[int]) -> Size:
     """A size given as one number or as a pair."""
-    pair = (value, value) if isinstance(value, int) else tuple(int(edge) for edge in value)
+    edges = [value, value] if isinstance(value, int | float) else value
+    pair = whole_list(f"data.{name}", edges)
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(
             f"data.{name}={value} is no size; give one number or two, such as [1333,800]"

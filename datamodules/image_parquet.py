@@ -167,6 +167,14 @@ class ImageParquetDataModule(ClassificationDataModule):
         column = table.data.column(self.label_column).to_numpy()
         if not len(column):
             raise ValueError(f"the shards of {split} in {self.folder} have no rows")
+        if column.dtype.kind == "f":  # pandas writes whole numbers so
+            broken = np.flatnonzero(np.floor(column) != column)  # NaN, too
+            if len(broken):
+                raise ValueError(
+                    f"{split} in {self.folder}: {self.label_column!r} must be an integer in row "
+                    f"{broken[0]}, got {column[broken[0]]}"
+                )
+            column = column.astype(np.int64)
         if not np.issubdtype(column.dtype, np.integer) or column.min() < 0:
             found = column.dtype if column.dtype.kind != "i" else f"a label {column.min()}"
             raise ValueError(

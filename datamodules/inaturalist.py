@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from datamodules.files import first_few, require_names
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.sampling import SeededDataset
 from datamodules.transforms import Transform
+from datamodules.whole_numbers import whole_number
 
 FILES = {"train": "train2019.json", "val": "val2019.json"}
 
@@ -33,6 +37,7 @@ class INaturalist2019DataModule(ImageFolderDataModule):
     )
     takes_maps = False
     example = "data=inaturalist2019 data.root=/data/inaturalist2019"
+    _shared: Sequence[str] = ()
 
     def build(self) -> dict[Any, SeededDataset]:
         """Read both files, check them against each other and against the images' folders."""
@@ -54,6 +59,8 @@ class INaturalist2019DataModule(ImageFolderDataModule):
                 f"{self.folder / FILES['train']} has {len(ids)} categories but data.num_classes is "
                 f"{self.expected_classes}; iNaturalist 2019 has 1010, null accepts any number"
             )
+        train, val = (map(os.path.normpath, content[split]["files"].values()) for split in FILES)
+        self._shared = sorted(set(train) & set(val))
         label_of = {number: label for label, number in enumerate(ids)}
         make = self.augmentation
         transforms: dict[Split, Transform] = {
@@ -64,6 +71,16 @@ class INaturalist2019DataModule(ImageFolderDataModule):
             split: self._listed(content[split], label_of, transform)
             for split, transform in transforms.items()
         }
+
+    def notices(self, looked: Mapping[Split, int]) -> list[str]:
+        """Training images that validate, too."""
+        lines = super().notices(looked)
+        if self._shared:
+            lines.append(
+                f"{len(self._shared):,} of {len(self.dataset('val')):,} validation images are "
+                f"training images, too, which raises accuracy: {first_few(self._shared, 2)}"
+            )
+        return lines
 
     def _listed(
         self, content: dict[str, Any], label_of: dict[int, int], transform: Transform
@@ -99,10 +116,18 @@ def read_split(path: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        categories = {int(one["id"]): str(one["name"]) for one in content["categories"]}
-        files = {int(one["id"]): str(one["file_name"]) for one in content["images"]}
-        found = content["annotations"]
-        pairs = [(int(one["image_id"]), int(one["category_id"])) for one in found]
+        entries = {key: list(content[key]) for key in ("categories", "images", "annotations")}
+        names = [str(one["name"]) for one in entries["categories"]]
+        photographs = [str(one["file_name"]) for one in entries["images"]]
+        ids = {
+            (kind, key): [one[key] for one in entries[kind]]
+            for kind, key in (
+                ("categories", "id"),
+                ("images", "id"),
+                ("annotations", "image_id"),
+                ("annotations", "category_id"),
+            )
+        }
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is no json of iNaturalist's ({error}); unpack it again"
@@ -112,6 +137,17 @@ def read_split(path: Path) -> dict[str, Any]:
             f"{path} lacks {error}; it needs categories (id, name), images (id, file_name) and "
             "annotations (image_id, category_id)"
         ) from error
+    category_ids, image_ids, labelled, given = (
+        _whole_numbers(path, *place, values) for place, values in ids.items()
+    )
+    for kind, numbers in (("categories", category_ids), ("images", image_ids)):
+        if len(set(numbers)) < len(numbers):
+            twice = first_few(number for number, count in Counter(numbers).items() if count > 1)
+            raise ValueError(f"{path} has duplicates among the ids of {kind}: {twice}")
+    categories = dict(zip(category_ids, names, strict=True))
+    files = dict(zip(image_ids, photographs, strict=True))
+    _refuse_repeated_photographs(path, files)
+    pairs = list(zip(labelled, given, strict=True))
     labels = dict(pairs)
     wrong = [image for image, category in pairs if image not in files or category not in categories]
     wrong += [image for image in files if image not in labels]
@@ -124,3 +160,24 @@ def read_split(path: Path) -> dict[str, Any]:
     if outside:
         raise ValueError(f"{path} names files outside of its folder: {first_few(outside)}")
     return {"categories": categories, "files": files, "labels": labels}
+
+
+def _whole_numbers(path: Path, kind: str, key: str, values: Sequence[Any]) -> list[int]:
+    numbers = []
+    for index, value in enumerate(values):
+        try:
+            numbers.append(whole_number(value))
+        except ValueError as error:
+            raise ValueError(f"{path}: {kind}[{index}]: {key} {error}") from None
+    return numbers
+
+
+def _refuse_repeated_photographs(path: Path, files: Mapping[int, str]) -> None:
+    ids: dict[str, int] = {}
+    for number, name in files.items():
+        first = ids.setdefault(os.path.normpath(name), number)
+        if first != number:
+            raise ValueError(
+                f"{path} lists the same photograph under two image ids: {name} (ids {first} and "
+                f"{number}); keep one of them"
+            )

@@ -10,6 +10,7 @@ from datamodules.base import Split
 from datamodules.files import first_few, list_images, require_folder, require_names
 from datamodules.masks import IGNORED, MaskCode, consecutive, read_class_names, refuse_bad_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.whole_numbers import whole_list
 
 NAMES = "class_names.txt"
 LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
@@ -55,8 +56,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         }
         self.mask_suffix = mask_suffix
         self.classes = None if classes is None else tuple(classes)
-        self.values = None if values is None else tuple(values)
-        self.ignored = tuple(ignored)
+        self.values = None if values is None else whole_list("data.values", values)
+        self.ignored = whole_list("data.ignored", ignored)
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
             if not all(0 <= number <= IGNORED for number in numbers):
                 raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tasks.coco_ranks import RankedTruth
 from tasks.gather import gather_objects
 
 # The first six of COCO's twelve figures; the others are recalls.
@@ -21,7 +22,7 @@ class CocoMetric:
 
     faster-coco-eval computes what pycocotools does (largest difference seen 1.4e-17) in an eighth
     of the time. Each image counts once, however many processes saw it, and images not seen do not
-    count.
+    count. Ids may be any integers: the evaluation itself sees their ranks.
 
     Args:
         annotations: Ground truth, the content of a json in COCO's format.
@@ -54,25 +55,28 @@ class CocoMetric:
         """
         parts = gather_objects(self.detections)
         detections = {image: rows for part in parts for image, rows in part.items()}
-        found = [row for rows in detections.values() for row in rows]
+        truth, coco = self._truth
+        found = truth.rows(row for rows in detections.values() for row in rows)
+        images = [truth.images[image] for image in detections]
+        ranks = {category: truth.categories[category] for category in self.category_ids}
         figures = {}
         self.of_classes = {category: {} for category in self.category_ids}
         for kind, prefix in KINDS[: 1 + self.with_masks]:
-            images = sorted(detections)
-            stats, classes = average_precisions(self._truth, found, images, kind, self.category_ids)
+            stats, classes = average_precisions(coco, found, images, kind, list(ranks.values()))
             named = zip(STATS, stats, strict=False)
             figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
             for category, row in self.of_classes.items():
-                of_class = classes.get(category, (None, None))
+                of_class = classes.get(ranks[category], (None, None))
                 row |= {f"{prefix}AP": of_class[0], f"{prefix}AP50": of_class[1]}
         return {name: torch.tensor(value) for name, value in figures.items()}
 
     @cached_property
-    def _truth(self) -> Any:
-        """The annotations with an index, which all evaluations of a run share."""
+    def _truth(self) -> tuple[RankedTruth, Any]:
+        """The annotations and, made of them, the evaluator's ``COCO``; kept for all evaluations."""
         from faster_coco_eval import COCO
 
-        return COCO(dict(self.annotations))
+        ranked = RankedTruth(self.annotations)
+        return ranked, COCO(ranked.content)
 
 
 def average_precisions(
@@ -87,7 +91,7 @@ def average_precisions(
     A category without ground truth on them has none.
 
     Args:
-        truth: The annotations, as faster_coco_eval's ``COCO``.
+        truth: The annotations, as faster_coco_eval's ``COCO``; its ids are numbered from 1.
         found: Result rows.
         image_ids: The images that count.
         kind: "bbox" or "segm".
@@ -102,7 +106,7 @@ def average_precisions(
     rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
     results = truth.loadRes(rows)
     evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)
-    evaluation.params.imgIds = list(image_ids)
+    evaluation.params.imgIds = sorted(image_ids)
     evaluation.params.catIds = sorted(category_ids)
     evaluation.evaluate()
     evaluation.accumulate()

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_arguments, check_complete
+from backbones.options import check_arguments, check_complete, whole_arguments
 
 # All that a config may have called, by the option that names it: configs come from command lines
 # and from other people's run folders. Who adds a head or task adds its class here; under "data"
@@ -50,7 +50,24 @@ def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
     return _build(config[group], group, given)
 
 
-def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
+def with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return ``config[group]`` with 10.0 as 10 where its target takes whole numbers only.
+
+    Raises:
+        ValueError: A target that is not allowed.
+    """
+    return _with_whole_numbers(config[group], group)
+
+
+def _with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    nested = {
+        key: _with_whole_numbers(value, f"{group}.{key}") if _is_target(value) else value
+        for key, value in config.items()
+    }
+    return whole_arguments(_factory(config, group), nested)
+
+
+def _factory(config: Mapping[str, Any], group: str) -> Any:
     target, allowed = config.get("_target_"), allowed_targets(group)
     if target not in allowed:
         choice = f"one of {', '.join(allowed)}" if allowed else "left out"
@@ -58,8 +75,12 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
             f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
             "where a class of your own goes"
         )
-    module, _, name = target.rpartition(".")
-    factory = getattr(importlib.import_module(module), name)
+    module, _, name = str(target).rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
+    factory = _factory(config, group)
     arguments = {
         key: _build(value, f"{group}.{key}", {}) if _is_target(value) else value
         for key, value in config.items()
@@ -68,6 +89,7 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
     if arguments.keys() & given.keys():
         name = min(arguments.keys() & given.keys())
         raise ValueError(f"{group}.{name} is no option: the run itself sets it; leave it out")
+    arguments = whole_arguments(factory, arguments)
     check_complete(factory, {**arguments, **given}, group)
     check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)

@@ -60,7 +60,7 @@ def write_parquet(folders, target, names=None, columns=("image", "label"), label
         files = [p for name in classes for p in sorted((folders / split / name).iterdir())]
         right = [classes.index(path.parent.name) for path in files]
         given = [labels[index % len(labels)] for index in range(len(files))] if labels else right
-        kind = Value("string" if isinstance(given[0], str) else "int64")
+        kind = Value({str: "string", float: "float64"}.get(type(given[0]), "int64"))
         kind = ClassLabel(names=list(names)) if names else kind
         for shard in range(2):
             part = slice(shard * len(files) // 2, (shard + 1) * len(files) // 2)

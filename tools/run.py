@@ -56,6 +56,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
     with uncollected():
+        from tasks.instantiate import with_whole_numbers
         from tasks.loading import check_options
         from tools.analysing.page import write_page
         from tools.comparing.paper_figures import compared
@@ -69,6 +70,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         keep_imports()
     started = time.perf_counter()
     check_options(config)
+    config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
         say_origin(config)

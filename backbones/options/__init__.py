@@ -1,6 +1,12 @@
 """What a user may set, and how a wrong name or value is refused, wherever options are taken."""
 
-from backbones.options.signatures import check_arguments, check_builder, check_complete, keywords
+from backbones.options.signatures import (
+    check_arguments,
+    check_builder,
+    check_complete,
+    keywords,
+    whole_arguments,
+)
 from backbones.options.suggestions import unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
 from backbones.options.variants import variant_of
@@ -15,4 +21,5 @@ __all__ = [
     "unknown",
     "unknown_backbone",
     "variant_of",
+    "whole_arguments",
 ]

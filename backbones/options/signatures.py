@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from backbones.options.values import check_value
+from backbones.options.values import check_value, with_whole_numbers
 
 
 def keywords(build: Callable[..., Any]) -> dict[str, Any]:
@@ -74,6 +74,15 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"there is no option {group}.{name}; {hint}")
+
+
+def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with 10.0 as 10 where a class or function takes whole numbers only."""
+    known, _ = _parameters(call)
+    return {
+        name: with_whole_numbers(value, known[name]) if name in known else value
+        for name, value in arguments.items()
+    }
 
 
 def check_complete(call: Callable[..., Any], names: Collection[str], group: str) -> None:

@@ -20,7 +20,39 @@ def check_value(option: str, value: Any, hint: Any) -> None:
         return
     if _fits(_made_finite(value), hint):
         raise ValueError(f"{option}={value} is not finite; give {_described(hint)}")
-    raise ValueError(f"{option}={value} is not {_described(hint)}")
+    raise ValueError(f"{option}={value} is not {_described(hint)}{_misfit(value, hint)}")
+
+
+def with_whole_numbers(value: Any, hint: Any) -> Any:
+    """Return a value with 10.0 as 10 wherever its annotated type takes whole numbers only."""
+    if _fits(value, hint):
+        return value
+    changed = value
+    if isinstance(value, float) and value.is_integer():
+        changed = int(value)
+    elif isinstance(value, list | tuple):
+        for items in _item_hints(hint):
+            changed = [with_whole_numbers(item, items) for item in value]
+    return changed if _fits(changed, hint) else value
+
+
+def _item_hints(hint: Any) -> list[Any]:
+    """The types of items that a type of lists, or a union with such, allows."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [items for choice in choices for items in _item_hints(choice)]
+    return [choices[0]] if origin in (Sequence, tuple, list) else []
+
+
+def _misfit(value: Any, hint: Any) -> str:
+    """Name the first item of a list that its type does not allow."""
+    hints = _item_hints(hint)
+    if not hints or not isinstance(value, list | tuple):
+        return ""
+    for place, item in enumerate(value):
+        if not any(_fits(with_whole_numbers(item, one), one) for one in hints):
+            return f": item {place} is {item}"
+    return ""
 
 
 def check_odd(kernel_size: int | Sequence[int]) -> None:
@@ -76,8 +108,11 @@ def _described(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_described(choice) for choice in choices))
     if origin is Literal:
         return f"one of {', '.join(map(str, choices))}"
-    if origin in (Sequence, tuple, list, Mapping):
-        return "a group of options" if origin is Mapping else "a list"
+    if origin is Mapping:
+        return "a group of options"
+    if origin in (Sequence, tuple, list):
+        items = {int: " of whole numbers", float: " of numbers", str: " of texts"}
+        return f"a list{items.get(choices[0], '')}"
     words = {
         int: "a whole number", float: "a number", bool: "true or false", str: "a text",
         Path: "a path", types.NoneType: "null",

@@ -140,6 +140,7 @@ def test_missing_files(root, tmp_path):
         ({"data": np.zeros((200, 3072), np.float32)}, "an array of 'f4'; CIFAR's hold bytes"),
         ({"data": b"text"}, "found bytes"),
         ({"fine_labels": [0] * 199}, "must be 200 integers"),
+        ({"fine_labels": [0.0] * 199 + [0.5]}, r"fine_labels\[199\] must be an integer, got 0\.5"),
         ({"fine_labels": [0] * 150 + [100, -1] + [0] * 48}, "2 labels .* the first 100 in row 150"),
     ],
 )

@@ -296,15 +296,31 @@ FAULTS = [
     (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "cannot be read"),
     (strays("segmentation", {"size": [40, 60], "counts": "ZZ"}), "cannot be read|pixels in an"),
     (strays("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
-    (strays("id", None), "entry 0 of 'annotations' .* id None, which is no whole number"),
-    (strays("image_id", "7"), "image_id '7', which is no whole number"),
-    (strays("area", "12"), "area '12', which is no number"),
-    (strays("iscrowd", []), r"iscrowd \[\], which is no 0 or 1"),
-    (changed(["images", 1, "id"], [1]), r"entry 1 of 'images' .* id \[1\], which is no whole"),
-    (changed(["images", 1, "height"], "40"), "height '40', which is no number of pixels from 1"),
-    (changed(["images", 1, "width"], 10**7), "no number of pixels from 1 to 100000"),
-    (changed(["images", 1, "file_name"], 5), "file_name 5, which is no file name"),
-    (changed(["categories", 0, "name"], ["cat"]), r"name \['cat'\], which is no name"),
+    (strays("id", None), r"json: annotations\[0\]: id must be an integer, got None$"),
+    (changed(["annotations", 3, "id"], "a"), r'annotations\[3\]: id must be an integer, got "a"$'),
+    (changed(["images", 2, "id"], "2"), r'images\[2\]: id must be an integer, got "2"$'),
+    (changed(["categories", 1, "id"], "8"), r'categories\[1\]: id must be an integer, got "8"$'),
+    (changed(["annotations", 2, "id"], 7.5), r"annotations\[2\]: id must be an integer, got 7\.5$"),
+    (changed(["annotations", 2, "id"], True), r"annotations\[2\]: id must be .*, got True$"),
+    (changed(["annotations", 2, "id"], 2.0**60), "got 1.15.*e.18; .* write the digits"),
+    (changed(["images", 1, "width"], 59.5), r"images\[1\]: width must be an integer, got 59\.5$"),
+    (strays("image_id", "7"), r'annotations\[0\]: image_id must be an integer, got "7"$'),
+    (strays("category_id", 3.5), r"annotations\[0\]: category_id must be an integer, got 3\.5$"),
+    (strays("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
+    (strays("iscrowd", []), r"annotations\[0\]: iscrowd must be 0 or 1, got \[\]$"),
+    (strays("iscrowd", 0.5), r"annotations\[0\]: iscrowd must be 0 or 1, got 0\.5$"),
+    (
+        strays("segmentation", {"size": [40, 60], "counts": [2399.5, 0.5]}),
+        r"annotation 0 .*annotations\[0\].* a run length that must be an integer, got 2399\.5",
+    ),
+    (changed(["images", 1, "id"], [1]), r"images\[1\]: id must be an integer, got \[1\]$"),
+    (changed(["images", 1, "height"], "40"), r'images\[1\]: height must be an integer, got "40"$'),
+    (changed(["images", 1, "width"], 10**7), "a number of pixels from 1 to 100000, got 10000000"),
+    (changed(["images", 1, "file_name"], 5), "file_name must be a text that is not empty, got 5"),
+    (
+        changed(["categories", 0, "name"], ["cat"]),
+        r"categories\[0\]: name must be a text .*\['cat'\]",
+    ),
     (changed(["images"], []), "has no images"),
     ("[" * 100_000, "nested too deeply|no valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "cannot be read"),
@@ -334,6 +350,131 @@ def test_run_lengths_as_text_are_those_of_pycocotools(root):
     module(root).setup()
 
 
+def with_floats(value):
+    """The value with 5.0 for 5, in run lengths, too."""
+    if isinstance(value, dict):
+        return {key: with_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_floats(item) for item in value]
+    return float(value) if isinstance(value, int) else value
+
+
+def test_whole_numbers_may_be_written_as_floats(root):
+    entry = content()
+    runs = {"size": [40, 60], "counts": [410, 10, 1980]}
+    entry["annotations"][0].update(segmentation=runs, iscrowd=1)
+    for split in ("train2017", "val2017"):
+        save(root, with_floats(entry), split)
+    data = module(root)
+    data.setup()
+    assert data.category_ids == (3, 8)
+    for kind, keys in {
+        "images": ("id", "width", "height"),
+        "annotations": ("id", "image_id", "category_id", "iscrowd"),
+        "categories": ("id",),
+    }.items():
+        found = [{key: one[key] for key in keys} for one in data.annotations[kind]]
+        wanted = [{key: one[key] for key in keys} for one in entry[kind]]
+        assert json.dumps(found) == json.dumps(wanted)
+    assert repr(data.annotations["annotations"][0]["segmentation"]) == repr(runs)
+    samples = [s for batch in data.val_dataloader() for s in batch["data_samples"]]
+    assert [repr(sample.img_id) for sample in samples] == ["10", "11", "12", "13"]
+    assert len(list(data.train_dataloader())) == 2
+
+
+def perfect(data):
+    """What a detector finds that finds the annotations, and its AP."""
+    from mmengine.structures import InstanceData
+
+    metric = CocoMetric(data.annotations, data.category_ids, with_masks=False)
+    samples = [s for batch in data.val_dataloader() for s in batch["data_samples"]]
+    for sample in samples:
+        truth = sample.gt_instances
+        sample.pred_instances = InstanceData(
+            bboxes=truth.bboxes.tensor, labels=truth.labels, scores=torch.ones(len(truth))
+        )
+    metric.update(samples)
+    return metric, metric.compute()["AP"].item()
+
+
+@pytest.mark.parametrize("ids", [range(4), range(-3, 1), [2**53 + 3, 0, -(2**70), 2**64]])
+def test_any_integers_may_be_ids(root, ids):
+    entry = content()
+    categories = {3: ids[1], 8: ids[0]}
+    for number, image, one in zip(ids, entry["images"], entry["annotations"], strict=True):
+        image["id"] = one["image_id"] = one["id"] = number
+        one["category_id"] = categories[one["category_id"]]
+    for category in entry["categories"]:
+        category["id"] = categories[category["id"]]
+    for split in ("train2017", "val2017"):
+        save(root, entry, split)
+    data = module(root)
+    data.setup()
+    assert data.category_ids == tuple(categories.values())
+    labels = [
+        s.gt_instances.labels.item() for b in data.train_dataloader() for s in b["data_samples"]
+    ]
+    assert sorted(labels) == [0, 0, 1, 1]
+    metric, figure = perfect(data)
+    assert figure == pytest.approx(1)
+    found = [row for rows in metric.detections.values() for row in rows]
+    written = json.loads(json.dumps(found))  # as coco_results.json
+    assert [row["image_id"] for row in written] == list(ids)
+    assert {row["category_id"] for row in written} == {*categories.values()}
+
+
+UNUSABLE = [
+    {"bbox": [5, 5, 0, 5]},
+    {"bbox": [5, 5, 9, -5]},
+    {"area": 0},
+    {"bbox": [5, 5, 0.5, 5]},
+    {"bbox": [60, 5, 9, 5]},
+    {"bbox": [5, -9, 9, 9]},
+    {"ignore": 1},
+]
+
+
+def said(monkeypatch, data):
+    notes = []
+    monkeypatch.setattr("datamodules.coco_checks.say", notes.append)
+    data.setup()
+    return notes
+
+
+@pytest.mark.parametrize("change", UNUSABLE)
+def test_unusable_boxes_are_not_learnt_and_count_as_missed(root, change, monkeypatch):
+    """What the message says is what happens, and an option leaves them out of both."""
+    entry = content()
+    entry["annotations"] += [annotation(i, 10) for i in range(16)]
+    unusable = [annotation(i, 11, **change) for i in (500, 501)]
+    crowd = annotation(502, 11, iscrowd=1, **change)
+    for split in ("train2017", "val2017"):
+        save(root, {**entry, "annotations": [*entry["annotations"], *unusable, crowd]}, split)
+    found = {}
+    for skip in (False, True):
+        data = module(root, skip_unusable_boxes=skip)
+        notes = said(monkeypatch, data)
+        for note, split in zip(notes, ("train2017", "val2017"), strict=True):
+            assert "2 of 23 boxes" in note
+            assert f"instances_{split}.json" in note
+            assert "500, 501; they are left out" in note
+            counted = "count as missed in evaluation unless found, as in pycocotools" in note
+            assert counted is not skip
+            assert "data.skip_unusable_boxes=true" in note
+        assert (data.left_out != "") is skip
+        instances = [
+            one
+            for i in range(4)
+            for one in data.dataset("train").dataset.get_data_info(i)["instances"]
+        ]
+        learnt = [one for one in instances if not one["ignore_flag"]]
+        assert len(learnt) == 20
+        found[skip] = perfect(data)[1]
+    assert data.left_out == "2 of 23 validation boxes (data.skip_unusable_boxes=true)"
+    # 18 of 20 cats: 101 recalls, of which 91 are reached, and all dogs.
+    assert found == {False: pytest.approx((91 / 101 + 1) / 2), True: pytest.approx(1)}
+
+
 def test_few_degenerate_boxes_are_dropped(root, capsys):
     entry = content()
     entry["annotations"] += [annotation(i, 10) for i in range(20)]
@@ -357,6 +498,91 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
     ]
     assert sum(counts) == 24
     assert "loading annotations" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", [{"bbox": [float("nan"), 5, 9, 5]}, {"area": float("nan")}])
+def test_boxes_that_are_not_numbers_are_not_evaluated(root, change, monkeypatch):
+    entry = content()
+    entry["annotations"] += [annotation(i, 10) for i in range(16)]
+    entry["annotations"].append(annotation(500, 11, **change))
+    save(root, entry)
+    (note,) = said(monkeypatch, data := module(root))
+    assert "1 of 21 boxes" in note
+    samples = [s for batch in data.train_dataloader() for s in batch["data_samples"]]
+    assert sum(len(sample.gt_instances) for sample in samples) == 20
+    save(root, entry, "val2017")
+    with pytest.raises(ValueError, match=r"val2017\.json: annotations\[20\]: bbox and area must"):
+        module(root).setup()
+    data = module(root, skip_unusable_boxes=True)
+    data.setup()
+    assert perfect(data)[1] == pytest.approx(1)
+
+
+def test_mmdet_leaves_out_what_is_called_unusable(root, monkeypatch):
+    generator = np.random.default_rng(0)
+    entry = content()
+    values = [-30, -10, -1, 0, 0.5, 1, 20, 39.5, 60]
+    entry["annotations"] = [
+        annotation(i, 10 + i % 4, bbox=generator.choice(values, 4).tolist(), area=a, iscrowd=i % 2)
+        for i, a in enumerate(generator.choice([-1, 0, 0.1, 9], 400))
+    ]
+    save(root, entry)
+    data = module(root, skip_unusable_boxes=True, with_mask=False)
+    monkeypatch.setattr("datamodules.coco.marked", lambda content, unusable: content)
+    (note, *_) = said(monkeypatch, data)
+    infos = [data.dataset("train").dataset.get_data_info(i) for i in range(4)]
+    kept = sum(not one["ignore_flag"] for info in infos for one in info["instances"])
+    assert 10 < kept < 100
+    assert note.startswith(f"{200 - kept} of 400 boxes")
+
+
+def test_many_unusable_boxes_are_refused_unless_skipped(root, monkeypatch):
+    entry = content()
+    entry["annotations"] += [annotation(i, 10, area=0, segmentation=[]) for i in range(4)]
+    for split in ("train2017", "val2017"):
+        save(root, entry, split)
+    with pytest.raises(ValueError, match=r"4 of 8 .*in pixels.* data\.skip_unusable_boxes=true"):
+        module(root).setup()
+    data = module(root, skip_unusable_boxes=True)
+    data.setup()
+    assert perfect(data)[1] == pytest.approx(1)
+    marked = [{**one, "ignore": 1} for one in entry["annotations"]]
+    save(root, {**entry, "annotations": marked})
+    with pytest.raises(ValueError, match=r"no image of .* is left .* 4 images 4 have no box"):
+        module(root, skip_unusable_boxes=True).setup()
+    for one in marked:
+        one["segmentation"] = SQUARE
+    save(root, entry | {"annotations": entry["annotations"][:4]})
+    save(root, {**entry, "annotations": marked}, "val2017")
+    data = module(root, skip_unusable_boxes=True)
+    data.setup()
+    with pytest.raises(ValueError, match="no annotations left without 8 of 8 validation boxes"):
+        _ = data.annotations
+
+
+def test_an_unusable_box_without_a_mask_names_the_option(root):
+    entry = content()
+    entry["annotations"] += [annotation(i, 10) for i in range(7)]
+    entry["annotations"].append(annotation(50, 10, bbox=[5, 5, 0, 0], segmentation=[]))
+    save(root, entry)
+    module(root).setup()
+    save(root, entry, "val2017")
+    with pytest.raises(ValueError, match=r"annotation 50 .*annotations\[11\].*skip_unusable_boxes"):
+        module(root).setup()
+
+
+def test_unusable_boxes_of_other_classes_are_not_counted(root, monkeypatch):
+    entry = content()
+    entry["annotations"] += [annotation(i, 10, area=0) for i in range(9)]
+    save(root, entry)
+    assert not said(monkeypatch, module(root, classes=["dog"]))
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "./1.jpg", "..//train2017/./1.jpg"])
+def test_a_photograph_has_one_id(root, name):
+    save(root, changed(["images", 2, "file_name"], name))
+    with pytest.raises(ValueError, match=r"1\.jpg \(ids 11 and 12\); keep one entry"):
+        module(root).setup()
 
 
 def test_category_names(root):
@@ -420,6 +646,24 @@ def test_options_are_checked(root):
         module(root, train_crops=True)
     with pytest.raises(ValueError, match="exclude each other"):
         module(root, scale_jitter=(1.0, 2.0), train_sizes=[(90, 60)])
+
+
+def test_images_in_both_splits_and_small_ones_are_said(root, caplog):
+    entry = content()
+    entry["images"][3].update(width=31, height=60)
+    save(root, entry)
+    (root / "linked").symlink_to(root / "train2017")
+    data = module(root, val_images="linked")
+    data.setup()
+    assert len(data.dataset("train")) == 3
+    with caplog.at_level("INFO"):
+        data.check_files()
+    assert [record.message for record in caplog.records][1:] == [
+        "1 of 4 training images have a side below 32 pixels and are left out; validation keeps "
+        "such images",
+        f"4 of 4 validation images are training images, too, which raises AP: "
+        f"{root}/train2017/0.jpg, {root}/train2017/1.jpg, ... (4 in all)",
+    ]
 
 
 def test_what_may_not_be_meant_is_said(root, caplog):

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from timm.data import ImageNetInfo
@@ -143,12 +144,22 @@ def test_shards_that_are_not_whole(shards, change, message):
         ([0, -1], None, "must hold numbers of classes from 0 on; found a label -1"),
         ([-1, -1], CLASSES, "found a label -1"),
         (["cat", "dog"], None, "must hold numbers of classes from 0 on; found object"),
+        ([0.0, 1.5], None, "'label' must be an integer in row 1, got 1.5"),
+        ([0.0, float("nan")], None, "'label' must be an integer in row 1, got nan"),
     ],
 )
 def test_labels_that_are_none(folders, tmp_path, labels, names, message):
     write_parquet(folders, tmp_path / "bad", names, labels=labels)
     with pytest.raises(ValueError, match=message):
         module(ImageParquetDataModule, tmp_path / "bad")
+
+
+def test_labels_may_be_floats(folders, tmp_path):
+    write_parquet(folders, tmp_path / "floats", labels=[1.0, 0.0])
+    data = module(ImageParquetDataModule, tmp_path / "floats")
+    labels = data.dataset("train").dataset.labels
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [1, 0] * (len(labels) // 2) + [1] * (len(labels) % 2)
 
 
 def test_an_image_that_is_none(folders, tmp_path):

@@ -41,6 +41,28 @@ def test_labels_follow_the_category_ids(root):
     assert len(list(data.train_dataloader())) == 2
 
 
+def test_ids_may_be_floats_and_shared_images_are_said(root):
+    def floats(content):
+        for kind in ("images", "categories", "annotations"):
+            for one in content[kind]:
+                one |= {key: float(one[key]) for key in one if key.endswith("id")}
+
+    files = {
+        split: json.loads((root / f"{split}2019.json").read_text()) for split in ("train", "val")
+    }
+    change(root, "train", floats)
+    data = module(root)
+    assert repr(data.category_ids) == "(2, 7, 10)"
+    assert not data.notices({})
+    change(
+        root,
+        "val",
+        lambda c: c["images"][0].update(file_name=files["train"]["images"][3]["file_name"]),
+    )
+    (line,) = module(root).notices({})
+    assert line.startswith("1 of 6 validation images are training images, too")
+
+
 def test_names_that_are_not_unique_give_way_to_ids(root):
     def same(content):
         for category in content["categories"]:
@@ -71,6 +93,20 @@ def test_wrong_files_are_refused(root):
     ):  # fmt: skip
         change(root, "val", edit)
         with pytest.raises((ValueError, FileNotFoundError), match=message):
+            module(root)
+        (root / "val2019.json").write_text(good)
+    for edit, message in (
+        (lambda c: c["images"][1].update(id="7"), r'json: images\[1\]: id must .* got "7"$'),
+        (lambda c: c["categories"][2].update(id=7.5), r"categories\[2\]: id must .* got 7\.5$"),
+        (lambda c: c["annotations"][3].update(image_id=True), r"\[3\]: image_id must .* True$"),
+        (lambda c: c["annotations"][0].update(category_id="2"), r'\[0\]: category_id .* got "2"$'),
+        (lambda c: c["images"].append(c["images"][0]), "duplicates among the ids of images: 1020"),
+        (lambda c: c["categories"].append(c["categories"][0]), "the ids of categories: 2"),
+        (lambda c: c["images"][1].update(file_name=f"./{c['images'][0]['file_name']}"),
+         r"under two image ids: \./train_val2019/Some/2/1020\.jpg \(ids 1020 and 1021\)"),
+    ):  # fmt: skip
+        change(root, "val", edit)
+        with pytest.raises(ValueError, match=message):
             module(root)
         (root / "val2019.json").write_text(good)
     (root / "train2019.json").unlink()

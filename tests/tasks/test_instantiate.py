@@ -2,13 +2,14 @@
 
 import importlib
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
 import yaml
 
-from backbones.options import check_arguments
-from tasks.instantiate import TARGETS, allowed_targets, build
+from backbones.options import check_arguments, whole_arguments
+from tasks.instantiate import TARGETS, allowed_targets, build, with_whole_numbers
 from tests.runs import CONFIGS
 
 FOLDER = "datamodules.image_folder.ImageFolderDataModule"
@@ -87,6 +88,48 @@ class TestBuild:
         build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
             build({"data": {"_target_": target, "flipp": 0.5}}, "data")
+
+    def test_whole_numbers_may_be_typed_as_floats(self):
+        """Where a type takes whole numbers only; 1.0 stays where 1 means something else."""
+
+        def paint(
+            *,
+            size: int,
+            values: Sequence[int] | None = None,
+            sizes: Sequence[Sequence[int]] = (),
+            share: float = 1.0,
+            limit: int | float = 1.0,
+            flag: bool = True,
+        ): ...
+
+        given = {"size": 8.0, "values": [10.0, 20], "sizes": [[2.0, 3.0]], "share": 1.0,
+                 "limit": 1.0, "flag": True}  # fmt: skip
+        found = whole_arguments(paint, given)
+        assert repr(found) == repr(
+            {"size": 8, "values": [10, 20], "sizes": [[2, 3]], "share": 1.0, "limit": 1.0,
+             "flag": True}
+        )  # fmt: skip
+        check_arguments(paint, found, "x")
+        for wrong, message in (
+            ({"size": 8.5}, r"x\.size=8\.5 is not a whole number"),
+            ({"size": True}, r"x\.size=True is not a whole number"),
+            ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole .*item 1 is 2\.5"),
+            ({"values": [False, 1]}, r"x\.values=.* is not a list of whole .*item 0 is False"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                check_arguments(paint, whole_arguments(paint, given | wrong), "x")
+
+    def test_built_data_has_whole_numbers(self):
+        target = "datamodules.segmentation_folder.SegmentationFolderDataModule"
+        config = {"data": {
+            "_target_": target, "root": "/x", "values": [10.0, 20.0], "ignored": [0.0],
+            "batch_size": 2.0, "scale": [64.0, 32.0], "crop_size": 32.0,
+        }}  # fmt: skip
+        data = build(config, "data")
+        whole = with_whole_numbers(config, "data")
+        assert repr((data.values, data.ignored, data.batch_size)) == "((10, 20), (0,), 2)"
+        assert repr((data.scale, data.crop_size)) == "((64, 32), (32, 32))"
+        assert repr((whole["values"], whole["batch_size"])) == "([10, 20], 2)"
 
     def test_closed_choices(self):
         def paint(colour: Literal["red", "blue"], size: int | None = None): ...

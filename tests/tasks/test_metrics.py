@@ -14,6 +14,7 @@ from tasks.classification import ClassificationTask
 from tasks.coco_metric import STATS, CocoMetric
 from tasks.segmentation import IGNORED, SegmentationTask
 from tests.runs import RECIPE
+from tools.analysing.coco_errors import precision_curves
 
 # COCO's average precision
 
@@ -81,7 +82,7 @@ def coco_case(folder, num_images=8, size=(200, 240)):
     return str(path), samples
 
 
-def reference_figures(path, samples, kind, categories=CATEGORIES):
+def reference_figures(path, samples, kind, categories=None, ids=CATEGORIES):
     """pycocotools' own evaluation, from rows that are made here."""
     from pycocotools import mask as coco_mask
     from pycocotools.coco import COCO
@@ -102,15 +103,15 @@ def reference_figures(path, samples, kind, categories=CATEGORIES):
             rows.append(
                 {
                     "image_id": sample.img_id,
-                    "category_id": CATEGORIES[label],
+                    "category_id": ids[label],
                     "score": score,
                     **region,
                 }
             )
-    truth = COCO(path)
+    truth = COCO(str(path))
     evaluation = COCOeval(truth, truth.loadRes(rows), kind)
     evaluation.params.imgIds = [sample.img_id for sample in samples]
-    evaluation.params.catIds = list(categories)
+    evaluation.params.catIds = list(categories or ids)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -208,6 +209,112 @@ def test_coco_metric_without_masks_or_detections(coco):
     assert metric.compute().keys() == {f"AP{name}" for name in STATS}
     metric.reset()
     assert not metric.detections
+
+
+HUGE = 2**63
+# Ids of 8 images, of 32 annotations and of both categories; their ranks are the clean file's ids.
+ODD_IDS = {
+    "from zero": (range(8), range(32), (0, 1)),
+    "one annotation is zero": (range(1, 9), (*range(1, 32), 0), (3, 7)),
+    "negative": (range(-9, -1), range(-40, -8), (-7, 0)),
+    "beyond doubles": (range(2**53, 2**53 + 8), range(2**53, 2**53 + 32), (2**53, 2**53 + 1)),
+    "beyond 64 bits": (range(HUGE - 4, HUGE + 4), range(10**30, 10**30 + 32), (-HUGE, 10**40)),
+    "far apart": ([10**n for n in range(8)], [3**n for n in range(32)], (5, 9**20)),
+    "falling": (range(80, 72, -1), range(100, 68, -1), (9, 2)),
+    "shuffled": ((4, 70, 2, 9, 1, 33, 8, 5), [n * 19 % 97 for n in range(32)], (8, 6)),
+    "floats": ([n / 1 for n in range(8)], [float(n) for n in range(32)], (0.0, 1.0)),
+}
+
+
+def with_ids(content, samples, images, annotations, categories):
+    """The same truth and detections under other ids, given in the file's order."""
+    images = dict(zip([one["id"] for one in content["images"]], images, strict=True))
+    categories = dict(zip(CATEGORIES, categories, strict=True))
+    rows = [
+        {**row, "id": number, "image_id": images[row["image_id"]],
+         "category_id": categories[row["category_id"]]}
+        for row, number in zip(content["annotations"], annotations, strict=True)
+    ]  # fmt: skip
+    changed = {
+        **content,
+        "images": [{**one, "id": images[one["id"]]} for one in content["images"]],
+        "annotations": rows,
+        "categories": [{**one, "id": categories[one["id"]]} for one in content["categories"]],
+    }
+    found = [
+        SimpleNamespace(img_id=images[one.img_id], pred_instances=one.pred_instances)
+        for one in samples
+    ]
+    return changed, found
+
+
+def ranks(numbers):
+    return [sorted(numbers).index(number) + 1 for number in numbers]
+
+
+def tied(samples):
+    """The same detections with three different scores only."""
+    found = copy.deepcopy(samples)
+    for sample in found:
+        sample.pred_instances.scores = (3 * sample.pred_instances.scores).ceil() / 3
+    return found
+
+
+@pytest.mark.parametrize("kind", ODD_IDS)
+def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
+    """pycocotools sees ids 1, 2, 3, ... in the order of the odd ones."""
+    path, samples = coco
+    images, annotations, categories = ODD_IDS[kind]
+    samples = tied(samples)
+    clean, found = with_ids(
+        content_of(path), samples, ranks(images), ranks(annotations), ranks(categories)
+    )
+    reference = tmp_path / "clean.json"
+    reference.write_text(json.dumps(clean))
+    content, odd = with_ids(content_of(path), samples, images, annotations, categories)
+    before = copy.deepcopy(content)
+    metric = CocoMetric(content, categories, with_masks=True)
+    metric.update(odd[4:])
+    metric.update(odd[:4])
+    figures = metric.compute()
+    curves = precision_curves(
+        content, [row for rows in metric.detections.values() for row in rows], images
+    )
+    for kind, prefix in (("bbox", ""), ("segm", "mask_")):
+        expected = reference_figures(reference, found, kind, ids=ranks(categories))
+        ours = [figures[f"{prefix}AP{name}"].item() for name in STATS]
+        assert ours == pytest.approx(expected, abs=1e-6)
+        assert 0.1 < expected[0] < 0.9
+        for category, rank in zip(categories, ranks(categories), strict=True):
+            alone = reference_figures(reference, found, kind, [rank], ids=ranks(categories))
+            row = metric.of_classes[category]
+            assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(alone[:2], abs=1e-6)
+            if kind == "bbox":
+                at_75, at_50 = curves[category][:2].mean(1)
+                assert [at_50, at_75] == pytest.approx(alone[1:3], abs=1e-6)
+    assert content == before
+    assert {row["image_id"] for rows in metric.detections.values() for row in rows} <= {*images}
+
+
+def test_one_box_with_id_zero_is_found(coco):
+    from mmengine.structures import InstanceData
+
+    truth = {
+        "images": [{"id": 0, "width": 100, "height": 100, "file_name": "a.jpg"}],
+        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [10, 10, 50, 50],
+                         "area": 2500}],
+        "categories": [{"id": 0, "name": "cat"}],
+    }  # fmt: skip
+    found = InstanceData(
+        bboxes=torch.tensor([[10.0, 10.0, 60.0, 56.0]]),  # an IoU of 0.92
+        labels=torch.tensor([0]),
+        scores=torch.tensor([0.9]),
+    )
+    metric = CocoMetric(truth, [0], with_masks=False)
+    metric.update([SimpleNamespace(img_id=0, pred_instances=found)])
+    assert metric.compute()["AP"].item() == pytest.approx(0.9)
+    rows = metric.detections[0]
+    assert precision_curves(truth, rows, [0])[0][:3].mean() == pytest.approx(1)
 
 
 def test_size_range_without_objects_has_no_figure(coco):

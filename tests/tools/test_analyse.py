@@ -204,6 +204,11 @@ def test_the_breakdown_of_a_detectors_errors_by_hand():
                 name,
             )
     assert set(precision_curves(coco((1, own)), [], [5])) == {1}
+    # A set restricted to one class knows no other objects.
+    found = detections((0.9, 1, near), right)
+    (alone,) = precision_curves(truth, found, [5], [1]).values()
+    assert alone[KINDS.index("Oth")].tolist() == pytest.approx([0.5] * 101)
+    assert alone[KINDS.index("BG")].tolist() == pytest.approx([1.0] * 101)
 
 
 @pytest.mark.slow

@@ -93,6 +93,25 @@ def test_other_settings_are_named_and_never_averaged(other, run, shown):
     assert key in err
 
 
+def test_rows_name_what_their_metric_does_not_count(run, shown):
+    common = ("task=detection", "backbone=swin_t", "data=coco", "data.root=/data/coco")
+    skipped = run(*common, "data.skip_unusable_boxes=true", metrics={"AP": 0.58})
+    (record,) = shown()[0]
+    assert record["settings"] == "data.skip_unusable_boxes=true"
+    run(*common, metrics={"AP": 0.52})
+    older = run(*common, seed=1, metrics={"AP": 0.54})
+    config = yaml.safe_load((older / "config.yaml").read_text())
+    del config["data"]["skip_unusable_boxes"]  # of before the option existed
+    (older / "config.yaml").write_text(yaml.safe_dump(config))
+    for typed in ((), ("free=data.skip_unusable_boxes",)):
+        records = {record["runs"]: record for record in shown(*typed)[0]}
+        assert records[1]["settings"] == "data.skip_unusable_boxes=true"
+        assert records[1]["AP"] == 0.58
+        assert records[2]["settings"] == "data.skip_unusable_boxes=false"
+        assert records[2]["AP"] == pytest.approx(0.53)
+    assert shown(str(skipped))[0][0]["AP"] == 0.58
+
+
 def test_settings_that_change_no_result_do_not_part_runs(run, shown):
     run("backbone=deit_t", seed=0)
     run("backbone=deit_t", "data.num_workers=2", "logger=csv", "callbacks.top_k=3",

@@ -22,41 +22,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.coco_ranks import RankedTruth
+
 KINDS = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
 Array = NDArray[np.float64]
 
 
 def precision_curves(
-    annotations: Mapping[str, Any], found: Sequence[Mapping[str, Any]], image_ids: Sequence[int]
+    annotations: Mapping[str, Any],
+    found: Sequence[Mapping[str, Any]],
+    image_ids: Sequence[int],
+    category_ids: Sequence[int] | None = None,
 ) -> dict[int, Array]:
     """Precision at 101 recalls for each of ``KINDS``, (7, 101), by category id.
 
     Args:
-        annotations: Content of a json in COCO's format.
+        annotations: Content of a json in COCO's format; ids may be any integers.
         found: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
         image_ids: The images that count.
+        category_ids: The categories that count, all by default.
 
     Returns:
         Only of categories that occur on these images.
     """
-    wanted = set(image_ids)
-    images = [image for image in annotations["images"] if image["id"] in wanted]
-    objects = [one for one in annotations["annotations"] if one["image_id"] in wanted]
-    above = {one["id"]: one.get("supercategory") for one in annotations["categories"]}
+    truth = RankedTruth(annotations)
+    content = truth.content
+    wanted = {truth.images[image] for image in image_ids}
+    known = truth.categories if category_ids is None else category_ids
+    ranks = {category: truth.categories[category] for category in known}
+    counted = set(ranks.values())
+    images = [image for image in content["images"] if image["id"] in wanted]
+    categories = [one for one in content["categories"] if one["id"] in counted]
+    objects = [
+        one
+        for one in content["annotations"]
+        if one["image_id"] in wanted and one["category_id"] in counted
+    ]
+    above = {one["id"]: one.get("supercategory") for one in categories}
+    detections = truth.rows(found)
     curves = {}
-    for category in annotations["categories"]:
-        own = category["id"]
-        if not any(one["category_id"] == own and not one.get("iscrowd") for one in objects):
+    for category, own in ranks.items():
+        if not any(one["category_id"] == own and not one["iscrowd"] for one in objects):
             continue
-        rows = [dict(row) for row in found if row["category_id"] == own]
+        rows = [row for row in detections if row["category_id"] == own]
         similar = {c for c, group in above.items() if group is not None and group == above[own]}
-        plain = _precisions(images, annotations, objects, rows, own, (0.75, 0.5, 0.1))
+        plain = _precisions(images, categories, objects, rows, own, (0.75, 0.5, 0.1))
         forgiven = [
-            _precisions(images, annotations, _ignored(objects, own, others), rows, own, (0.1,))[0]
+            _precisions(images, categories, _ignored(objects, own, others), rows, own, (0.1,))[0]
             for others in (similar, set(above))
         ]
         background = (forgiven[1] > 0).astype(np.float64)
-        curves[own] = np.stack([*plain, *forgiven, background, np.ones_like(background)])
+        curves[category] = np.stack([*plain, *forgiven, background, np.ones_like(background)])
     return curves
 
 
@@ -74,7 +90,7 @@ def _ignored(
 
 def _precisions(
     images: Sequence[Mapping[str, Any]],
-    annotations: Mapping[str, Any],
+    categories: Sequence[Mapping[str, Any]],
     objects: Sequence[Mapping[str, Any]],
     rows: Sequence[dict[str, Any]],
     category: int,
@@ -89,7 +105,7 @@ def _precisions(
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = copy.deepcopy({
-            "images": list(images), "categories": list(annotations["categories"]),
+            "images": list(images), "categories": list(categories),
             "annotations": list(objects),
         })  # fmt: skip
         truth.createIndex()

@@ -185,11 +185,11 @@ def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _results(folder: Path, summary: Mapping[str, Any]) -> str:
-    from tools.running.report import CLASSES, cost
+    from tools.running.report import CLASSES, cost, left_out
 
     if not summary:
         return "<p>The run has not ended, so there are no results yet.</p>"
-    shown = pairs(_metrics(summary) | cost(summary))
+    shown = pairs(_metrics(summary) | left_out(summary) | cost(summary))
     return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
 
 

@@ -300,6 +300,9 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         parameters = run.summary["parameters"]
         if parameters != row.params:
             return [f"{parameters} parameters instead of {row.params}, so another model or classes"]
+    skipped = (run.summary.get("data") or {}).get("left_out")
+    if skipped:
+        return [f"evaluated without {skipped}"]
     experiment = run.config.get("paper.experiment")
     if experiment is None:
         return []

@@ -19,6 +19,8 @@ DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
 SAMPLE = "datamodules.sample."
 # The metric that a table is about if none is asked for.
 HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
+# Settings that change what a metric counts, with their usual value: a row always names another one.
+COUNTED = {"data.skip_unusable_boxes": False}
 ALIASES = {"backbone": "backbone.name", "head": "head.name", "task": "task_name"}
 
 
@@ -89,6 +91,7 @@ def make_rows(
     rows.sort(key=lambda row: row.label)
     _tell_apart(rows, free, notes)
     for row in rows:
+        _name_counted(row)
         _average(row, notes)
         row.paper = published_figures(row.first, notes)
     return rows
@@ -97,7 +100,7 @@ def make_rows(
 def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     """All of a run that makes it another experiment: its settings, and the size of its model."""
     sample = str(run.config.get("data._target_", "")).startswith(SAMPLE)
-    paths = [setting(run, key)[0] for key in free]
+    paths = [setting(run, key)[0] for key in free if key not in COUNTED]
     same = {
         key: value
         for key, value in run.config.items()
@@ -105,6 +108,9 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     }
     # Sample data is the same wherever it lies; of a real set another folder may be another set.
     root = None if sample or "data.root" in paths else run.config.get("data.root")
+    for key, usual in COUNTED.items():
+        if same.get(key) == usual:  # runs of before the setting existed have no value
+            del same[key]
     return same | {"data.root": root, "parameters": run.summary["parameters"]}
 
 
@@ -171,13 +177,20 @@ def _tell_apart(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> N
         if len(differ) > 1:  # a consequence of the others
             differ = [key for key in differ if key != "parameters"]
         for row, own in zip(alike, settings, strict=True):
-            shown = [f"{key}={_short(own.get(key))}" for key in differ[:3]]
+            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in differ[:3]]
             more = [f"and {len(differ) - 3} more"] if len(differ) > 3 else []
             row.settings = " ".join([*shown, *more])
         notes.append(
             f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
             f"together, they differ in {', '.join(differ[:8])}{' and more' * (len(differ) > 8)}"
         )
+
+
+def _name_counted(row: Row) -> None:
+    for key, usual in COUNTED.items():
+        value = row.first.config.get(key, usual)
+        if value != usual and key not in row.settings:
+            row.settings = f"{key}={_short(value)} {row.settings}".strip()
 
 
 def _average(row: Row, notes: list[str]) -> None:

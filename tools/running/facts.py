@@ -27,6 +27,7 @@ def of_run(
             "name": config["data"]["_target_"],
             "root": None if datamodule.root is None else str(datamodule.root),
             "images": datamodule.sizes(),
+            **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
         },
         "precision": str(trainer.precision),
         "device": _device_name(trainer.strategy.root_device),

@@ -139,10 +139,16 @@ def write(
     content = {**known, "versions": _versions(), "git_commit": _git_commit()}
     (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
-    table |= beside_paper(known) | cost(known)
+    table |= left_out(known) | beside_paper(known) | cost(known)
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def left_out(known: Mapping[str, Any]) -> dict[str, str]:
+    """What an option leaves out of a run's evaluation, in words; of what its summary says."""
+    words = (known.get("data") or {}).get("left_out")
+    return {"left out of evaluation": words} if words and known.get("metrics") else {}
 
 
 def cost(known: Mapping[str, Any]) -> dict[str, str]:

@@ -34,6 +34,7 @@ COLUMNS = {
 }
 BREAKDOWN = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
 COLUMNS |= {kind: (kind, "{:.3f}") for kind in BREAKDOWN}
+COLUMNS["left_out"] = ("left out of evaluation", "{}")
 WORST = 8
 
 
@@ -225,16 +226,19 @@ def _of_detectors(subjects: Sequence[Subject]) -> Findings:
                 f"the errors of {subject.label} need annotated images: leave input= out, or name a "
                 "data set"
             )
-        curves = precision_curves(annotations, found, seen)
+        curves = precision_curves(annotations, found, seen, subject.data.category_ids)
         names = {one["id"]: one["name"] for one in annotations["categories"]}
         mean = np.mean(list(curves.values()), axis=0)
-        for name, curve in {"all": mean, **{names[k]: v for k, v in curves.items()}}.items():
+        for name, curve in [("all", mean), *((names[k], v) for k, v in curves.items())]:
             areas = dict(zip(KINDS, curve.mean(1).tolist(), strict=True))
             rows.append({"backbone": subject.label, "class": name, **areas})
+            rows[-1]["left_out"] = subject.data.left_out or None
         recalls = np.linspace(0, 1, mean.shape[1])
         for place in reversed(range(len(KINDS))):
             axis.fill_between(recalls, mean[place], color=COLOURS[place], label=KINDS[place])
         axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="recall", ylabel="precision")
         axis.set_title(wrapped(subject.label, 36), fontsize=9)
         finish(axis)
+    if not any(row["left_out"] for row in rows):
+        rows = [{key: value for key, value in row.items() if key != "left_out"} for row in rows]
     return Findings(rows, rows, COLUMNS, {"errors": figure})

@@ -1,0 +1,48 @@
+"""Whole numbers as other tools write them: 128, or 128.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+EXACT = 2**53  # the floats above it skip integers
+
+
+def whole_number(value: Any) -> int:
+    """Return an integer, or a float that equals one, as an int.
+
+    Raises:
+        ValueError: Anything else. The message follows the name of the value.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT:
+        return int(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    large = isinstance(value, float) and value.is_integer()
+    reason = "; floats above 2^53 are not exact, write the digits" if large else ""
+    raise ValueError(f"must be an integer, got {shown(value)}{reason}")
+
+
+def whole_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Return whole numbers as a tuple of ints.
+
+    Raises:
+        ValueError: Names the list and the place of the first item that is not one.
+    """
+    numbers = []
+    for place, value in enumerate(values):
+        try:
+            numbers.append(whole_number(value))
+        except ValueError as error:
+            raise ValueError(f"{name}[{place}] {error}") from None
+    return tuple(numbers)
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: text in double quotes, 60 characters at most."""
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,51 @@
+"""Ids of a COCO file as COCO's evaluators need them: numbered from 1, in the order of the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+class RankedTruth:
+    """The content of a COCO file with ranks for its ids.
+
+    The evaluators read annotation id 0 as "no match" and keep ids in arrays of 64 bits. The order
+    of image ids decides between detections of equal score, and ranks keep it.
+
+    Attributes:
+        content: Images, annotations and categories in the file's order, with ranks as ids.
+        images: The rank of each image id.
+        categories: The rank of each category id.
+
+    Args:
+        content: Of a json in COCO's format; ids may be any integers.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.images, self.categories = _ranks(content["images"]), _ranks(content["categories"])
+        annotations = _ranks(content["annotations"])
+        self.content: dict[str, Any] = {
+            "images": [{**one, "id": self.images[one["id"]]} for one in content["images"]],
+            "categories": [
+                {**one, "id": self.categories[one["id"]]} for one in content["categories"]
+            ],
+            "annotations": [
+                {**one, "id": annotations[one["id"]], "iscrowd": int(one.get("iscrowd", 0))}
+                for one in self.rows(content["annotations"])
+            ],
+        }
+
+    def rows(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return annotations or result rows with the ranks of their images and categories."""
+        return [
+            {
+                **row,
+                "image_id": self.images[row["image_id"]],
+                "category_id": self.categories[row["category_id"]],
+            }
+            for row in rows
+        ]
+
+
+def _ranks(entries: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    return {number: rank for rank, number in enumerate(sorted(e["id"] for e in entries), start=1)}
