@@ -16,32 +16,10 @@ from backbones.layers.reparam import fuse
 from datamodules import SampleDetection, SampleSegmentation
 from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import base_config
-from tasks.instantiate import build
+from tests.dense_heads import DENSE, FEW, HEADS, model_of, read
 from tests.families import short
-from tests.runs import CONFIGS, options
 
-TOOLKITS = {"detection": "mmdet", "segmentation": "mmseg"}
 SMALL = "poolformer_s12_afbo"
-# What keeps heads small; see configs/data/sample_*.yaml.
-FEW = {
-    "detection": {"num_rois": 16, "num_proposals": 30, "group_norm": True},
-    "segmentation": {"channels": 64, "group_norm": True},
-}
-
-
-def read(name):
-    return yaml.safe_load((CONFIGS / "head" / f"{name}.yaml").read_text())
-
-
-HEADS = {name: read(name) for name in options("head")}
-DENSE = [name for name, head in HEADS.items() if set(head["_tasks_"]) & set(TOOLKITS)]
-
-
-def model_of(head, backbone, num_classes, **more):
-    (task,) = head["_tasks_"]
-    pytest.importorskip(TOOLKITS[task])
-    config = {key: value for key, value in head.items() if key != "_tasks_"} | more
-    return build({"head": config}, "head", backbone=backbone, num_classes=num_classes)
 
 
 @pytest.fixture
