@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import logging
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ UNREGISTERED = ("RoIAlign", "RoIPool", "nms", "soft_nms")
 SCOPES = ("mmdet", "mmseg")
 # Keys by which the toolkits look elsewhere for what they build, or load weights from a path or URL.
 FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "checkpoint")
+
+# The toolkits' default scope and the level of logging are the same for all threads.
+BUILDING = threading.Lock()
 
 
 class ToolkitModel(nn.Module):
@@ -189,7 +193,7 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
     config.backbone = {"type": lambda: backbone}
     # Heads and necks start from the toolkit's own initialisation; a Backbone has no init_weights
     # and keeps its weights.
-    with quiet(), DefaultScope.overwrite_default_scope(toolkit):
+    with BUILDING, quiet(), DefaultScope.overwrite_default_scope(toolkit):
         models = importlib.import_module(f"{toolkit}.registry").MODELS
         try:
             model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get

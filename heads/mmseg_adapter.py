@@ -10,6 +10,7 @@ from torch import Tensor
 from backbones import Backbone
 from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import (
+    BUILDING,
     ToolkitModel,
     base_config,
     build_model,
@@ -68,6 +69,11 @@ class Segmentor(ToolkitModel):
 
 def register_decode_heads() -> None:
     """Make our decode heads types of MMSegmentation's; a second call does nothing."""
+    with BUILDING:
+        _register_decode_heads()
+
+
+def _register_decode_heads() -> None:
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.registry import MODELS
 

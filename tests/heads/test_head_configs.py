@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import base_config
 from tests.dense_heads import DENSE, FEW, HEADS, model_of, read
 from tests.families import short
+from tests.threads import in_threads
 
 SMALL = "poolformer_s12_afbo"
 
@@ -330,3 +332,21 @@ def test_a_trained_ffnet_seg_loads_into_its_fused_form():
 def test_drop_path_of_the_decoder_rises():
     rates = [getattr(b.drop_path, "drop_prob", 0) for b in FFNetSegDecoder((8, 8, 8)).blocks]
     assert rates == pytest.approx([0, 0.05, 0.1])
+
+
+@pytest.mark.slow
+def test_threads_build_models_of_both_toolkits():
+    """The toolkits look up what they build in one registry for the process."""
+    short("resnet18", dense=True)
+
+    def losses(name):
+        (task,) = HEADS[name]["_tasks_"]
+        model = model_of(HEADS[name], short("resnet18", dense=True), 10, **FEW[task])
+        found = {type(module) for module in model.modules() if "Loss" in type(module).__name__}
+        return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in found}
+
+    expected = {"retinanet": {"mmdet.FocalLoss", "mmdet.L1Loss"},
+                "upernet": {"mmseg.CrossEntropyLoss"}}  # fmt: skip
+    for name, found in in_threads(losses, expected):
+        assert found == expected[name]
+    assert logging.root.manager.disable == logging.NOTSET
