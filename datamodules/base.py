@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from lightning import LightningDataModule
@@ -21,6 +22,7 @@ from datamodules.pictures import Pictures, as_images
 from datamodules.sampling import (
     EpochSampler,
     EvalSampler,
+    NamedDataset,
     SeededDataset,
     SizedDataset,
     process_group,
@@ -89,7 +91,7 @@ class BaseDataModule(LightningDataModule):
             )
         self.seed = at_least("seed", seed, 0)
         self.predict_path = predict_path
-        self._datasets: dict[Split, SeededDataset] = {}
+        self._datasets: dict[Split, NamedDataset] = {}
         self._resume_at = (0, 0)
 
     @property
@@ -118,7 +120,7 @@ class BaseDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Check everything on disk and build the datasets; later calls do nothing."""
         if not self._datasets:
-            self._datasets = self.build()
+            self._datasets = {**self.build()}
             if self.predict_path is not None:
                 self.take(self.predict_path)
 
@@ -130,8 +132,20 @@ class BaseDataModule(LightningDataModule):
 
     def take(self, images: Any) -> None:
         """Let prediction see these images; see ``as_images`` for what they may be."""
+        self._datasets["predict"] = self._pictures(images)
+
+    def serving(self, images: Any) -> Self:
+        """Return a copy of this datamodule that predicts these images and leaves this one as it is.
+
+        So calls in several threads share no images; see ``as_images`` for what they may be.
+        """
+        served = copy.copy(self)
+        served._datasets = {**self._datasets, "predict": self._pictures(images)}
+        return served
+
+    def _pictures(self, images: Any) -> NamedDataset:
         pictures = Pictures(as_images(images), self.unlabelled, upright=self.upright)
-        self._datasets["predict"] = self.seeded(pictures, pictures.name)
+        return NamedDataset(pictures, pictures.name)
 
     def unlabelled(self, image: Image.Image, name: str, index: int) -> Any:
         """The sample of an image to predict, prepared as in evaluation.
@@ -266,10 +280,10 @@ class BaseDataModule(LightningDataModule):
             return -(-count // self.eval_batch_size)
         return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
 
-    def _to_predict(self) -> SeededDataset:
+    def _to_predict(self) -> NamedDataset:
         return self.dataset("predict" if "predict" in self._datasets else "val")
 
-    def dataset(self, split: Split) -> SeededDataset:
+    def dataset(self, split: Split) -> NamedDataset:
         """The dataset of a split, which ``setup`` must have built."""
         if split not in self._datasets:
             raise ValueError(f"{type(self).__name__} has no {split} data yet; call setup() first")
@@ -282,14 +296,14 @@ class BaseDataModule(LightningDataModule):
     def _eval_loader(self, split: Split) -> DataLoader[Any]:
         return self._eval_loader_of(self.dataset(split))
 
-    def _eval_loader_of(self, dataset: SeededDataset) -> DataLoader[Any]:
+    def _eval_loader_of(self, dataset: NamedDataset) -> DataLoader[Any]:
         rank, world_size = process_group()
         sampler = EvalSampler(len(dataset), rank=rank, world_size=world_size)
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
     def _loader(
         self,
-        dataset: SeededDataset,
+        dataset: NamedDataset,
         sampler: EpochSampler | EvalSampler,
         batch_size: int,
         *,

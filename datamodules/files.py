@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import stat
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def decode(path: str | Path) -> Image.Image:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, no image, truncated or too large.
     """
-    with strict(), readable(path), Image.open(plain_file(path)) as image:
+    with STRICT, readable(path), Image.open(plain_file(path)) as image:
         image.load()
         return image
 
@@ -96,7 +97,7 @@ def decode_bytes(content: bytes, name: str) -> Image.Image:
         ValueError: The file is empty, no image, truncated or too large.
     """
     try:
-        with strict(), readable(name), Image.open(io.BytesIO(content)) as image:
+        with STRICT, readable(name), Image.open(io.BytesIO(content)) as image:
             image.load()
             return image
     except (FileNotFoundError, NotADirectoryError):  # readable has looked for it on the disk
@@ -104,15 +105,30 @@ def decode_bytes(content: bytes, name: str) -> Image.Image:
         raise ValueError(f"{name} {reason}; replace or remove it") from None
 
 
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Let Pillow refuse truncated files: some libraries switch tolerance on for everybody."""
-    tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+class Strictness(contextlib.AbstractContextManager[None]):
+    """Lets Pillow refuse truncated files: some libraries switch tolerance on for everybody.
+
+    Pillow has one switch for all threads. It is put back when the last thread has decoded.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._tolerant = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
+            self._users += 1
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._tolerant
+
+
+STRICT = Strictness()
 
 
 def plain_file(path: str | Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image, ImageFile
+from PIL import Image
 
 from datamodules.files import decode, plain_file, readable
 
@@ -32,18 +32,12 @@ def check_each(check: Callable[[int], None], count: int, deadline: float) -> int
         How many were checked.
     """
     done = 0
-    # All threads share this switch, which each decoding sets and puts back.
-    tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-    try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            while done < count and time.monotonic() < deadline:
-                chunk = range(done, min(done + CHUNK, count))
-                for _ in pool.map(check, chunk):
-                    pass
-                done = chunk.stop
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+    with ThreadPoolExecutor(THREADS) as pool:
+        while done < count and time.monotonic() < deadline:
+            chunk = range(done, min(done + CHUNK, count))
+            for _ in pool.map(check, chunk):
+                pass
+            done = chunk.stop
     return done
 
 

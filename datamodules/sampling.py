@@ -95,21 +95,18 @@ class EvalSampler(Sampler[Key]):
         return ((0, index) for index in self.indices)
 
 
-class SeededDataset(Dataset[Any]):
-    """Makes each sample depend on (seed, epoch, index) only, so on no worker and no earlier sample.
+class NamedDataset(Dataset[Any]):
+    """Samples whose errors name their file; it leaves the generators of random numbers alone.
 
-    Augmentations draw from the global generators of Python, numpy and torch; these are seeded for
-    each sample and put back after a batch. Errors that do not name the file leave as ``ValueError``
-    that does.
+    Errors that do not name the file leave as ``ValueError`` that does.
 
     Args:
         dataset: The dataset to wrap.
-        seed: The run's seed.
         describe: Gives the file of a sample, for error messages.
     """
 
-    def __init__(self, dataset: SizedDataset, seed: int, describe: Callable[[int], str]) -> None:
-        self.dataset, self.seed, self.describe = dataset, seed, describe
+    def __init__(self, dataset: SizedDataset, describe: Callable[[int], str]) -> None:
+        self.dataset, self.describe = dataset, describe
 
     def __len__(self) -> int:
         """Samples in the dataset."""
@@ -121,13 +118,9 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
         """Get the samples of a batch of pairs, which torch's loaders ask for at once."""
-        # Together, before an image pushes the code that does it out of the processor's cache.
-        seeds = [generator_seeds(self.seed, epoch, index) for epoch, index in keys]
-        with generators_put_back():
-            return [self._sample(key[1], own) for key, own in zip(keys, seeds, strict=True)]
+        return [self._sample(index) for _, index in keys]
 
-    def _sample(self, index: int, seeds: Sequence[int]) -> Any:
-        seed_generators(seeds)
+    def _sample(self, index: int) -> Any:
         try:
             return self.dataset[index]
         except Exception as error:  # readers raise all kinds; each is told with its file
@@ -136,6 +129,34 @@ class SeededDataset(Dataset[Any]):
                 raise
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"sample {index} ({name}) cannot be loaded: {reason}") from error
+
+
+class SeededDataset(NamedDataset):
+    """Makes each sample depend on (seed, epoch, index) only, so on no worker and no earlier sample.
+
+    Augmentations draw from the global generators of Python, numpy and torch; these are seeded for
+    each sample and put back after a batch.
+
+    Args:
+        dataset: The dataset to wrap.
+        seed: The run's seed.
+        describe: Gives the file of a sample, for error messages.
+    """
+
+    def __init__(self, dataset: SizedDataset, seed: int, describe: Callable[[int], str]) -> None:
+        super().__init__(dataset, describe)
+        self.seed = seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        """Get the samples of a batch of pairs, which torch's loaders ask for at once."""
+        # Together, before an image pushes the code that does it out of the processor's cache.
+        seeds = [generator_seeds(self.seed, epoch, index) for epoch, index in keys]
+        with generators_put_back():
+            return [self._seeded(key[1], own) for key, own in zip(keys, seeds, strict=True)]
+
+    def _seeded(self, index: int, seeds: Sequence[int]) -> Any:
+        seed_generators(seeds)
+        return self._sample(index)
 
 
 def generator_seeds(*key: int) -> list[int]:

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import logging
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ UNREGISTERED = ("RoIAlign", "RoIPool", "nms", "soft_nms")
 SCOPES = ("mmdet", "mmseg")
 # Keys by which the toolkits look elsewhere for what they build, or load weights from a path or URL.
 FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "checkpoint")
+
+# The toolkits' default scope and the level of logging are the same for all threads.
+BUILDING = threading.Lock()
 
 
 class ToolkitModel(nn.Module):
@@ -62,10 +66,11 @@ class ToolkitModel(nn.Module):
         return {name: totals[name] for name in losses}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The toolkit's data samples with predictions at the original image size.
+        """Return the toolkit's data samples with predictions at the original image size.
 
-        Where the batch has several views of each image, ``{"inputs": a list of images for each
-        view, "data_samples": likewise}``, their predictions are merged.
+        Each image gets the prediction that it gets alone, in the order of the batch. Where the
+        batch has several views of each image, ``{"inputs": a list of images for each view,
+        "data_samples": likewise}``, their predictions are merged.
         """
         if isinstance(batch["inputs"][0], list | tuple):
             count = len(batch["inputs"])
@@ -73,9 +78,30 @@ class ToolkitModel(nn.Module):
         return self.predict_once(batch)
 
     def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The predictions for a batch that has one view of each image."""
-        data = self._prepared(batch, training=False)
-        return self.model(**data, mode="predict")
+        """Predict a batch that has one view of each image.
+
+        The toolkit pads a batch to its largest image, and networks see the padding. Images of
+        different ``network_size`` therefore pass the network in separate batches.
+        """
+        places: dict[tuple[int, int], list[int]] = {}
+        for place, image in enumerate(batch["inputs"]):
+            places.setdefault(self.network_size(image), []).append(place)
+        predictions: list[Any] = [None] * len(batch["inputs"])
+        for group in places.values():
+            part = {key: [values[place] for place in group] for key, values in batch.items()}
+            data = self._prepared(part, training=False)
+            for place, found in zip(group, self.model(**data, mode="predict"), strict=True):
+                predictions[place] = found
+        return predictions
+
+    def network_size(self, image: Tensor) -> tuple[int, int]:
+        """Return the (H, W) that images must share to be predicted in one batch.
+
+        It is the size of the image itself: heads of MMSegmentation read the size of the first
+        image for the whole batch.
+        """
+        height, width = image.shape[-2:]
+        return height, width
 
     def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """One prediction for each image, from those for its views."""
@@ -167,7 +193,7 @@ def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = 
     config.backbone = {"type": lambda: backbone}
     # Heads and necks start from the toolkit's own initialisation; a Backbone has no init_weights
     # and keeps its weights.
-    with quiet(), DefaultScope.overwrite_default_scope(toolkit):
+    with BUILDING, quiet(), DefaultScope.overwrite_default_scope(toolkit):
         models = importlib.import_module(f"{toolkit}.registry").MODELS
         try:
             model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get

@@ -56,6 +56,12 @@ class Detector(ToolkitModel):
         with self._enough_places():
             return super().predict_once(batch)
 
+    def network_size(self, image: Tensor) -> tuple[int, int]:
+        """Return the (H, W) that MMDetection pads an image to; heads read each image's own size."""
+        divisor = getattr(self.model.data_preprocessor, "pad_size_divisor", 1)
+        height, width = (-(-side // divisor) * divisor for side in image.shape[-2:])
+        return height, width
+
     @contextlib.contextmanager
     def _enough_places(self) -> Iterator[None]:
         """Say in words that a DETR has more queries than its maps have places to begin at."""

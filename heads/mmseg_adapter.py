@@ -10,6 +10,7 @@ from torch import Tensor
 from backbones import Backbone
 from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import (
+    BUILDING,
     ToolkitModel,
     base_config,
     build_model,
@@ -28,17 +29,18 @@ DECODE_HEADS = ("FFNetSegHead",)
 
 
 class Segmentor(ToolkitModel):
-    """A segmentor of MMSegmentation; it predicts images of several sizes one after the other."""
+    """A segmentor of MMSegmentation; the probabilities of several views are averaged."""
 
-    def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The toolkit's data samples with predictions at the original image size."""
-        images, samples = batch["inputs"], batch["data_samples"]
-        if len({image.shape for image in images}) == 1:
-            return super().predict_once(batch)
-        predictions = []
-        for image, sample in zip(images, samples, strict=True):
-            predictions += super().predict_once({"inputs": [image], "data_samples": [sample]})
-        return predictions
+    def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """Do as the base class does; windows get no ``pad_shape``.
+
+        It is the size of the whole image, to which Mask2Former's head would resize each window.
+        """
+        data = super()._prepared(batch, training=training)
+        if not training and self.model.test_cfg.get("mode") == "slide":
+            for sample in data["data_samples"]:
+                sample.pop("pad_shape", None)
+        return data
 
     def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """The mean of the views' probabilities, as MMSegmentation's SegTTAModel takes it.
@@ -67,6 +69,11 @@ class Segmentor(ToolkitModel):
 
 def register_decode_heads() -> None:
     """Make our decode heads types of MMSegmentation's; a second call does nothing."""
+    with BUILDING:
+        _register_decode_heads()
+
+
+def _register_decode_heads() -> None:
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.registry import MODELS
 

@@ -20,7 +20,9 @@ class Prediction(LightningModule):
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
-        """Predictions for images, prepared as in evaluation: of a task from ``tasks.load``.
+        """Predict images, prepared as in evaluation: of a task from ``tasks.load``.
+
+        An image gets the prediction that it gets alone. Several threads may call at the same time.
 
         Args:
             images: One image or a list of them: paths (of a folder, all its images), PIL images,
@@ -32,11 +34,11 @@ class Prediction(LightningModule):
         if self.data is None:
             raise ValueError("predict() is for tasks from tasks.load(<run folder>)")
         self.eval()
-        self.data.take(images)
+        data = self.data.serving(images)
         rows: list[Row] = []
-        for batch in self.data.predict_dataloader():
+        for batch in data.predict_dataloader():
             placed = self.transfer_batch_to_device(batch, self.device, 0)
-            rows += self.describe(placed, self.data)
+            rows += self.describe(placed, data)
         return rows
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:

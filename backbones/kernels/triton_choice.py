@@ -7,6 +7,7 @@ so and torch's operations serve: no network fails because of a kernel.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache, wraps
@@ -22,6 +23,7 @@ from backbones.kernels import operators, trial
 DTYPES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.02, torch.float64: 1e-9}
 _libraries: list[Library] = []  # what they register lasts as long as they do
 _failures: dict[tuple[torch.device, torch.dtype], str] = {}
+_preparing = threading.Lock()  # a second definition of an operator would fail
 
 
 def is_installed() -> bool:
@@ -45,14 +47,23 @@ def serve(device: torch.device, dtype: torch.dtype, is_defined: bool) -> bool:
             # A graph must not wait for a compiler: who records one makes a pass before, as
             # torch's own instructions for graphs have it.
             return False
-        _failures[key] = _prepare(device, dtype, is_defined)
-        if _failures[key]:
-            warnings.warn(
-                f"the Triton kernels for mixers do not serve on {device} in {dtype}, torch's own "
-                f"operations do: {_failures[key]}",
-                stacklevel=2,
-            )
+        with _preparing:
+            _try_once(device, dtype, is_defined)
     return not _failures[key]
+
+
+def _try_once(device: torch.device, dtype: torch.dtype, is_defined: bool) -> None:
+    """Try the kernels unless another thread has; warn where they fail."""
+    key = (device, dtype)
+    if key in _failures:
+        return
+    _failures[key] = _prepare(device, dtype, is_defined)
+    if _failures[key]:
+        warnings.warn(
+            f"the Triton kernels for mixers do not serve on {device} in {dtype}, torch's own "
+            f"operations do: {_failures[key]}",
+            stacklevel=4,
+        )
 
 
 def status() -> str:

@@ -21,6 +21,7 @@ class EvalCache:
     in torch's version counters. For weights much smaller than what is made from them this costs
     next to nothing. It answers only where no derivative is taken, nothing is traced and there are
     values (the meta device has none); copies, pickles and ``state_dict`` carry none of it.
+    Several threads may ask at the same time.
     """
 
     def __init__(self) -> None:
@@ -37,16 +38,17 @@ class EvalCache:
             compute: Makes the answer; its result must not be changed in place.
         """
         if torch.is_grad_enabled() or sources[0].is_meta or not is_eager(*sources):
-            self._entries.clear()
+            self._entries = {}
             return compute()
         device = sources[0].device
         autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
         question = (question, autocast)
         found = self._entries.get(question)
         if found is None or not _same(found[0], sources):
-            if len(self._entries) >= MAX_ENTRIES:
-                self._entries.pop(next(iter(self._entries)))
-            found = self._entries[question] = ([s.detach().clone() for s in sources], compute())
+            found = [s.detach().clone() for s in sources], compute()
+            latest = list(self._entries.items())[1 - MAX_ENTRIES :]
+            # Another dict instead of a change, as other threads may be reading this one.
+            self._entries = {**dict(latest), question: found}
         return found[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EvalCache:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.func import functional_call
 
 from backbones import create_mixer
 from backbones.layers.eval_cache import MAX_ENTRIES, EvalCache
+from tests.threads import in_threads
 
 
 class Square(nn.Module):
@@ -209,3 +211,29 @@ def test_derivatives_that_need_no_gradient_mode_are_right_and_leave_nothing():
     stacked = {k: torch.stack([p, p]) for k, p in values.items()}
     torch.testing.assert_close(torch.vmap(mixed)(stacked)[1], expected)
     torch.testing.assert_close(module(x), expected)
+
+
+class Slow:
+    """A question that lets another thread run whenever a cache looks for it."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return self.number == other.number
+
+    def __hash__(self):
+        time.sleep(1e-5)
+        return hash(self.number)
+
+
+def test_threads_ask_push_out_and_forget_at_the_same_time():
+    """Every third call takes gradients, which empties the cache."""
+    module, expected = Square(), Square().expected()
+
+    def ask(number):
+        with torch.set_grad_enabled(number % 3 == 0):
+            return [module(Slow(number + more)) for more in range(2 * MAX_ENTRIES)]
+
+    for _, answers in in_threads(ask, range(40)):
+        assert all(torch.equal(answer, expected) for answer in answers)

@@ -1,5 +1,6 @@
 """The contract of a backbone: its maps at any size, its embedding, its parameters."""
 
+import copy
 import math
 from itertools import cycle, product
 
@@ -12,12 +13,14 @@ from tests.families import (
     BOTH,
     QUICK_NAMES,
     SMALLEST,
+    drawn,
     rest_slow,
     rest_slow_pairs,
     short,
     shorten,
 )
 from tests.tensors import images
+from tests.threads import in_threads
 
 
 def expected_sizes(backbone, size):
@@ -153,3 +156,35 @@ def test_no_weight_decay_names_exist(host):
 def test_has_nothing_that_mmengine_would_call(host):
     assert not hasattr(short(host), "init_weights")
     assert isinstance(short(host), Backbone)
+
+
+# Each host, alone and with a mixer, and every mixer.
+ALL = list(dict.fromkeys([*BOTH, *drawn(0)]))
+
+
+# Those of the default suite remember matrices for each map size.
+@pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t", "sbm_t")))
+def test_passes_of_several_threads_are_those_of_one(name, one_thread):
+    """One network and two image sizes by turns."""
+    backbone = short(name, dense=True).eval()
+    inputs = {size: images(*size).float() for size in ((64, 96), (96, 64))}
+
+    @torch.no_grad()
+    def maps(size):
+        return backbone(inputs[size])
+
+    expected = {size: maps(size) for size in inputs}
+    backbone = copy.deepcopy(backbone)  # which has remembered nothing yet
+    for size, found in in_threads(maps, inputs):
+        for one, other in zip(found, expected[size], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t", "swin_t_afbo")))
+@torch.no_grad()
+def test_an_image_of_a_batch_has_the_maps_that_it_has_alone(name):
+    backbone = short(name, dense=True).double().eval()
+    x = images(65, 93, batch=3)
+    x[0] *= 100
+    for together, alone in zip(backbone(x), backbone(x[1:2]), strict=True):
+        torch.testing.assert_close(together[1:2], alone, rtol=1e-9, atol=1e-9)

@@ -13,6 +13,7 @@ from PIL import Image, ImageFile
 from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation, base, headers
 from datamodules.files import decode, load_rgb
 from datamodules.transforms import augment_ops, guarded_posterize
+from tests.threads import in_threads
 
 
 def picture(colour=(200, 100, 50), size=(40, 30)):
@@ -179,6 +180,25 @@ def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
     with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
         data.check_files()
     assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
+
+
+def test_threads_refuse_truncated_files_where_a_library_accepts_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    noisy = np.random.default_rng(0).integers(0, 255, (400, 400, 3), dtype=np.uint8)
+    Image.fromarray(noisy).save(tmp_path / "whole.png")
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
+
+    def refused(name):
+        try:
+            decode(tmp_path / name)
+        except ValueError as error:
+            return "is truncated or damaged" in str(error)
+        return False
+
+    for name, found in in_threads(refused, ["half.png", "whole.png", "whole.png"]):
+        assert found == (name == "half.png")
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_huge_images_are_refused(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 
 import pytest
 import torch
@@ -16,32 +17,11 @@ from backbones.layers.reparam import fuse
 from datamodules import SampleDetection, SampleSegmentation
 from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import base_config
-from tasks.instantiate import build
+from tests.dense_heads import DENSE, FEW, HEADS, model_of, read
 from tests.families import short
-from tests.runs import CONFIGS, options
+from tests.threads import in_threads
 
-TOOLKITS = {"detection": "mmdet", "segmentation": "mmseg"}
 SMALL = "poolformer_s12_afbo"
-# What keeps heads small; see configs/data/sample_*.yaml.
-FEW = {
-    "detection": {"num_rois": 16, "num_proposals": 30, "group_norm": True},
-    "segmentation": {"channels": 64, "group_norm": True},
-}
-
-
-def read(name):
-    return yaml.safe_load((CONFIGS / "head" / f"{name}.yaml").read_text())
-
-
-HEADS = {name: read(name) for name in options("head")}
-DENSE = [name for name, head in HEADS.items() if set(head["_tasks_"]) & set(TOOLKITS)]
-
-
-def model_of(head, backbone, num_classes, **more):
-    (task,) = head["_tasks_"]
-    pytest.importorskip(TOOLKITS[task])
-    config = {key: value for key, value in head.items() if key != "_tasks_"} | more
-    return build({"head": config}, "head", backbone=backbone, num_classes=num_classes)
 
 
 @pytest.fixture
@@ -352,3 +332,21 @@ def test_a_trained_ffnet_seg_loads_into_its_fused_form():
 def test_drop_path_of_the_decoder_rises():
     rates = [getattr(b.drop_path, "drop_prob", 0) for b in FFNetSegDecoder((8, 8, 8)).blocks]
     assert rates == pytest.approx([0, 0.05, 0.1])
+
+
+@pytest.mark.slow
+def test_threads_build_models_of_both_toolkits():
+    """The toolkits look up what they build in one registry for the process."""
+    short("resnet18", dense=True)
+
+    def losses(name):
+        (task,) = HEADS[name]["_tasks_"]
+        model = model_of(HEADS[name], short("resnet18", dense=True), 10, **FEW[task])
+        found = {type(module) for module in model.modules() if "Loss" in type(module).__name__}
+        return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in found}
+
+    expected = {"retinanet": {"mmdet.FocalLoss", "mmdet.L1Loss"},
+                "upernet": {"mmseg.CrossEntropyLoss"}}  # fmt: skip
+    for name, found in in_threads(losses, expected):
+        assert found == expected[name]
+    assert logging.root.manager.disable == logging.NOTSET

@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -82,13 +83,19 @@ def test_integrated_gradients_are_complete():
     torch.testing.assert_close(sums, differences, rtol=1e-3, atol=1e-4)
 
 
-def test_noise_is_the_same_again_and_leaves_the_generator_alone():
-    x, classes = images(8, 8), torch.tensor([0])
-    before = torch.get_rng_state()
-    first = attributions(Quadrants(), x, classes, method="smoothgrad", steps=4)
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize("method", ["smoothgrad", "gradient_shap"])
+def test_noise_is_that_of_an_image_alone_and_leaves_the_generators_alone(method):
+    x, classes = images(8, 8, batch=3), torch.tensor([0, 1, 2])
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    found = attributions(Quadrants(), x, classes, method=method, steps=4)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
     torch.manual_seed(7)
-    assert torch.equal(attributions(Quadrants(), x, classes, method="smoothgrad", steps=4), first)
+    np.random.seed(7)
+    for number in range(3):
+        one = slice(number, number + 1)
+        alone = attributions(Quadrants(), x[one], classes[one], method=method, steps=4)
+        assert torch.equal(alone[0], found[number])
 
 
 def test_what_attributions_refuse(monkeypatch):

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from backbones.options import check_value
+from datamodules.sampling import generators_put_back, seed_generators
 
 Method = Literal[
     "integrated_gradients", "gradient_shap", "input_x_gradient", "saliency", "smoothgrad",
@@ -74,12 +75,12 @@ def attributions(
     images, classes = images.detach(), classes.to(images.device)
     if method == "occlusion":
         return _occlusion(model, images, classes, window)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(0)
-        found = [
-            _by_gradients(model, images[i : i + 1], classes[i : i + 1], method, steps)
-            for i in range(len(images))
-        ]
+    found = []
+    with generators_put_back(), torch.enable_grad():
+        for i in range(len(images)):
+            seed_generators([0, 0, 0])  # an image has the noise that it has alone
+            one = slice(i, i + 1)
+            found.append(_by_gradients(model, images[one], classes[one], method, steps))
     return torch.cat(found).detach().sum(1)
 
 

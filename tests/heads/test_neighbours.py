@@ -1,0 +1,74 @@
+"""An image of a batch gets the prediction that it gets alone, whatever the others' sizes."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.dense_heads import DENSE, SIZES, pictures, serving_data, small_model, task_of
+from tests.families import rest_slow
+
+QUICK = ("retinanet", "mask_rcnn", "dino", "upernet")
+SEGMENTORS = [name for name in DENSE if task_of(name) == "segmentation"]
+VIEWS = {"test_scales": [0.75, 1.0], "test_flip": True}
+WINDOWS = {"test_crop": 48, "test_stride": 32}
+
+
+def batches(name, batch_size, **options):
+    data = serving_data(task_of(name), batch_size, **options)
+    data.take(pictures())
+    return list(data.predict_dataloader())
+
+
+def figures(sample):
+    """What is found in an image, as tensors."""
+    if "seg_logits" in sample:
+        return {"logits": sample.seg_logits.data}
+    return {key: torch.as_tensor(value) for key, value in sample.pred_instances.items()}
+
+
+def check_same(together, alone):
+    assert [sample.img_path for sample in together] == [f"image {i}" for i in range(len(SIZES))]
+    assert len(alone) == len(SIZES)
+    for number, (one, other) in enumerate(zip(together, alone, strict=True)):
+        found, expected = figures(one), figures(other)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert len(value) > 9
+            # A batch of one is equal to the bit; one of several rounds products in another way.
+            exact = {"rtol": 0, "atol": 0} if number in (1, 3) else {"rtol": 1e-4, "atol": 1e-4}
+            torch.testing.assert_close(found[key], value, **exact)
+
+
+@pytest.mark.parametrize("name", rest_slow(DENSE, QUICK))
+@torch.no_grad()
+def test_a_batch_of_several_sizes(name, one_thread):
+    """Each prediction is that of the toolkit's own test step for a batch of one."""
+    model = small_model(name)
+    (batch,) = batches(name, len(SIZES))
+    alone = [sample for one in batches(name, 1) for sample in model.model.test_step(one)]
+    check_same(model.predict(batch), alone)
+    check_same([s for some in batches(name, 3) for s in model.predict(some)], alone)
+
+
+@pytest.mark.parametrize("name", rest_slow([n for n in DENSE if "mask_rcnn" not in n], QUICK[:1]))
+@torch.no_grad()
+def test_views_of_several_sizes(name, one_thread):
+    model = small_model(name)
+    (batch,) = batches(name, len(SIZES), **VIEWS)
+    alone = [sample for one in batches(name, 1, **VIEWS) for sample in model.predict(one)]
+    check_same(model.predict(batch), alone)
+
+
+@pytest.mark.parametrize("name", rest_slow(SEGMENTORS, ("mask2former",)))
+@torch.no_grad()
+def test_windows_over_several_sizes(name, one_thread):
+    model = small_model(name, **WINDOWS)
+    (batch,) = batches(name, len(SIZES))
+    first, *others = batches(name, 1)
+    alone = [s for one in (copy.deepcopy(first), *others) for s in model.predict(one)]
+    check_same(model.predict(batch), alone)
+    # The toolkit's own, of an image that needs no padding: Mask2Former's head takes none.
+    model.model.data_preprocessor.test_cfg = None
+    (found,) = model.model.test_step(first)
+    assert torch.equal(found.seg_logits.data, alone[0].seg_logits.data)

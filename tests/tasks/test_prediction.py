@@ -1,0 +1,192 @@
+"""Predictions and figures are those of each image alone, for any batch and from any thread."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from PIL import Image
+
+from datamodules.classification import ClassificationDataModule
+from datamodules.coco import CocoDataModule
+from datamodules.segmentation_folder import SegmentationFolderDataModule
+from heads.linear import LinearClassifier
+from tasks.classification import ClassificationTask
+from tasks.detection import DetectionTask
+from tasks.segmentation import SegmentationTask
+from tests.dense_heads import CLASSES, pictures, serving_data, small_model
+from tests.families import rest_slow, short
+from tests.runs import RECIPE
+from tests.threads import in_threads
+
+VIEWS = {"test_scales": [0.75, 1.0], "test_flip": True}
+CASES = {
+    "classification": {},
+    "mask_rcnn": {},
+    "retinanet": VIEWS,
+    "dino": {},
+    "upernet": VIEWS,
+    "semantic_fpn": {},
+    "mask2former": {},
+}
+
+
+def loaded(case):
+    """A task as ``tasks.load`` gives it, but for its weights."""
+    if case == "classification":
+        torch.manual_seed(0)
+        model = LinearClassifier(short("posmlp_t"), len(CLASSES)).eval()
+        data = ClassificationDataModule(image_size=64, num_workers=0, batch_size=3)
+        data.predict_only(CLASSES)
+        kind = ClassificationTask
+    else:
+        model = small_model(case, "resnet18")
+        kind = SegmentationTask if hasattr(model.model, "decode_head") else DetectionTask
+        task = "segmentation" if kind is SegmentationTask else "detection"
+        data = serving_data(task, 3, **CASES[case])
+    task = kind(model, CLASSES, **RECIPE)
+    task.data = data
+    return task.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Images of several sizes."""
+    for number, picture in enumerate(pictures()):
+        picture.save(tmp_path / f"{number}.png")
+    return sorted(tmp_path.iterdir())
+
+
+def plain(rows):
+    return json.dumps(rows, default=lambda labels: labels.tolist())
+
+
+@pytest.mark.parametrize("case", rest_slow(CASES, ("classification", "semantic_fpn")))
+def test_calls_of_several_threads_are_those_of_one(case, files, one_thread):
+    """Lists of other lengths, orders and sizes, by turns."""
+    task = loaded(case)
+    lists = [tuple(files[:1]), tuple(files[1:]), tuple(files[::-1]), (files[3], files[0])]
+    expected = {given: plain(task.predict(list(given))) for given in lists}
+    assert len(set(expected.values())) == len(lists)
+    task = loaded(case)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for given, found in in_threads(lambda given: plain(task.predict(list(given))), lists):
+        assert found == expected[given]
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert after == before
+
+
+@pytest.mark.parametrize("case", rest_slow(CASES, ("classification", "retinanet")))
+def test_a_list_gives_what_its_images_give_alone(case, files, one_thread):
+    task = loaded(case)
+    rows = task.predict(files)
+    assert [row["image"] for row in rows] == [str(file) for file in files]
+    for file, row in zip(files, rows, strict=True):
+        (alone,) = task.predict(file)
+        check_close(row, alone)
+
+
+def check_boxes(found, expected):
+    assert len(found) == len(expected) > 9
+    for one, other in zip(found, expected, strict=True):
+        numbers = [[row.pop("score"), *row.pop("bbox")] for row in (dict(one), dict(other))]
+        assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
+        kept = [
+            {k: v for k, v in row.items() if k not in ("score", "bbox")} for row in (one, other)
+        ]
+        assert kept[0] == kept[1]
+
+
+def check_close(row, alone):
+    row, alone = ({k: v for k, v in one.items() if k != "image_id"} for one in (row, alone))
+    assert row.keys() == alone.keys()
+    for key, value in alone.items():
+        if key == "detections":
+            check_boxes(row[key], value)
+        elif key == "labels":
+            assert (row[key] == value).mean() > 0.999
+        else:
+            assert row[key] == pytest.approx(value, abs=1e-4)
+
+
+def coco_of_several_sizes(root, **more):
+    """A set with a box in each image; its ids go down."""
+    (root / "images").mkdir()
+    images, boxes = [], []
+    for number, picture in enumerate(pictures()):
+        width, height = picture.size
+        name, own = f"{number}.png", 100 - number
+        picture.save(root / "images" / name)
+        images.append({"id": own, "file_name": name, "width": width, "height": height})
+        box = [2, 3, width / 2, height / 2]
+        boxes.append({"id": number + 1, "image_id": own, "category_id": 1, "bbox": box,
+                      "area": width * height / 4, "iscrowd": 0, "segmentation": []})  # fmt: skip
+    categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
+    content = {"images": images, "annotations": boxes, "categories": categories}
+    (root / "all.json").write_text(json.dumps(content))
+    files = {f"{split}_{part}": name for split in ("train", "val")
+             for part, name in (("annotations", "all.json"), ("images", "images"))}  # fmt: skip
+    return lambda size: CocoDataModule(
+        root, scale=64, num_workers=0, eval_batch_size=size, with_mask=False, **files, **more
+    )
+
+
+def masks_of_several_sizes(root, **more):
+    generator = np.random.default_rng(1)
+    for split in ("train", "val"):
+        for number, picture in enumerate(pictures()):
+            mask = generator.integers(0, len(CLASSES), picture.size[::-1], dtype=np.uint8)
+            for kind, image in (("images", picture), ("masks", Image.fromarray(mask))):
+                (root / kind / split).mkdir(parents=True, exist_ok=True)
+                image.save(root / kind / split / f"{number}.png")
+    return lambda size: SegmentationFolderDataModule(
+        root, classes=CLASSES, scale=64, num_workers=0, eval_batch_size=size, **more
+    )
+
+
+class Noting(DetectionTask):
+    """Keeps the detections, as few of random weights hit a box."""
+
+    def compute_metrics(self):
+        self.found = dict(sorted(self.metric.detections.items()))
+        return super().compute_metrics()
+
+
+SETS = {"retinanet": (coco_of_several_sizes, Noting), "dino": (coco_of_several_sizes, Noting),
+        "upernet": (masks_of_several_sizes, SegmentationTask),
+        "mask2former": (masks_of_several_sizes, SegmentationTask)}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", rest_slow(SETS, ("retinanet", "upernet")))
+def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
+    """In validation, in tests with several views, and in mode=predict; the last batch is short."""
+    make, kind = SETS[case]
+    build = make(tmp_path, **VIEWS)
+    found = {}
+    for size in (1, 3):
+        task, data = kind(small_model(case, "resnet18"), CLASSES, **RECIPE), build(size)
+        trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False,
+                          default_root_dir=tmp_path, enable_progress_bar=False,
+                          enable_model_summary=False)  # fmt: skip
+        data.setup()
+        task.category_ids = data.category_ids
+        figures = [trainer.validate(task, datamodule=data, verbose=False)[0]]
+        rows = [getattr(task, "found", None)]
+        figures.append(trainer.test(task, datamodule=data, verbose=False)[0])
+        rows.append(getattr(task, "found", None))
+        rows.append([row for batch in trainer.predict(task, datamodule=data) for row in batch])
+        found[size] = figures, rows
+    (figures, rows), (other_figures, other_rows) = found[1], found[3]
+    for one, other in zip(figures, other_figures, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+        assert len(one) > 2
+    if kind is Noting:
+        for one, other in zip(rows[:2], other_rows[:2], strict=True):
+            assert list(one) == list(other) == [97, 98, 99, 100]
+            for image in one:
+                check_boxes(one[image], other[image])
+    for one, other in zip(rows[2], other_rows[2], strict=True):
+        assert one["image"] == other["image"]
+        check_close(one, other) if kind is Noting else None
