@@ -209,7 +209,7 @@ def test_another_error_ends_the_other_processes_and_stays_what_it_is(tmp_path):
 
 
 def test_only_a_process_whose_parent_is_gone_speaks_for_it(environment, tmp_path, monkeypatch):
-    parents = iter([100, 100, 100, 1])
+    parents = iter([100, 100, 1, 1])
     with environment({"LOCAL_RANK": "1"}):
         monkeypatch.setattr(process_group, "POLL", 0.05)
         for parent, raised in ((lambda: 100, SystemExit), (lambda: next(parents, 1), ValueError)):
@@ -217,6 +217,16 @@ def test_only_a_process_whose_parent_is_gone_speaks_for_it(environment, tmp_path
             trainer = fake_trainer(tmp_path, local_rank=1)
             with pytest.raises(raised), process_group.processes(trainer):
                 raise RuntimeError(BROKEN)
+
+
+def test_a_process_waits_a_while_for_its_new_parent(monkeypatch):
+    parents = iter([100, 100, 100])
+    monkeypatch.setattr(process_group, "POLL", 5)
+    monkeypatch.setattr(process_group.os, "getppid", lambda: next(parents, 1))
+    assert process_group._orphaned(100)
+    monkeypatch.setattr(process_group, "POLL", 0.05)
+    monkeypatch.setattr(process_group.os, "getppid", lambda: 100)
+    assert not process_group._orphaned(100)
 
 
 def test_a_process_that_waits_for_one_that_is_gone_is_ended(tmp_path, monkeypatch, capsys):
