@@ -130,15 +130,18 @@ class ClassificationTask(BaseTask):
         """Load what only training needs where a trainer is used without ``tools/run.py``."""
         if stage == "fit":
             self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
-            if isinstance(self.trainer.strategy, FSDPStrategy):  # as long as no weight is sharded
+            if self._shards_weights():  # they are whole until the strategy has them
                 self._check_patches(torch.empty(0), contextlib.nullcontext())
 
     def on_fit_start(self) -> None:
         """Stop if the embedding cannot see a patch, on the training's device and in its type."""
-        if not isinstance(self.trainer.strategy, FSDPStrategy):
+        if not self._shards_weights():
             precision = self.trainer.precision_plugin
             like = precision.convert_input(torch.empty(0, device=self.device))
             self._check_patches(like, precision.forward_context())
+
+    def _shards_weights(self) -> bool:
+        return isinstance(getattr(self.trainer, "strategy", None), FSDPStrategy)
 
     def _check_patches(self, like: Tensor, autocast: AbstractContextManager[Any]) -> None:
         backbone = getattr(self.model, "backbone", None)

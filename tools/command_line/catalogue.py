@@ -72,7 +72,8 @@ class Catalogue:
         """
         found = self._find(backbone)
         without = found["without_prefix"]
-        if token_mixer in self.mixers and not self.mixers[token_mixer]["takes_prefix"]:
+        mixer = self.mixers.get(token_mixer or "")
+        if mixer is not None and not mixer["takes_prefix"]:
             return dict(without)
         return {option: found["schema"][option] for option in without}
 
