@@ -20,6 +20,7 @@ from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
 
 Layout = Literal["nhwc", "nchw", "tokens"]
+PrefixMixing = Literal["joint", "pooled", "none"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Backbone(nn.Module):
         token_slots: Names, within a block, of what mixes its tokens; a block may lack some.
         channel_slots: Names, within a block, of what mixes its channels alone.
         num_prefix_tokens: P of the blocks' tokens.
+        img_size: Build resolution (H, W).
+        pooling: What the embedding is read from, in words: the mean of the last map, or the class
+            token.
     """
 
     name: str = ""
@@ -70,6 +74,8 @@ class Backbone(nn.Module):
     token_slots: tuple[str, ...] = ("attn",)
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
+    img_size: tuple[int, int] = (224, 224)
+    pooling: str = "mean"
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,10 +240,15 @@ def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
 class Mixer(nn.Module):
     """A channel or token mixer: (B, H, W, C) -> (B, H, W, C) at any H and W.
 
-    A subclass writes ``mix``, and ``mix_prefix`` if it should serve hosts with class tokens.
-    Norm, residual, layer scale and drop path stay in the host's block.
+    A subclass writes ``mix``. Norm, residual, layer scale and drop path stay in the host's block.
 
     Attributes:
+        prefix_mixing: How prefix (class) tokens take part. "joint": ``mix_joint`` mixes the map and
+            the prefix tokens together, as attention does. "pooled": each prefix token is given the
+            mean of the mixed map. "none": not at all, so that a host is built without prefix tokens
+            and pools its map. A channel mixer of "none" that writes ``mix_prefix`` treats them
+            apart from the map.
+        kind: "token" or "channel", as it is registered; None for a mixer that is built directly.
         replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
             that is the host's own.
         is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
@@ -247,6 +258,8 @@ class Mixer(nn.Module):
             multiplied.
     """
 
+    prefix_mixing: PrefixMixing = "none"
+    kind: Literal["channel", "token"] | None = None
     replaced: Mapping[str, torch.Size] | None = None
     is_related: bool = False
     value_layer: str = ""
@@ -255,16 +268,31 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
 
+        "pooled" gives every prefix token the mean of the mixed map, which the host's residual adds:
+        class attention with equal weights over the map.
+
+        Source: class attention is that of CaiT (Touvron et al., "Going deeper with Image
+        Transformers", ICCV 2021, https://arxiv.org/abs/2103.17239).
+
         Raises:
-            ValueError: The subclass gives another shape, which a residual might broadcast.
+            ValueError: The subclass gives another shape, which a residual might broadcast, or
+                takes no prefix tokens.
         """
+        if prefix is not None and self.prefix_mixing == "joint":
+            return _checked_pair(self.mix_joint(x, prefix), x, prefix, self)
         mixed = _of_shape(x, self.mix(x), self)
         if prefix is None:
             return mixed
+        if self.prefix_mixing == "pooled":
+            return mixed, mixed.mean(dim=(1, 2)).unsqueeze(1).expand_as(prefix)
         return mixed, _of_shape(prefix, self.mix_prefix(prefix), self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """What the mixer does to a map: (B, H, W, C) -> (B, H, W, C)."""
+        """Mix a map: (B, H, W, C) -> (B, H, W, C); by default as ``mix_joint`` without prefix."""
+        return self.mix_joint(x, x.new_empty(x.shape[0], 0, x.shape[-1]))[0]
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix map and prefix tokens together: (B, H, W, C) and (B, P, C) -> both, P from 0 on."""
         raise NotImplementedError
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -288,12 +316,40 @@ class Mixer(nn.Module):
         return False
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C): the pointwise parts of the mixer, its spatial parts left out."""
+        """Mix prefix tokens apart from the map, in a channel mixer: (B, P, C) -> (B, P, C).
+
+        These are the pointwise parts of the mixer, its spatial parts left out.
+        """
+        raise ValueError(no_prefix(type(self).__name__))
+
+
+def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
+    """Return True if a mixer in a slot of this kind may be given prefix tokens.
+
+    A token mixer that treats them apart from the map would leave a class token that never sees the
+    image, so that ``mix_prefix`` counts for channel mixers only.
+    """
+    apart = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
+    return mixer.prefix_mixing != "none" or apart
+
+
+def no_prefix(mixer: str) -> str:
+    """Say that a mixer takes no prefix tokens, and what to do."""
+    return (
+        f"{mixer} takes no class tokens (prefix_mixing='none'); build the host without them, such "
+        "as deit_t with class_token=False, or declare prefix_mixing='joint' or 'pooled' in the "
+        "mixer's class"
+    )
+
+
+def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tuple[Tensor, Tensor]:
+    """Check the map and the prefix tokens that ``mix_joint`` returned."""
+    if not isinstance(mixed, tuple) or len(mixed) != 2:
         raise ValueError(
-            f"{type(self).__name__} does not say what becomes of class tokens; give it a "
-            "mix_prefix method or use a host without class token: swin_t, or deit_t with "
-            "backbone.class_token=false"
+            f"{type(mixer).__name__}.mix_joint returned {type(mixed).__name__}; return the mixed "
+            "map and the mixed prefix tokens, (x, prefix)"
         )
+    return _of_shape(x, mixed[0], mixer), _of_shape(prefix, mixed[1], mixer)
 
 
 def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
@@ -348,14 +404,14 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     The block remembers the place in either case, see ``Backbone.channel_places``.
 
     Raises:
-        ValueError: The host has class tokens, and the mixer does not say what becomes of them.
+        ValueError: The host has class tokens, and the mixer does not take them.
     """
     cast("Any", block).filled = (*getattr(block, "filled", ()), name)
     if factory is None:
         return
     mixer = factory(slot)
-    if slot.num_prefix_tokens and type(mixer).mix_prefix is Mixer.mix_prefix:
-        mixer.mix_prefix(torch.empty(0))  # says why not
+    if slot.num_prefix_tokens and not takes_prefix(type(mixer), mixer.kind):
+        raise ValueError(no_prefix(type(mixer).__name__))
     own = block.get_submodule(name)
     mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
     mixer.is_related = type(own) is type(mixer)

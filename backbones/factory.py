@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
+from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
@@ -21,7 +22,11 @@ from backbones.registry import (
     host_overrides_of,
     list_mixers,
     look_up,
+    mixers,
+    without_prefix,
 )
+
+logger = logging.getLogger(__name__)
 
 # How small an image may be, and how small with a smaller patch size than the published one.
 LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
@@ -149,8 +154,15 @@ def create_backbone(
         channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
         token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
     )
-    backbone = host.build(config, **{**host_overrides_of(host, mixer_name), **host_kwargs})
-    backbone.name = name
+    token_name = _typed_name(token_mixer)
+    _check_prefix(host, [mixer_name, token_name], host_kwargs)
+    overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
+    backbone = host.build(config, **{**overrides, **host_kwargs})
+    backbone.name, backbone.img_size = name, config.img_size
+    if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
+        by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
+        beside = mixer_name if by_channel else token_name
+        logger.info("%s has no class token beside %s; it pools the map", host.name, beside)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
@@ -202,6 +214,24 @@ def _token_factory(
     return _factory(host, "token", options.pop("name"), options)
 
 
+def _typed_name(token_mixer: Mapping[str, Any] | str | None) -> str | None:
+    return token_mixer.get("name") if isinstance(token_mixer, Mapping) else token_mixer
+
+
+def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:
+    """Refuse options by which a host has class tokens beside mixers that do not take them."""
+    wanted = without_prefix(host, *swapped)
+    for option, value in given.items():
+        if option in wanted and value != wanted[option]:
+            entry = next(e for e in map(find_mixer, filter(None, swapped)) if not e.takes_prefix)
+            able = [e.name for e in mixers().values() if e.kind == entry.kind and e.takes_prefix]
+            raise ValueError(
+                f"{option}={value} gives {host.name} class tokens, which {entry.name} does not "
+                f"take (prefix_mixing='none'); leave {option} out, and {host.name} pools the map, "
+                f"or use a {entry.kind} mixer that takes them, such as {able[0]}"
+            )
+
+
 def _options(entry: MixerEntry) -> dict[str, Any]:
     """What a user may set of a mixer, with its defaults."""
     return {k: v for k, v in keywords(entry.build).items() if k not in FROM_SLOT}
@@ -240,12 +270,29 @@ def _build_mixer(
             f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
             "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
         )
-    if type(mixer).mix is Mixer.mix:
+    _check_methods(entry.name, type(mixer))
+    mixer.kind = entry.kind
+    return mixer
+
+
+def _check_methods(name: str, mixer: type[Mixer]) -> None:
+    """Refuse a mixer's class that lacks what it needs or declares."""
+    if mixer.prefix_mixing not in get_args(PrefixMixing):
         raise ValueError(
-            f"mixer {entry.name!r} has no method mix, which maps (B, H, W, C) to the same shape; "
+            f"mixer {name!r} declares prefix_mixing={mixer.prefix_mixing!r}; it is one of "
+            f"{', '.join(get_args(PrefixMixing))}"
+        )
+    joint = mixer.mix_joint is not Mixer.mix_joint
+    if mixer.prefix_mixing == "joint" and not joint:
+        raise ValueError(
+            f"mixer {name!r} declares prefix_mixing='joint' and has no method mix_joint; write "
+            "mix_joint(x, prefix), which returns the mixed map and the mixed class tokens"
+        )
+    if mixer.mix is Mixer.mix and not joint:
+        raise ValueError(
+            f"mixer {name!r} has no method mix, which maps (B, H, W, C) to the same shape; "
             "write it instead of forward, which adds the class tokens"
         )
-    return mixer
 
 
 def _is_own_check(error: Exception) -> bool:

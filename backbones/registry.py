@@ -17,8 +17,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from backbones.base import Backbone, Mixer
-from backbones.options import check_builder, check_value, unknown, unknown_backbone
+from backbones.base import Backbone, Mixer, takes_prefix
+from backbones.options import (
+    built_class,
+    check_builder,
+    check_value,
+    unknown,
+    unknown_backbone,
+)
 
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +49,11 @@ class MixerEntry:
     unfit_for: Mapping[str, str]
     named_on: Collection[str]
 
+    @property
+    def takes_prefix(self) -> bool:
+        """True if it serves a host with class tokens, by the class that it builds."""
+        return takes_prefix(built_class(self.build, Mixer), self.kind)
+
 
 @dataclass(frozen=True, eq=False)  # told apart by identity
 class HostEntry:
@@ -54,6 +65,7 @@ class HostEntry:
     source: str
     plain_ffn: bool
     patch_size: int
+    without_prefix: Mapping[str, Any]
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -87,6 +99,7 @@ def register_host(
     source: str,
     plain_ffn: bool = True,
     patch_size: int = 4,
+    without_prefix: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -98,6 +111,8 @@ def register_host(
             its place.
         patch_size: Stride of the first map of the published network; for small images users may
             choose a smaller one.
+        without_prefix: Its own options by which it has no class tokens and pools its map, for a
+            host that has such tokens; they hold beside mixers that do not take prefix tokens.
 
     Raises:
         ValueError: The name is none or taken by another one, a slot is of no kind, or an option
@@ -110,7 +125,9 @@ def register_host(
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
         check_builder(build, f"host {name}")
-        _HOSTS[name] = HostEntry(name, build, tuple(slots), source, plain_ffn, patch_size)
+        _HOSTS[name] = HostEntry(
+            name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {})
+        )
         return build
 
     return register
@@ -130,11 +147,11 @@ def register_mixer(
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
-    The module maps (B, H, W, C) to the same shape; subclass ``backbones.Mixer`` (or
-    ``PointwiseMixer``) to serve hosts with class tokens too. ``hidden_ratio``, ``grid`` and
-    ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every other keyword is
-    an option of the user's, with a default that can be typed. ``options.variant_of`` makes a mixer
-    out of another with options fixed.
+    The module maps (B, H, W, C) to the same shape. Its class says how class tokens take part
+    (``Mixer.prefix_mixing``); a function names the class as what it returns. ``hidden_ratio``,
+    ``grid`` and ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every
+    other keyword is an option of the user's, with a default that can be typed.
+    ``options.variant_of`` makes a mixer out of another with options fixed.
 
     Args:
         name: Short name of lower-case letters, digits and _, written out; it becomes the suffix of
@@ -329,9 +346,16 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     return _MIXERS[name]
 
 
-def host_overrides_of(host: HostEntry, mixer: str | None) -> Mapping[str, Any]:
+def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
     """Defaults of a host's own options beside a mixer."""
-    return {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
+    own = {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
+    return {**own, **without_prefix(host, mixer)}
+
+
+def without_prefix(host: HostEntry, *mixers: str | None) -> Mapping[str, Any]:
+    """Options by which a host has no class tokens, if one of these mixers does not take them."""
+    taken = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
+    return {} if taken else host.without_prefix
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from PIL import Image
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from backbones import Backbone
 from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
 from heads.losses import NO_TOKENS
@@ -25,6 +29,8 @@ from tasks.batches import Batch, Row
 from tasks.classes import check_several, readable
 from tasks.drawing import Tile, contact_sheet, to_image
 from tasks.evaluation_loss import Summed, of_classes
+from tasks.gather import refuse_together
+from tasks.patch_check import unseen_patches
 from tasks.teacher import OPTION, Normalisation, Teacher, TeacherOptions, load_teacher
 
 make_mixup: Any = Mixup  # timm's classes are untyped
@@ -47,6 +53,8 @@ class ClassificationTask(BaseTask):
             where timm's script loads data; an augmentation's ``random_erasing`` does it before.
         distillation: Options of ``TeacherOptions``, of which the ``type`` None is no teacher.
         ema: See ``BaseTask``.
+        check_patches: Whether a training stops before its first step if the embedding cannot see a
+            patch of the image, see ``patch_check``.
 
     Raises:
         ValueError: An option that Mixup does not have, or labels that would be smoothed twice.
@@ -68,6 +76,7 @@ class ClassificationTask(BaseTask):
         random_erasing: float = 0.0,
         distillation: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
+        check_patches: bool = True,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         check_several(self.class_names, "a class folder or label of the other images")
@@ -90,6 +99,7 @@ class ClassificationTask(BaseTask):
         self.distillation = TeacherOptions(**distillation or {})
         self._teacher: tuple[Teacher, Normalisation] | None = None
         self._others: Tensor | None = None
+        self.check_patches = check_patches
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -120,6 +130,29 @@ class ClassificationTask(BaseTask):
         """Load what only training needs where a trainer is used without ``tools/run.py``."""
         if stage == "fit":
             self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
+            if self._shards_weights():  # they are whole until the strategy has them
+                self._check_patches(torch.empty(0), contextlib.nullcontext())
+
+    def on_fit_start(self) -> None:
+        """Stop if the embedding cannot see a patch, on the training's device and in its type."""
+        if not self._shards_weights():
+            precision = self.trainer.precision_plugin
+            like = precision.convert_input(torch.empty(0, device=self.device))
+            self._check_patches(like, precision.forward_context())
+
+    def _shards_weights(self) -> bool:
+        return isinstance(getattr(self.trainer, "strategy", None), FSDPStrategy)
+
+    def _check_patches(self, like: Tensor, autocast: AbstractContextManager[Any]) -> None:
+        backbone = getattr(self.model, "backbone", None)
+        if not self.check_patches or not isinstance(backbone, Backbone):
+            return
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        side = getattr(data, "image_size", None)
+        size = backbone.img_size if side is None else (side, side)
+        with autocast:
+            problem = unseen_patches(backbone, size, like)
+        refuse_together(problem)
 
     def prepare_batch(self, batch: Batch) -> Batch:
         """Mix the images and labels of a training batch, erase parts of them, ask the teacher.

@@ -26,6 +26,8 @@ from backbones.options import variant_of
 from backbones.registry import register_host
 
 GRID = "pos_grid"  # rows and columns of an oblong position table
+POOLING = ("mean", "class token", "class and distillation token")  # by the number of tokens
+NO_TOKENS = {"class_token": False, "distilled": False}
 
 
 class DeiT(IsotropicBackbone):
@@ -66,9 +68,7 @@ class DeiT(IsotropicBackbone):
         self.dist_token: nn.Parameter | None = None
         if distilled:
             if not class_token:
-                raise ValueError(
-                    "distilled=True needs the class token; leave class_token=False out"
-                )
+                raise ValueError("distilled=True needs the class token; pass class_token=True")
             self.dist_token = cast("nn.Parameter", model.dist_token)
             self.no_weight_decay |= {"dist_token"}
         if fc_norm and class_token:
@@ -78,6 +78,7 @@ class DeiT(IsotropicBackbone):
             )
         self.norm_order_is_set = fc_norm is not None
         self.num_prefix_tokens = int(class_token) + int(distilled)
+        self.pooling = POOLING[self.num_prefix_tokens]
         self.blocks = model.blocks
         self.grid: tuple[int, int] = self.patch_embed.grid_size
         self.set_map(config, model.num_features, model.norm)
@@ -291,19 +292,19 @@ def build(
     return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm, distilled)
 
 
-@register_host("deit_t", source="DeiT, Table 1", patch_size=PATCH_SIZE)
+@register_host("deit_t", source="DeiT, Table 1", patch_size=PATCH_SIZE, without_prefix=NO_TOKENS)
 @variant_of(build, fixed={"variant": "deit_tiny_patch16_224"})
 def deit_t() -> None:
     """Width 192, 12 blocks, 3 heads."""
 
 
-@register_host("deit_s", source="DeiT, Table 1", patch_size=PATCH_SIZE)
+@register_host("deit_s", source="DeiT, Table 1", patch_size=PATCH_SIZE, without_prefix=NO_TOKENS)
 @variant_of(build, fixed={"variant": "deit_small_patch16_224"})
 def deit_s() -> None:
     """Width 384, 12 blocks, 6 heads."""
 
 
-@register_host("deit_b", source="DeiT, Table 1", patch_size=PATCH_SIZE)
+@register_host("deit_b", source="DeiT, Table 1", patch_size=PATCH_SIZE, without_prefix=NO_TOKENS)
 @variant_of(build, fixed={"variant": "deit_base_patch16_224"})
 def deit_b() -> None:
     """Width 768, 12 blocks, 12 heads."""

@@ -16,7 +16,9 @@ def mix_tokens(
     mixer: nn.Module, tokens: Tensor, grid: tuple[int, int], num_prefix_tokens: int
 ) -> Tensor:
     """Apply a mixer to tokens (B, P + H * W, C): prefix tokens, then the map in row-major order."""
-    if isinstance(mixer, PointwiseMixer) or not isinstance(mixer, Mixer):
+    if not isinstance(mixer, Mixer):
+        return mixer(tokens)
+    if isinstance(mixer, PointwiseMixer) and mixer.prefix_mixing == "none":
         return mixer(tokens)
     prefix, patches = tokens[:, :num_prefix_tokens], tokens[:, num_prefix_tokens:]
     x = patches.unflatten(1, grid)

@@ -7,16 +7,17 @@ Sec. 3.2; as an instance of MetaMixer: FFNet, Fig. 1 and 8.
 from __future__ import annotations
 
 from backbones.layers.init import init_all
-from backbones.mixers.metamixer.instances import self_attention
-from backbones.mixers.metamixer.query_key_value import MetaMixer
+from backbones.mixers.metamixer.instances import SelfAttention, self_attention
 from backbones.registry import register_mixer
 
 HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
 
 
 @register_mixer("attention", kind="token", source="Vaswani et al., NeurIPS 2017, Sec. 3.2.2")
-def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> MetaMixer:
+def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> SelfAttention:
     """Multi-head self-attention over all tokens, without positions, at any map size.
+
+    Class tokens are among the tokens.
 
     Args:
         dim: Channels C.

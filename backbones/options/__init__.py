@@ -1,6 +1,7 @@
 """What a user may set, and how a wrong name or value is refused, wherever options are taken."""
 
 from backbones.options.signatures import (
+    built_class,
     check_arguments,
     check_builder,
     check_complete,
@@ -12,6 +13,7 @@ from backbones.options.values import check_odd, check_value
 from backbones.options.variants import variant_of
 
 __all__ = [
+    "built_class",
     "check_arguments",
     "check_builder",
     "check_complete",

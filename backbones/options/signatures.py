@@ -6,15 +6,28 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from backbones.options.values import check_value, with_whole_numbers
+
+T = TypeVar("T")
 
 
 def keywords(build: Callable[..., Any]) -> dict[str, Any]:
     """Keyword-only parameters of a function or class with their defaults."""
     parameters = inspect.signature(build).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def built_class(build: Callable[..., Any], base: type[T]) -> type[T]:
+    """Return the class that a builder makes: itself, or what a function says that it returns.
+
+    Args:
+        build: A class, or a function with or without a return annotation.
+        base: What it derives from, which stands for a class that the function does not name.
+    """
+    made = build if inspect.isclass(build) else typing.get_type_hints(build).get("return")
+    return made if inspect.isclass(made) and issubclass(made, base) else base
 
 
 def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] = ()) -> None:

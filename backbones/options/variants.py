@@ -41,6 +41,7 @@ def variant_of(
     gone = {*fixed, *without}
     call = build.__init__ if inspect.isclass(build) else build
     hints = typing.get_type_hints(call)
+    made = build if inspect.isclass(build) else hints.get("return", Any)
     known = inspect.signature(build).parameters
     for name in (*gone, *defaults):
         if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
@@ -60,6 +61,7 @@ def variant_of(
 
         variant.__signature__ = signature  # type: ignore[attr-defined]
         variant.__annotations__ = {p.name: p.annotation for p in parameters}
+        variant.__annotations__["return"] = made
         variant.__doc__ = _described(named, build, gone)
         return variant
 

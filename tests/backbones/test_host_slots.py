@@ -6,12 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import Mixer, create_backbone, register_mixer
+from backbones import (
+    Mixer,
+    PointwiseMixer,
+    Slot,
+    backbone_schema,
+    create_backbone,
+    register_mixer,
+)
+from backbones.analysis.patch_reach import reached_patches
+from backbones.base import fill
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
-from tests.families import TOKEN_SLOTS, rest_slow
+from backbones.options import variant_of
+from tests.families import TOKEN_SLOTS, build_short, rest_slow
 from tests.references.names import AUTHORS
+from tests.tensors import images
 
 
 class Recorder(Mixer):
@@ -64,10 +75,147 @@ def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
     assert grids == [(2 * height, 2 * width) for _, height, width, _ in expected]
 
 
-def test_mixers_see_the_class_token_apart(recorder):
-    backbone = create_backbone("deit_t_recorded", token_mixer={"name": "recorder"})
+def test_channel_mixers_see_the_class_token_apart(recorder):
+    backbone = create_backbone("deit_t_recorded")
     backbone(torch.zeros(2, 3, 64, 96))
-    assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 24
+    assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 12
+
+
+class Joint(Recorder):
+    """Lets the prefix tokens read the sum of the map."""
+
+    prefix_mixing = "joint"
+
+    def mix_joint(self, x, prefix):
+        self.seen.append((tuple(x.shape), tuple(prefix.shape)))
+        return x * self.weight, prefix + x.sum((1, 2), keepdim=True)[:, 0] * self.weight
+
+
+class Pooled(Recorder):
+    """Lets the prefix tokens read the mean of the mixed map."""
+
+    prefix_mixing = "pooled"
+
+
+class PooledPointwise(PointwiseMixer):
+    """A control: mixes nothing."""
+
+    prefix_mixing = "pooled"
+
+    def __init__(self, dim):
+        super().__init__()
+
+    def mix(self, x):
+        return x
+
+
+class Apart(PointwiseMixer):
+    """A token mixer that treats all tokens alike."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def mix(self, x):
+        return self.linear(x)
+
+
+class WithoutPrefix(Mixer):
+    """Writes nothing on prefix tokens."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def mix(self, x):
+        return self.linear(x)
+
+
+def function_of_a_joint_mixer(dim, *, grid=(14, 14)) -> Joint:
+    return Joint(dim, grid=grid)
+
+
+@variant_of(Joint)
+def variant_of_a_joint_mixer():
+    """The same."""
+
+
+def function_without_annotation(dim):
+    return Joint(dim)
+
+
+@pytest.mark.parametrize(
+    ("kind", "build", "pooling"),
+    [
+        ("token", Joint, "class token"),
+        ("token", function_of_a_joint_mixer, "class token"),
+        ("token", variant_of_a_joint_mixer, "class token"),
+        ("token", function_without_annotation, "mean"),
+        ("token", Pooled, "class token"),
+        ("token", PooledPointwise, "class token"),
+        ("token", Recorder, "mean"),  # mix_prefix alone would leave a class token blind
+        ("token", Apart, "mean"),
+        ("token", WithoutPrefix, "mean"),
+        ("channel", Joint, "class token"),
+        ("channel", Pooled, "class token"),
+        ("channel", Recorder, "class token"),
+        ("channel", Apart, "class token"),
+        ("channel", WithoutPrefix, "mean"),
+    ],
+)
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_embedding_sees_the_image_whatever_a_mixer_declares(
+    recorder, kind, build, pooling, dense
+):
+    register_mixer("trial", kind=kind, source="this test")(build)
+    name, options = (
+        ("deit_t", {"token_mixer": "trial"}) if kind == "token" else ("deit_t_trial", {})
+    )
+    backbone = build_short(name, **options, dense=dense, img_size=64).double().eval()
+    assert backbone.pooling == pooling
+    assert backbone.num_prefix_tokens == (pooling == "class token")
+    x = images(64, 96, batch=2)
+    assert backbone(x)[0].shape[2:] == ((16, 24) if dense else (4, 6))
+    if not dense:
+        assert reached_patches(backbone, x, 16).all()
+        embedded = backbone.embed(x)
+        assert (embedded[0] - embedded[1]).abs().max() > 1e-3
+
+
+def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog):
+    register_mixer("blind", kind="channel", source="this test")(WithoutPrefix)
+    register_mixer("joint", kind="token", source="this test")(Joint)
+    caplog.set_level("INFO")
+    with torch.device("meta"):
+        for name, token_mixer, pooling, said in (
+            ("deit_t_blind", "joint", "mean", ["deit_t has no class token beside blind"]),
+            ("deit_t_recorded", "pooling", "mean", ["deit_t has no class token beside pooling"]),
+            ("deit_t_iffn", "joint", "mean", ["deit_t has no class token beside iffn"]),
+            ("deit_t_recorded", "joint", "class token", []),
+            ("swin_t_blind", "pooling", "mean", []),
+        ):
+            caplog.clear()
+            assert create_backbone(name, token_mixer=token_mixer).pooling == pooling
+            assert [line.partition(";")[0] for line in caplog.messages] == said
+        assert backbone_schema("deit_t_blind")["class_token"] is False
+        assert backbone_schema("deit_t_recorded")["class_token"] is True
+        both = create_backbone("deit_t", token_mixer="joint", distilled=True)
+        assert both.pooling == "class and distillation token"
+        for option in ("class_token", "distilled"):
+            match = f"{option}=True gives deit_t class tokens, which pooling .* such as attention"
+            with pytest.raises(ValueError, match=match):
+                create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
+        match = "class_token=True gives deit_t class tokens, which blind .* a channel mixer"
+        with pytest.raises(ValueError, match=match):
+            create_backbone("deit_t_blind", class_token=True)
+
+
+def test_a_host_with_class_tokens_refuses_a_mixer_that_does_not_take_them(recorder):
+    block = nn.Module()
+    block.attn = nn.Identity()
+    slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
+    with pytest.raises(ValueError, match=r"WithoutPrefix takes no class tokens .*declare"):
+        fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
 
 
 def recorders(backbone):

@@ -27,9 +27,9 @@ from backbones.mixers.metamixer.query_key_value import (
     StaticMemory,
     apply,
 )
-from tests.families import rest_slow
+from tests.families import build_short, rest_slow
 from tests.references import ffnet as reference
-from tests.tensors import randomise, tokens
+from tests.tensors import build_mixer, images, randomise, tokens
 
 SIZES = [(4, 6), (5, 3), (1, 7)]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -332,10 +332,37 @@ def test_refused_options_name_the_valid_ones(name, options, message):
         create_mixer(name, 12, **options)
 
 
-@pytest.mark.parametrize("name", ["ffnified", "attention", "pooling"])
-def test_class_tokens_are_refused_with_the_reason(name):
-    with pytest.raises(ValueError, match=r"class tokens; .* use a host without class token"):
-        create_backbone("deit_t", token_mixer=name)
+@pytest.mark.parametrize("num_prefix", [1, 2])
+def test_attention_mixes_class_tokens_as_tokens_of_the_map(num_prefix):
+    mixer = build_mixer("attention", 12, num_heads=3)
+    x, prefix = tokens(2, 2, 3, 12), tokens(2, num_prefix, 12, seed=2)
+    mixed, mixed_prefix = mixer(x, prefix)
+    joined = torch.cat([prefix, x.flatten(1, 2)], dim=1)
+    expected = mixer(joined[:, None])[:, 0]  # a map of a single row
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(mixed_prefix, expected[:, :num_prefix], **exact)
+    torch.testing.assert_close(mixed.flatten(1, 2), expected[:, num_prefix:], **exact)
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_attention_in_deit_is_deit(distilled):
+    plain = build_short("deit_t", distilled=distilled, img_size=64).double().eval()
+    swapped = build_short(
+        "deit_t", token_mixer={"name": "attention", "num_heads": 3}, distilled=distilled,
+        img_size=64,
+    ).double().eval()  # fmt: skip
+    tensors = plain.state_dict()
+    for index in range(len(plain.blocks)):
+        ours, theirs = f"blocks.{index}.attn", f"blocks.{index}.attn.qkv"
+        for kind in ("weight", "bias"):
+            query, key, value = tensors.pop(f"{theirs}.{kind}").chunk(3)
+            tensors[f"{ours}.query.proj.{kind}"] = query
+            tensors[f"{ours}.memory.proj.{kind}"] = torch.cat([key, value])
+            tensors[f"{ours}.leave.proj.{kind}"] = tensors.pop(f"{ours}.proj.{kind}")
+    swapped.load_state_dict(tensors)
+    x = images(64, 96, batch=2)
+    for ours, theirs in ((swapped(x)[0], plain(x)[0]), (swapped.embed(x), plain.embed(x))):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 # In hosts

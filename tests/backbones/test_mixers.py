@@ -24,6 +24,7 @@ from backbones import (
     register_mixer,
 )
 from backbones.analysis.counting import count_macs
+from backbones.registry import find_mixer
 from tests.tensors import build_mixer, tokens
 
 DIM = 24
@@ -42,7 +43,7 @@ def check(function):
 
 
 def takes_prefix(mixer):
-    return type(mixer).mix_prefix is not Mixer.mix_prefix
+    return find_mixer(mixer).takes_prefix
 
 
 @check
@@ -94,7 +95,7 @@ def ignores_how_the_map_lies_in_memory(name):
 def computes_the_same_without_autograd(name):
     mixer = build(name)
     x, prefix = tokens(2, 5, 6, DIM), tokens(2, 1, DIM)
-    inputs = (x, prefix) if takes_prefix(mixer) else (x,)
+    inputs = (x, prefix) if takes_prefix(name) else (x,)
     expected = mixer(*inputs)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -139,20 +140,34 @@ def comes_back_from_state_dict_deepcopy_and_pickle(name):
 
 
 @check
-def keeps_prefix_and_map_apart(name):
+def treats_prefix_tokens_as_it_declares(name):
     mixer = build(name)
     x, prefix = tokens(2, 5, 6, DIM), tokens(2, 2, DIM)
-    if not takes_prefix(mixer):
-        with pytest.raises(ValueError, match="class tokens"):
-            mixer(x, prefix)
+    if not takes_prefix(name):
+        if mixer.kind == "channel" or type(mixer).mix_prefix is Mixer.mix_prefix:
+            with pytest.raises(ValueError, match="takes no class tokens"):
+                mixer(x, prefix)
         return
     mixed, mixed_prefix = mixer(x, prefix)
     assert mixed_prefix.shape == prefix.shape
     exact = {"rtol": 1e-12, "atol": 1e-12}
-    torch.testing.assert_close(mixed, mixer(x), **exact)
-    torch.testing.assert_close(mixer(x + 1, prefix)[1], mixed_prefix, **exact)
-    torch.testing.assert_close(mixer(x, prefix + 1)[0], mixed, **exact)
-    assert not torch.allclose(mixer(x, prefix.flip(-1))[1], mixed_prefix)
+    other_map, other_prefix = mixer(x + tokens(2, 5, 6, DIM, seed=2), prefix)[1], prefix.flip(-1)
+    if mixer.prefix_mixing == "joint":
+        nothing = mixer(x, prefix[:, :0])
+        torch.testing.assert_close(nothing[0], mixer(x), **exact)
+        assert nothing[1].shape == (2, 0, DIM)
+    else:
+        torch.testing.assert_close(mixed, mixer(x), **exact)
+        torch.testing.assert_close(mixer(x, prefix + 1)[0], mixed, **exact)
+    if mixer.prefix_mixing == "pooled":
+        mean = mixed.mean((1, 2))[:, None].expand(-1, 2, -1)
+        torch.testing.assert_close(mixed_prefix, mean, **exact)
+    if mixer.prefix_mixing == "none":  # a channel mixer, which treats them apart
+        torch.testing.assert_close(other_map, mixed_prefix, **exact)
+    else:
+        assert not torch.allclose(other_map, mixed_prefix)
+    if mixer.prefix_mixing != "pooled":
+        assert not torch.allclose(mixer(x, other_prefix)[1], mixed_prefix)
 
 
 @check
@@ -320,6 +335,61 @@ def test_a_mixer_that_writes_forward_alone_is_refused(registering):
 
     with pytest.raises(ValueError, match=r"mixer 'forward' has no method mix, .*instead of"):
         create_mixer("forward", DIM)
+
+
+class Linear(Mixer):
+    """Holds a linear layer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+
+class JointWithoutMethod(Linear):
+    """Declares what it does not have."""
+
+    prefix_mixing = "joint"
+
+    def mix(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Misspelt(JointWithoutMethod):
+    """Declares what there is not."""
+
+    prefix_mixing = "pool"
+
+
+class OneOutput(Linear):
+    """Forgets the prefix tokens."""
+
+    prefix_mixing = "joint"
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class MissingPrefix(OneOutput):
+    """Loses the prefix tokens."""
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), prefix[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [
+        (JointWithoutMethod, "'wrong' declares prefix_mixing='joint' and has no method mix_joint"),
+        (Misspelt, "declares prefix_mixing='pool'; it is one of joint, pooled, none"),
+        (OneOutput, r"OneOutput\.mix_joint returned Tensor; return .* \(x, prefix\)"),
+        (MissingPrefix, r"MissingPrefix made \(2, 1, 24\) of \(2, 2, 24\)"),
+        (Linear, "no method mix"),
+    ],
+)
+def test_what_does_not_fit_the_declaration_is_refused(registering, mixer, said):
+    register_mixer("wrong", kind="token", source="this test")(mixer)
+    with pytest.raises(ValueError, match=said):
+        create_mixer("wrong", DIM)(tokens(2, 5, 6, DIM).float(), tokens(2, 2, DIM).float())
 
 
 def test_unknown_mixer_is_refused_with_the_nearest():

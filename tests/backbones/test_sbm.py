@@ -407,9 +407,11 @@ def test_unknown_filter_is_refused():
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("name", ["deit_t", "deit_t_afbo"])
-def test_hosts_with_class_tokens_refuse_it_when_they_are_built(name, dense):
-    with pytest.raises(ValueError, match="use a host without class token"):
-        create_backbone(name, token_mixer="sbm", dense=dense)
+def test_hosts_with_class_tokens_pool_the_map_beside_it(name, dense):
+    with torch.device("meta"):
+        backbone = create_backbone(name, token_mixer="sbm", dense=dense)
+    assert backbone.pooling == "mean"
+    assert "cls_token" not in backbone.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ class Catalogue:
     """The registry's answers, in plain values.
 
     Attributes:
-        backbones: Name -> host, options with their defaults and whether one may name a token mixer,
-            in the registry's order.
+        backbones: Name -> host, options with their defaults, whether one may name a token mixer,
+            and the options by which the host has no class tokens; in the registry's order.
         hosts: Names.
-        mixers: Name -> kind, source and options with their defaults.
+        mixers: Name -> kind, source, options with their defaults, whether it takes class tokens.
         unfit: Names of pairs that do not exist -> why.
     """
 
@@ -59,6 +59,23 @@ class Catalogue:
             ValueError: Unknown name, or a pair that does not fit.
         """
         return {**self._find(backbone)["schema"], "name": backbone}
+
+    def beside_token_mixer(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
+        """The options on class tokens that a backbone has by default beside a token mixer.
+
+        Args:
+            backbone: Its name.
+            token_mixer: The name that is typed; None where there is none.
+
+        Raises:
+            ValueError: Unknown name, or a pair that does not fit.
+        """
+        found = self._find(backbone)
+        without = found["without_prefix"]
+        mixer = self.mixers.get(token_mixer or "")
+        if mixer is not None and not mixer["takes_prefix"]:
+            return dict(without)
+        return {option: found["schema"][option] for option in without}
 
     def host_of(self, backbone: str) -> str:
         """The host in a backbone's name.
@@ -118,13 +135,15 @@ def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
             name: {
                 "host": look_up(name)[0].name, "schema": backbone_schema(name),
                 "takes_token_mixer": takes_token_mixer(*look_up(name)),
+                "without_prefix": dict(look_up(name)[0].without_prefix),
             }
             for name in list_backbones()
         },
         hosts=[host.name for host in hosts],
         mixers={
             one.name: {
-                "kind": one.kind, "source": one.source, "options": mixer_options(one.name)
+                "kind": one.kind, "source": one.source, "options": mixer_options(one.name),
+                "takes_prefix": one.takes_prefix,
             }
             for one in sorted(mixers, key=lambda entry: entry.name)
         },

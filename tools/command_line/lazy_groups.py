@@ -60,11 +60,19 @@ def register() -> None:
     rows = experiments()
     known = catalogue()
     for group in (
-        LazyGroup("backbone", known.list_backbones(), known.schema),
+        LazyGroup("backbone", known.list_backbones(), _backbone),
         LazyGroup("experiment", rows, lambda name: experiment_config(rows[name]), "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
     register_resolvers()
+
+
+def _backbone(name: str) -> dict[str, Any]:
+    """The options of a backbone; those on class tokens wait for the token mixer that is typed."""
+    known = catalogue()
+    schema = known.schema(name)
+    waiting = [key for key, value in known.beside_token_mixer(name, None).items() if value]
+    return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 
 def _registered(name: str) -> LazyGroup:

@@ -40,6 +40,7 @@ FREE_ON_RESUME = {
     "output_dir",
     "overrides",
     "resume",
+    "task.check_patches",
     "trainer.accelerator",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",

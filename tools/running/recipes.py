@@ -23,9 +23,11 @@ def register_resolvers() -> None:
     """Let recipes write ``${of_host:OPTION}`` and ``${of_head:OPTION}``.
 
     Either stands for a value of the table ``recipe.OPTION``, whose keys are patterns of names.
+    ``${beside_token_mixer:OPTION}`` is the default of a host's option on class tokens.
     """
     OmegaConf.register_new_resolver("of_host", _of_host, replace=True)
     OmegaConf.register_new_resolver("of_head", _of_head, replace=True)
+    OmegaConf.register_new_resolver("beside_token_mixer", _beside_token_mixer, replace=True)
 
 
 def check_data(
@@ -83,6 +85,12 @@ def _of_host(option: str, *, _root_: Any) -> Any:
 
 def _of_head(option: str, *, _root_: Any) -> Any:
     return _look_up(_root_.recipe.get(option), _root_.head.name, option)
+
+
+def _beside_token_mixer(option: str, *, _root_: Any) -> Any:
+    typed = _root_.backbone.get("token_mixer")
+    name = typed.get("name") if isinstance(typed, Mapping) else typed
+    return catalogue().beside_token_mixer(_root_.backbone.name, name)[option]
 
 
 def _look_up(table: Mapping[str, Any] | None, name: str, option: str) -> Any:

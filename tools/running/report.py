@@ -54,6 +54,7 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "checkpoint": config["ckpt"],
         "seed": config["seed"],
         "parameters": count_parameters(model),
+        "pooling": None if model.backbone.dense else model.backbone.pooling,
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, (height, width)),
         "macs_at": [height, width],

@@ -93,6 +93,7 @@ class LVT(HierarchicalBackbone):
             self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
             nn.init.trunc_normal_(self.cls_token, std=0.02)
             self.no_weight_decay = frozenset({"cls_token"})
+            self.pooling = "class token"
             blocks = (ClassBlock(self.num_features) for _ in range(NUM_CLASS_BLOCKS))
             self.class_blocks = nn.ModuleList(blocks)
         self.apply(init_linear)

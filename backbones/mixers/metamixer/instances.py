@@ -8,6 +8,9 @@ Axes: B images, H W map, N = H * W tokens, C channels, h heads, M hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -86,13 +89,32 @@ class MergeHeads(nn.Module):
 
     def forward(self, x: Tensor, size: Size) -> Tensor:
         """W [heads] + b as a map: (B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
-        return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, size)
+        return self.merge(x).unflatten(1, size)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """W [heads] + b as tokens: (B, h, N, C / h) -> (B, N, C)."""
+        return self.proj(x.transpose(1, 2).flatten(2))
 
 
 # Instances
 
 
-def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> MetaMixer:
+class SelfAttention(MetaMixer):
+    """What ``self_attention`` returns: prefix tokens are tokens among those of the map."""
+
+    prefix_mixing = "joint"
+    leave: MergeHeads
+    fused: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend over all tokens: (B, H, W, C) and (B, P, C) -> both."""
+        z = torch.cat([prefix, x.flatten(1, 2)], dim=1)
+        y = self.leave.merge(self.fused(self.query(z), *self.memory(z)))
+        count = prefix.shape[1]
+        return y[:, count:].unflatten(1, x.shape[1:3]), y[:, :count]
+
+
+def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> SelfAttention:
     """Multi-head self-attention over all tokens of the map, without positions.
 
     Interaction over tokens, coefficients (B, h, N, N); the fused kernel never holds them.
@@ -103,7 +125,7 @@ def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> MetaMixer
     if num_heads < 1 or dim % num_heads:
         valid = [h for h in range(1, dim + 1) if dim % h == 0]
         raise ValueError(f"num_heads must divide {dim}: one of {valid}, got {num_heads}")
-    return MetaMixer(
+    return SelfAttention(
         query=HeadQuery(dim, num_heads, qkv_bias),
         memory=ProjectedMemory(dim, num_heads, qkv_bias),
         match=scaled_products,

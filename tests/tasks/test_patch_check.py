@@ -1,0 +1,447 @@
+"""The check before a classification training: wrong mixers are stopped, nothing is disturbed."""
+
+import copy
+import random
+from types import SimpleNamespace
+
+import lightning.pytorch as lightning
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
+
+from backbones import Backbone, Mixer, list_mixers, register_mixer
+from backbones.base import FeatureInfo
+from backbones.layers.axes import to_nchw, to_nhwc
+from datamodules import SampleClassification
+from heads.linear import LinearClassifier, LinearProbe
+from tasks.classification import ClassificationTask
+from tasks.compilation import compile_blocks
+from tasks.exact_resume import random_state
+from tasks.patch_check import unseen_patches
+from tests.families import build_short
+from tests.running.tiny import ADAMW, CONSTANT
+from tests.runs import arguments, run_here
+from tools.command_line.lazy_groups import register
+from tools.running import trainer as trainers
+from tools.running.config import compose_config
+from tools.running.resume import find_start
+
+LIKE = torch.empty(0)
+
+
+class Linear(Mixer):
+    """Its map mixes nothing; how the class tokens are mixed is what is tried."""
+
+    prefix_mixing = "joint"
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def mix(self, x):
+        return self.linear(x)
+
+    def mix_joint(self, x, prefix):
+        return self.mix(x), self.read(x, prefix)
+
+
+class Dead(Linear):
+    def read(self, x, prefix):
+        return prefix
+
+
+class Pointwise(Linear):
+    def read(self, x, prefix):
+        return self.linear(prefix)
+
+
+class Detached(Linear):
+    def read(self, x, prefix):
+        return prefix + x.detach().mean((1, 2))[:, None]
+
+
+class TopRows(Linear):
+    def read(self, x, prefix):
+        return prefix + x[:, :1].mean((1, 2))[:, None]
+
+
+class Maximum(Linear):
+    """Reads the largest value of each channel: few patches of an image, but others of another."""
+
+    def read(self, x, prefix):
+        return prefix + x.amax((1, 2))[:, None, :]
+
+
+class Gated(Linear):
+    """Reads by a gate that is 0 at the start."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.gates = nn.ParameterList([nn.Parameter(torch.zeros(1))])
+        self.unrelated = nn.Parameter(torch.zeros(3, 3))
+
+    def read(self, x, prefix):
+        return prefix + self.gates[0].tanh() * x.mean((1, 2))[:, None] + self.unrelated.sum()
+
+
+class GatedDead(Gated):
+    """Has zeros that change nothing."""
+
+    def read(self, x, prefix):
+        return prefix + self.unrelated.sum()
+
+
+class HalfGated(Linear):
+    """Has one vector of gates, of which those for the map are 0 at the start."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.gates = nn.Parameter(torch.ones(2, dim))
+
+    def read(self, x, prefix):
+        return self.gates[0] * prefix + self.gates[1] * x.mean((1, 2))[:, None]
+
+
+class LinearAttention(Mixer):
+    """Multi-head linear attention of all tokens, class tokens among them."""
+
+    prefix_mixing = "joint"
+
+    def __init__(self, dim: int, *, num_heads: int = 3) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def mix_joint(self, x, prefix):
+        z = torch.cat([prefix, x.flatten(1, 2)], dim=1)
+        q, k, v = self.qkv(z).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = q.softmax(-1) @ (k.softmax(-2).mT @ v)
+        y = self.proj(mixed.transpose(1, 2).flatten(2))
+        count = prefix.shape[1]
+        return y[:, count:].unflatten(1, x.shape[1:3]), y[:, :count]
+
+
+class Fourier(Mixer):
+    """A filter bound to the grid, in frequencies; it knows nothing of class tokens."""
+
+    def __init__(self, dim: int, *, grid: tuple[int, int] = (14, 14)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(dim, grid[0], grid[1] // 2 + 1, 2))
+
+    def mix(self, x):
+        size = x.shape[1:3]
+        spectrum = torch.fft.rfft2(to_nchw(x), norm="ortho")
+        return to_nhwc(
+            torch.fft.irfft2(spectrum * torch.view_as_complex(self.weight), s=size, norm="ortho")
+        )
+
+
+class PooledLinear(Linear):
+    prefix_mixing = "pooled"
+
+
+@pytest.fixture
+def deit(registering):
+    """A short DeiT of 4 x 4 patches around a token mixer."""
+
+    def build(mixer, size=64, **options):
+        name = mixer.__name__.lower()
+        if name not in list_mixers():
+            register_mixer(name, kind="token", source="this test")(mixer)
+        return build_short("deit_t", token_mixer=name, img_size=size, **options)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [
+        (Dead, "in all 16 patches of 16 x 16 pixels: its class token never sees the image"),
+        (Pointwise, "in all 16 patches"),
+        (Detached, "in all 16 patches"),
+        (GatedDead, "in all 16 patches"),
+        (TopRows, r"in 12 of 16 patches .*from 0: row 1 column 0, row 1 column 1, .*\.\.\.\)"),
+    ],
+)
+def test_a_class_token_that_does_not_see_the_image_is_found(deit, mixer, said):
+    problem = unseen_patches(deit(mixer), (64, 64), LIKE)
+    with pytest.raises(ValueError, match=rf"^the gradient of deit_t's embedding is 0 {said}"):
+        raise ValueError(problem)
+    assert f"mix_joint of {mixer.__name__}, or declare prefix_mixing='pooled'" in problem
+    assert problem.endswith("or pass task.check_patches=false to train all the same")
+
+
+@pytest.mark.parametrize("mixer", [LinearAttention, Fourier, PooledLinear, Maximum])
+@pytest.mark.parametrize("size", [(64, 64), (70, 90)])
+def test_mixers_that_are_right_pass(deit, mixer, size):
+    assert unseen_patches(deit(mixer, size=size), size, LIKE) is None
+
+
+def test_each_token_of_a_distilled_network_has_to_see_the_image(deit):
+    class First(Linear):
+        def read(self, x, prefix):
+            return torch.cat([prefix[:, :1] + x.mean((1, 2))[:, None], prefix[:, 1:]], dim=1)
+
+    assert "in all 16 patches" in unseen_patches(deit(First, distilled=True), (64, 64), LIKE)
+
+
+class Stub(Backbone):
+    """A convolution whose embedding is made by ``pool``."""
+
+    feature_info = (FeatureInfo(4, 8),)
+    num_features = 4
+
+    def __init__(self, pool=None, gain=1.0):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 8, 8)
+        self.head = nn.Linear(4, 4)
+        self.pool, self.gain = pool, gain
+
+    def embed(self, images):
+        images.mul_(self.gain)  # a host may write to what it is given
+        x = self.stem(images)
+        return self.head(x.mean((2, 3)) if self.pool is None else self.pool(x))
+
+
+def test_pixels_beside_the_last_whole_patch_may_be_cropped():
+    assert unseen_patches(Stub(), (30, 29), LIKE) is None
+    cropped = Stub(lambda x: x[:, :, 1:].mean((2, 3)))
+    assert "3 of 9 patches of 8 x 8" in unseen_patches(cropped, (30, 29), LIKE)
+    assert "Look at how tokens are mixed in Stub" in unseen_patches(cropped, (30, 29), LIKE)
+
+
+def test_frozen_parts_may_compute_without_gradient():
+    class NoGradient(Stub):
+        def embed(self, images):
+            with torch.no_grad():
+                x = self.stem(images)
+            return self.head(x.mean((2, 3)) * self.gain)
+
+    assert "in all 9 patches" in unseen_patches(NoGradient(), (24, 24), LIKE)
+    for gain, passes in ((1.0, True), (0.0, False)):
+        network = NoGradient(gain=gain)
+        network.stem.requires_grad_(False)
+        assert (unseen_patches(network, (24, 24), LIKE) is None) == passes
+
+
+def test_gradients_too_small_for_half_precision_are_no_zeros():
+    network = Stub(gain=1e-5)
+    with torch.autocast("cpu", torch.float16):
+        assert unseen_patches(network, (24, 24), LIKE) is None
+    assert unseen_patches(network.bfloat16(), (24, 24), LIKE.bfloat16()) is None
+
+
+ZEROS = {
+    "gate": (Gated, "blocks.*.attn.gates.*"),
+    "projection": (LinearAttention, "blocks.*.attn.proj.weight"),
+    "scale": (LinearAttention, "blocks.*.ls1.gamma"),
+    "some of the gates": (HalfGated, "blocks.*.attn.gates"),
+}
+
+
+@pytest.fixture
+def zeroed(deit):
+    def build(case):
+        network = deit(ZEROS[case][0])
+        for block in network.blocks:
+            if case == "gate":
+                nn.init.zeros_(block.attn.gates[0])
+            elif case == "scale":
+                block.ls1 = type(
+                    "LayerScale", (nn.Module,), {"forward": lambda s, x: s.gamma * x}
+                )()
+                block.ls1.gamma = nn.Parameter(torch.zeros(192))
+            elif case == "some of the gates":
+                nn.init.zeros_(block.attn.gates[1])
+            else:
+                nn.init.zeros_(block.attn.proj.weight)
+        return network
+
+    return build
+
+
+@pytest.mark.parametrize("case", ZEROS)
+def test_zero_initialised_parts_are_named_and_let_through(zeroed, case, caplog):
+    network = zeroed(case)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        assert unseen_patches(network, (64, 64), LIKE) is None
+    (line,) = caplog.messages
+    assert line.endswith(f"which they are at the start: {ZEROS[case][1]}")
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    network.requires_grad_(False)
+    problem = unseen_patches(network, (64, 64), LIKE)
+    assert problem.endswith(f"are 0 and frozen: {ZEROS[case][1]}; let them learn")
+
+
+class Restless(LinearAttention):
+    """Draws numbers, counts in buffers and remembers what it computes, in evaluation too."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("latest", torch.zeros(1))
+        self.norm = nn.BatchNorm1d(dim)
+        self.cached, self.seen, self.table = None, [], {}
+
+    def mix_joint(self, x, prefix):
+        assert not self.training
+        self.calls += 1
+        self.latest = self.calls + 1
+        self.cached = x * float(torch.rand(())) * random.random() * np.random.rand()
+        self.seen.append(self.cached)
+        self.table["x"] = x
+        x = self.norm(x.flatten(0, 2)).view(x.shape)
+        return super().mix_joint(x, prefix)
+
+
+def same_state(first, second):
+    for name in ("python", "torch", "cuda"):
+        assert np.array_equal(first[name], second[name]) or first[name] == second[name]
+    assert first["numpy"][0] == second["numpy"][0]
+    assert torch.equal(first["numpy"][1], second["numpy"][1])
+    assert first["numpy"][2:] == second["numpy"][2:]
+
+
+def test_nothing_is_disturbed(deit):
+    network = deit(Restless).train()
+    network.blocks[0].attn.eval()
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
+    values = copy.deepcopy(network.state_dict())
+    modes = [module.training for module in network.modules()]
+    state = random_state()
+    for wrong in (False, True):
+        if wrong:
+            for block in network.blocks:
+                block.attn.proj.weight.data.zero_()
+                values = copy.deepcopy(network.state_dict())
+        unseen_patches(network, (64, 64), LIKE)
+        same_state(random_state(), state)
+        assert [module.training for module in network.modules()] == modes
+        for name, value in network.state_dict().items():
+            assert torch.equal(value, values[name]), name
+        assert all(p is parameters[name] for name, p in network.named_parameters())
+        assert all(b is buffers[name] for name, b in network.named_buffers())
+        assert all((p.grad == 1).all() for p in network.parameters())
+        for block in network.blocks:
+            assert (block.attn.cached, block.attn.seen, block.attn.table) == (None, [], {})
+
+
+def test_an_error_in_the_network_leaves_it_as_it_was(deit):
+    network = deit(Restless).train()
+    network.blocks[1].attn.mix_joint = None
+    with pytest.raises(TypeError):
+        unseen_patches(network, (64, 64), LIKE)
+    assert network.training
+    assert network.blocks[0].attn.cached is None
+
+
+def test_compiled_blocks_are_not_compiled_for_it(deit):
+    network = deit(LinearAttention)
+    compile_blocks(network, backend="eager")
+    calls = [block._compiled_call_impl for block in network.blocks]
+    assert unseen_patches(network, (64, 64), LIKE) is None
+    assert [block._compiled_call_impl for block in network.blocks] == calls
+    assert all(call.shapes == {} for call in calls)
+
+
+# In a training
+
+
+@pytest.fixture
+def train(sample_cache, tmp_path, deit, one_thread):
+    """Two epochs of two batches of 32 pixels."""
+    register()
+    options = dict(compose_config(["trainer=cpu"]).trainer)
+
+    def train(folder, mixer=LinearAttention, *, resume=False, head=LinearClassifier, check=True,
+              **given):  # fmt: skip
+        folder = tmp_path / folder
+        folder.mkdir(exist_ok=True)
+        lightning.seed_everything(0, verbose=False)
+        data = SampleClassification(
+            sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
+            num_workers=0,
+        )  # fmt: skip
+        data.setup()
+        backbone = deit(mixer, size=32, patch_size=8, drop_path_rate=0.2).float()
+        task = ClassificationTask(
+            head(backbone, 10), [str(i) for i in range(10)], optimizer=ADAMW, schedule=CONSTANT,
+            check_patches=check,
+        )  # fmt: skip
+        chosen = {**options, "max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
+        chosen |= given
+        trainer = trainers.make_trainer(chosen, folder, task.monitor, training=True)
+        start = find_start(folder, None, task, chosen) if resume else None
+        trainers.fit(trainer, task, data, start=start)
+        return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+    return train
+
+
+@pytest.mark.parametrize("mixer", [Fourier, PooledLinear])
+def test_right_mixers_train(train, mixer):
+    assert train("run", mixer, max_epochs=1)["global_step"] == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"precision": "bf16-mixed"}, {"precision": "bf16-true"}, {"head": LinearProbe}],
+    ids=str,
+)
+def test_a_wrong_mixer_is_stopped_before_its_first_step(train, tmp_path, given):
+    with pytest.raises(ValueError, match="its class token never sees the image"):
+        train("run", Dead, **given)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_sharded_weights_are_checked_before_they_are_sharded(deit):
+    task = ClassificationTask(
+        LinearClassifier(deit(Dead), 2), ["a", "b"], optimizer=ADAMW, schedule=CONSTANT
+    )
+    strategy = object.__new__(FSDPStrategy)
+    task._trainer = SimpleNamespace(strategy=strategy, datamodule=SimpleNamespace(image_size=64))
+    task.on_fit_start()  # too late for it
+    with pytest.raises(ValueError, match="its class token never sees the image"):
+        task.setup("fit")
+    task.setup("test")
+
+
+def test_the_check_can_be_left_out(train):
+    assert train("run", Dead, check=False, max_epochs=1)["global_step"] == 2
+
+
+def test_a_training_and_its_continuation_are_bit_equal_without_the_check(train):
+    without, checked = train("without", Restful, check=False), train("checked", Restful)
+    train("resumed", Restful, max_epochs=1)
+    resumed = train("resumed", Restful, resume=True)
+    for other in (checked, resumed):
+        for name, value in without["state_dict"].items():
+            assert torch.equal(value, other["state_dict"][name]), name
+        for ours, theirs in zip(without["random_state"], other["random_state"], strict=True):
+            same_state(ours, theirs)
+
+
+class Restful(LinearAttention):
+    """Has running statistics, and dropout."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.norm, self.drop = nn.BatchNorm2d(dim), nn.Dropout(0.3)
+
+    def mix_joint(self, x, prefix):
+        mixed, prefix = super().mix_joint(self.drop(to_nhwc(self.norm(to_nchw(x)))), prefix)
+        return mixed + float(torch.rand(())), prefix  # in evaluation too
+
+
+def test_a_command_ends_in_one_line(registering, tmp_path, capsys, sample_cache):
+    register_mixer("dead", kind="token", source="this test")(Dead)
+    typed = arguments("classification", tmp_path, "backbone.token_mixer=dead", "data.image_size=64")
+    ended = run_here(typed, capsys)
+    assert ended.status == 2
+    assert ended.err.startswith("error: the gradient of deit_t's embedding is 0 in all")
+    assert len(ended.err.strip().splitlines()) == 1
