@@ -15,7 +15,8 @@ from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
 from tasks.loading import build_backbone, build_task
-from tools.running import frozen, prediction, report, resume, robustness, trainer
+from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
+from tools.running.config_checks import check_warmup
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -80,12 +81,16 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
 
 
 def _data(config: dict[str, Any], checkpoint: Checkpoint | None) -> Any:
-    """The datamodule of a run, all of whose files are looked at before a training."""
-    datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+    """Build the datamodule of a run; before a training choose what is auto, and check all files."""
+    known = automatic.fixed(config)
+    datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
     datamodule.prepare_data()
     datamodule.setup()
+    if config["mode"] == "fit":
+        automatic.choose(config, datamodule)
+        check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():
         datamodule.check_files()
     return datamodule

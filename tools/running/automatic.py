@@ -1,0 +1,290 @@
+"""Choose rate, warm-up, batch and length of a training by the size of its set, where they are auto.
+
+The word ``auto`` stands in the data configs of users' own sets. A typed value wins, and what depends
+on it follows: the rate follows the batch, the warm-up follows the length. The chosen values replace
+the word in config.yaml, whose entry ``automatic`` names them. Beside a recipe or an experiment the
+word means the published schedule (``fixed``), whatever the size of the set.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.saved import CONFIG, read_config
+from tools.running.processes import device_count
+
+AUTO = "auto"
+CHOSEN = "automatic"  # the config's entry that names the values chosen here
+BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
+WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
+EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
+INTERVAL = "trainer.check_val_every_n_epoch"
+KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
+
+MOST_EPOCHS = 300
+WARMUP_SHARE = 0.05  # of the run
+DROPS = (8 / 12, 11 / 12)  # of the run, where "multistep" lowers the rate: MMDetection's 1x
+VALIDATIONS = 50  # of a run at most
+# Images that training sees for each one that a validation sees, at least.
+TRAINED_PER_VALIDATED = 4
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Default schedule of a task for N training images.
+
+    Attributes:
+        batches: Largest N, and images a step over all devices up to it.
+        device_batch: Images a step on one device for larger N, and the most for all.
+        rate: Learning rate from random weights, for ``rate_batch`` images a step and more.
+        pretrained_rate: The same from pretrained weights.
+        rate_batch: With fewer images a step, rates fall with the square root of their number.
+        seen: A run has ``seen / sqrt(N)`` epochs, so that it sees ``seen * sqrt(N)`` images.
+        least_epochs: Of N, the least number of epochs.
+        warmup_steps: The longest warm-up.
+        fixed: Published schedule by option, for recipes and experiments that leave it open.
+
+    Source of the square root: Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
+    Algorithms", 2022; the linear rule is SGD's.
+    """
+
+    batches: tuple[tuple[int, int], ...]
+    device_batch: int
+    rate: float
+    pretrained_rate: float
+    rate_batch: int
+    seen: float
+    least_epochs: Callable[[int], float]
+    warmup_steps: float
+    fixed: Mapping[str, Any]
+
+
+CLASSIFICATION = Rule(
+    batches=((500, 16), (5_000, 32), (50_000, 64)),
+    device_batch=128,
+    rate=1e-3,
+    pretrained_rate=2e-4,
+    rate_batch=64,
+    seen=1_200,
+    least_epochs=lambda images: min(images / 1_000, 100),
+    warmup_steps=math.inf,
+    fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
+)
+RULES = {
+    "classification": CLASSIFICATION,
+    "transfer": CLASSIFICATION,
+    # Swin's Mask R-CNN in MMDetection: 1e-4 for 16 images, 12 epochs, 500 steps of warm-up.
+    "detection": Rule(
+        batches=(),
+        device_batch=2,
+        rate=5e-4,
+        pretrained_rate=1e-4,
+        rate_batch=16,
+        seen=400,
+        least_epochs=lambda _: 12,
+        warmup_steps=500,
+        fixed={BATCH: 2, RATE: 1e-4, REFERENCE: 16, WARMUP: 0.07, MILESTONES: [8, 11], EPOCHS: 12,
+               INTERVAL: 1},
+    ),
+    # Swin's UperNet in MMSegmentation: 6e-5 for 16 images, 1,500 steps of warm-up.
+    "segmentation": Rule(
+        batches=(),
+        device_batch=2,
+        rate=5e-4,
+        pretrained_rate=1e-4,
+        rate_batch=16,
+        seen=800,
+        least_epochs=lambda _: 30,
+        warmup_steps=1_500,
+        fixed={BATCH: 2, RATE: 6e-5, REFERENCE: 16, WARMUP: 1.2, EPOCHS: 100, INTERVAL: 1},
+    ),
+}  # fmt: skip
+
+
+def auto_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the options, by dotted name, that a config leaves to the size of the set."""
+    return [key for key in KEYS if _get(config, key) == AUTO]
+
+
+def check_auto(config: Mapping[str, Any]) -> None:
+    """Refuse options that contradict a chosen learning rate.
+
+    Raises:
+        ValueError: Another optimiser than AdamW, or a rate that is scaled a second time.
+    """
+    optimizer = config["optimizer"]
+    if optimizer.get("lr") != AUTO:
+        return
+    name, reference = optimizer.get("name"), optimizer.get("reference_batch")
+    if name != "adamw":
+        raise ValueError(
+            f"optimizer.lr=auto is a rate for AdamW, but optimizer.name={name}; pass "
+            "optimizer.lr=<rate> too"
+        )
+    if reference is not None:
+        raise ValueError(
+            f"optimizer.reference_batch={reference} scales a typed rate, but optimizer.lr=auto "
+            "fits the batch already; pass optimizer.lr=<rate> too, or leave the former out"
+        )
+
+
+def fixed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config in which the published schedule replaces ``auto``."""
+    keys = auto_keys(config)
+    if not keys:
+        return config
+    config, values = copy.deepcopy(config), RULES[config["task_name"]].fixed
+    for key in keys:
+        _set(config, key, values[key])
+    if RATE in keys:
+        _set(config, REFERENCE, values[REFERENCE])
+    return config
+
+
+def take_over(config: dict[str, Any], folder: Path) -> None:
+    """Replace ``auto`` by the values of the run that is resumed."""
+    keys, before = auto_keys(config), read_config(folder / CONFIG)
+    for key in keys:
+        _set(config, key, _get(before, key))
+    if keys:
+        config[CHOSEN] = [key for key in keys if key in before.get(CHOSEN, ())]
+
+
+def choose(config: dict[str, Any], datamodule: Any) -> None:
+    """Replace ``auto`` in the config of a training, and give the data module its batch.
+
+    Args:
+        config: Of the run.
+        datamodule: Of the run, set up.
+    """
+    keys = auto_keys(config)
+    if not keys:
+        return
+    devices = device_count(config["trainer"]) * int(config["trainer"]["num_nodes"])
+    images = len(datamodule.dataset("train"))
+    if BATCH in keys:
+        _set(config, BATCH, _batch(_rule(config), images, devices))
+        datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
+    per_epoch = steps_per_epoch(config["trainer"], datamodule.batches("train", devices))
+    values = _schedule(config, images, len(datamodule.dataset("val")), devices, per_epoch)
+    for key in keys:
+        if key != BATCH:
+            _set(config, key, values[key])
+    config[CHOSEN] = keys
+
+
+def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
+    """Return the optimiser steps of an epoch of so many batches."""
+    limit = trainer["limit_train_batches"]
+    taken = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return max(1, math.ceil(taken / trainer["accumulate_grad_batches"]))
+
+
+def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> str | None:
+    """Return the line that says which values were chosen; None where none were."""
+    keys = config.get(CHOSEN)
+    if not keys:
+        return None
+    chosen = ", ".join(f"{key}={_short(_get(config, key))}" for key in keys)
+    epochs = config["trainer"]["max_epochs"]
+    length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
+    return f"Chosen for {images:,} training images: {chosen}{length}"
+
+
+def describe_rate(config: Mapping[str, Any], devices: int) -> str:
+    """Return the learning rate of a training with its derivation."""
+    optimizer, batch = config["optimizer"], config["data"]["batch_size"]
+    accumulated = config["trainer"]["accumulate_grad_batches"]
+    lr, reference = optimizer["lr"], optimizer.get("reference_batch")
+    total = batch * accumulated * devices
+    batches = f"batch {batch}"
+    batches += f" x {accumulated} accumulated" if accumulated > 1 else ""
+    batches += f" on {devices} device{'s' * (devices != 1)}"
+    if RATE in config.get(CHOSEN, ()):
+        rule, start = _rule(config), _start(config)
+        top, least = _top_rate(config), min(total, rule.rate_batch)
+        return (
+            f"learning rate {lr:.3g} = {_short(top)} x sqrt({least}/{rule.rate_batch}) "
+            f"({batches}; {start} weights)"
+        )
+    if reference is None:
+        return f"learning rate {lr:.3g} for any batch ({batches}; no reference batch)"
+    return (
+        f"learning rate {lr * total / reference:.3g} = {_short(lr)} x {total}/{reference} "
+        f"({batches}; reference batch {reference})"
+    )
+
+
+def commented(text: str) -> str:
+    """Return a printed config with a comment at each option that is ``auto``."""
+    names = "|".join(key.rpartition(".")[2] for key in KEYS)
+    comment = "# by the number of training images: the head of the file in configs/data"
+    return re.sub(rf"^( +(?:{names}): {AUTO})$", rf"\1 {comment}", text, flags=re.MULTILINE)
+
+
+def _rule(config: Mapping[str, Any]) -> Rule:
+    return RULES[config["task_name"]]
+
+
+def _batch(rule: Rule, images: int, devices: int) -> int:
+    """Return the batch of one device."""
+    total = next((batch for most, batch in rule.batches if images <= most), None)
+    own = rule.device_batch if total is None else min(rule.device_batch, total // devices)
+    return max(1, min(own, images // devices))
+
+
+def _schedule(
+    config: Mapping[str, Any], images: int, val_images: int, devices: int, per_epoch: int
+) -> dict[str, Any]:
+    """Return all values but the batch."""
+    rule, trainer = _rule(config), config["trainer"]
+    wanted = max(rule.seen / math.sqrt(images), rule.least_epochs(images))
+    usual = max(1, round(min(wanted, MOST_EPOCHS)))
+    steps, epochs = trainer["max_steps"], trainer["max_epochs"]
+    if epochs == AUTO:
+        epochs = usual if steps < 0 else -1
+    lengths = [*([epochs] if epochs > 0 else []), *([steps / per_epoch] if steps > 0 else [])]
+    length = min(lengths, default=usual)  # in epochs
+    total = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"]
+    share = math.sqrt(min(total, rule.rate_batch) / rule.rate_batch)
+    interval = max(length / VALIDATIONS, TRAINED_PER_VALIDATED * val_images / images)
+    return {
+        RATE: float(f"{_top_rate(config) * share:.3g}"),
+        WARMUP: round(min(WARMUP_SHARE * length, rule.warmup_steps / per_epoch), 4),
+        MILESTONES: [round(drop * length, 4) for drop in DROPS],
+        EPOCHS: epochs,
+        INTERVAL: 1 if "val_check_interval" in trainer else max(1, math.ceil(interval)),
+    }
+
+
+def _top_rate(config: Mapping[str, Any]) -> float:
+    rule = _rule(config)
+    return rule.pretrained_rate if config["backbone"]["pretrained"] else rule.rate
+
+
+def _start(config: Mapping[str, Any]) -> str:
+    return "pretrained" if config["backbone"]["pretrained"] else "random"
+
+
+def _short(value: Any) -> str:
+    """Return a value as it would be typed, such as 1e-3."""
+    if not isinstance(value, float) or not 0 < value < 0.01:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def _get(config: Mapping[str, Any], key: str) -> Any:
+    group, _, name = key.partition(".")
+    return config[group].get(name)
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    group, _, name = key.partition(".")
+    config[group] = {**config[group], name: value}
