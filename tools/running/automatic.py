@@ -1,9 +1,9 @@
-"""Choose rate, warm-up, batch and length of a training by the size of its set, where they are auto.
+"""Choose rate, warm-up, batch and length of a training by the size of its set.
 
-The word ``auto`` stands in the data configs of users' own sets. A typed value wins, and what depends
-on it follows: the rate follows the batch, the warm-up follows the length. The chosen values replace
-the word in config.yaml, whose entry ``automatic`` names them. Beside a recipe or an experiment the
-word means the published schedule (``fixed``), whatever the size of the set.
+The word ``auto`` leaves a value to this choice; it stands in the data configs of users' own sets. A
+typed value wins, and what depends on it follows: the rate follows the batch, the warm-up follows
+the length. The chosen values replace the word in config.yaml, whose entry ``automatic`` says how
+each was chosen. With a recipe or an experiment the word means the published schedule (``fixed``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.saved import CONFIG, read_config
 from tools.running.processes import device_count
 
+if TYPE_CHECKING:
+    from torch import nn
+
+Choice = tuple[Any, str]  # a value and how it was chosen
 AUTO = "auto"
-CHOSEN = "automatic"  # the config's entry that names the values chosen here
+CHOSEN = "automatic"  # the config's entry that says how each value was chosen here
 BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
 WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
 EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
@@ -31,8 +35,8 @@ MOST_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # of the run, where "multistep" lowers the rate: MMDetection's 1x
 VALIDATIONS = 50  # of a run at most
-# Images that training sees for each one that a validation sees, at least.
-TRAINED_PER_VALIDATED = 4
+# Images that training sees at least for each one that a validation sees.
+TRAINED_PER_VALIDATED = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Rule:
         batches: Largest N, and images a step over all devices up to it.
         device_batch: Images a step on one device for larger N, and the most for all.
         rate: Learning rate from random weights, for ``rate_batch`` images a step and more.
-        pretrained_rate: The same from pretrained weights.
+        batch_norm_rate: The same for a network whose only norms are batch norms.
+        pretrained_rate: The same for any network from pretrained weights.
         rate_batch: With fewer images a step, rates fall with the square root of their number.
         seen: A run has ``seen / sqrt(N)`` epochs, so that it sees ``seen * sqrt(N)`` images.
         least_epochs: Of N, the least number of epochs.
@@ -57,6 +62,7 @@ class Rule:
     batches: tuple[tuple[int, int], ...]
     device_batch: int
     rate: float
+    batch_norm_rate: float
     pretrained_rate: float
     rate_batch: int
     seen: float
@@ -69,10 +75,11 @@ CLASSIFICATION = Rule(
     batches=((500, 16), (5_000, 32), (50_000, 64)),
     device_batch=128,
     rate=1e-3,
+    batch_norm_rate=4e-3,
     pretrained_rate=2e-4,
     rate_batch=64,
     seen=1_200,
-    least_epochs=lambda images: min(images / 1_000, 100),
+    least_epochs=lambda images: min(max(images / 1_000, 15), 100),
     warmup_steps=math.inf,
     fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
 )
@@ -84,6 +91,7 @@ RULES = {
         batches=(),
         device_batch=2,
         rate=5e-4,
+        batch_norm_rate=5e-4,
         pretrained_rate=1e-4,
         rate_batch=16,
         seen=400,
@@ -97,6 +105,7 @@ RULES = {
         batches=(),
         device_batch=2,
         rate=5e-4,
+        batch_norm_rate=5e-4,
         pretrained_rate=1e-4,
         rate_batch=16,
         seen=800,
@@ -152,31 +161,36 @@ def take_over(config: dict[str, Any], folder: Path) -> None:
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     for key in keys:
         _set(config, key, _get(before, key))
+    reasons = before.get(CHOSEN) or {}
     if keys:
-        config[CHOSEN] = [key for key in keys if key in before.get(CHOSEN, ())]
+        config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
 
 
-def choose(config: dict[str, Any], datamodule: Any) -> None:
+def choose(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
     """Replace ``auto`` in the config of a training, and give the data module its batch.
 
     Args:
         config: Of the run.
         datamodule: Of the run, set up.
+        backbone: Of the run; its norms decide the rate from random weights.
     """
     keys = auto_keys(config)
     if not keys:
         return
-    devices = device_count(config["trainer"]) * int(config["trainer"]["num_nodes"])
-    images = len(datamodule.dataset("train"))
+    rule, trainer = RULES[config["task_name"]], config["trainer"]
+    devices = device_count(trainer) * int(trainer["num_nodes"])
+    images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
+    chosen = {BATCH: (_batch(rule, images, devices), f"{images} training images")}
     if BATCH in keys:
-        _set(config, BATCH, _batch(_rule(config), images, devices))
+        _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
-    per_epoch = steps_per_epoch(config["trainer"], datamodule.batches("train", devices))
-    values = _schedule(config, images, len(datamodule.dataset("val")), devices, per_epoch)
+    total = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"]
+    chosen[RATE] = _rate(rule, total, bool(config["backbone"]["pretrained"]), backbone)
+    per_epoch = steps_per_epoch(trainer, datamodule.batches("train", devices))
+    chosen |= _schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
-        if key != BATCH:
-            _set(config, key, values[key])
-    config[CHOSEN] = keys
+        _set(config, key, chosen[key][0])
+    config[CHOSEN] = {key: chosen[key][1] for key in keys}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
@@ -206,13 +220,9 @@ def describe_rate(config: Mapping[str, Any], devices: int) -> str:
     batches = f"batch {batch}"
     batches += f" x {accumulated} accumulated" if accumulated > 1 else ""
     batches += f" on {devices} device{'s' * (devices != 1)}"
-    if RATE in config.get(CHOSEN, ()):
-        rule, start = _rule(config), _start(config)
-        top, least = _top_rate(config), min(total, rule.rate_batch)
-        return (
-            f"learning rate {lr:.3g} = {_short(top)} x sqrt({least}/{rule.rate_batch}) "
-            f"({batches}; {start} weights)"
-        )
+    derivation = (config.get(CHOSEN) or {}).get(RATE)
+    if derivation is not None:
+        return f"learning rate {lr:.3g} = {derivation} ({batches})"
     if reference is None:
         return f"learning rate {lr:.3g} for any batch ({batches}; no reference batch)"
     return (
@@ -228,10 +238,6 @@ def commented(text: str) -> str:
     return re.sub(rf"^( +(?:{names}): {AUTO})$", rf"\1 {comment}", text, flags=re.MULTILINE)
 
 
-def _rule(config: Mapping[str, Any]) -> Rule:
-    return RULES[config["task_name"]]
-
-
 def _batch(rule: Rule, images: int, devices: int) -> int:
     """Return the batch of one device."""
     total = next((batch for most, batch in rule.batches if images <= most), None)
@@ -239,37 +245,49 @@ def _batch(rule: Rule, images: int, devices: int) -> int:
     return max(1, min(own, images // devices))
 
 
+def _rate(rule: Rule, total: int, pretrained: bool, backbone: nn.Module) -> Choice:
+    """Return the rate for ``total`` images a step."""
+    top, start = rule.rate, "random weights"
+    if pretrained:
+        top, start = rule.pretrained_rate, "pretrained weights"
+    elif rule.batch_norm_rate != rule.rate and _has_batch_norms_only(backbone):
+        top, start = rule.batch_norm_rate, "random weights, batch norms only"
+    counted = min(total, rule.rate_batch)
+    rate = float(f"{top * math.sqrt(counted / rule.rate_batch):.3g}")
+    return rate, f"{_short(top)} x sqrt({counted}/{rule.rate_batch}), {start}"
+
+
+def _has_batch_norms_only(backbone: nn.Module) -> bool:
+    from torch.nn import GroupNorm, LayerNorm, RMSNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    modules = list(backbone.modules())
+    others = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
+    return not others and any(isinstance(module, _BatchNorm) for module in modules)
+
+
 def _schedule(
-    config: Mapping[str, Any], images: int, val_images: int, devices: int, per_epoch: int
-) -> dict[str, Any]:
-    """Return all values but the batch."""
-    rule, trainer = _rule(config), config["trainer"]
+    rule: Rule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
+) -> dict[str, Choice]:
+    """Return warm-up, milestones, length and interval of validations, in epochs."""
     wanted = max(rule.seen / math.sqrt(images), rule.least_epochs(images))
     usual = max(1, round(min(wanted, MOST_EPOCHS)))
     steps, epochs = trainer["max_steps"], trainer["max_epochs"]
+    reason = f"{images} training images"
     if epochs == AUTO:
-        epochs = usual if steps < 0 else -1
+        epochs, reason = (usual, reason) if steps < 0 else (-1, f"trainer.max_steps={steps}")
     lengths = [*([epochs] if epochs > 0 else []), *([steps / per_epoch] if steps > 0 else [])]
-    length = min(lengths, default=usual)  # in epochs
-    total = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"]
-    share = math.sqrt(min(total, rule.rate_batch) / rule.rate_batch)
+    length = min(lengths, default=usual)
+    warmup = min(WARMUP_SHARE * length, rule.warmup_steps / per_epoch)
     interval = max(length / VALIDATIONS, TRAINED_PER_VALIDATED * val_images / images)
+    if "val_check_interval" in trainer:
+        interval = 1
     return {
-        RATE: float(f"{_top_rate(config) * share:.3g}"),
-        WARMUP: round(min(WARMUP_SHARE * length, rule.warmup_steps / per_epoch), 4),
-        MILESTONES: [round(drop * length, 4) for drop in DROPS],
-        EPOCHS: epochs,
-        INTERVAL: 1 if "val_check_interval" in trainer else max(1, math.ceil(interval)),
+        WARMUP: (round(warmup, 4), f"{warmup / length:.2g} of {length:.4g} epochs"),
+        MILESTONES: ([round(drop * length, 4) for drop in DROPS], "8/12 and 11/12 of the length"),
+        EPOCHS: (epochs, reason),
+        INTERVAL: (max(1, math.ceil(interval)), f"{val_images} validation images"),
     }
-
-
-def _top_rate(config: Mapping[str, Any]) -> float:
-    rule = _rule(config)
-    return rule.pretrained_rate if config["backbone"]["pretrained"] else rule.rate
-
-
-def _start(config: Mapping[str, Any]) -> str:
-    return "pretrained" if config["backbone"]["pretrained"] else "random"
 
 
 def _short(value: Any) -> str:

@@ -57,13 +57,7 @@ def resolved(config: Any) -> dict[str, Any]:
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
-    for group in ("head", "data"):
-        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
-    config["data"].pop("_as_run_", None)
-    recipe = config.pop("recipe", {})
-    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
-    like = config["data"].pop("_like_", None)
-    check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
+    recipe = _check_made_for(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = fixed(config)
     _check_mode(config)
@@ -77,6 +71,18 @@ def resolved(config: Any) -> dict[str, Any]:
         _check_pretrained(config)
     _name_files(config)
     return config
+
+
+def _check_made_for(config: dict[str, Any]) -> Mapping[str, Any]:
+    """Refuse a head, data or recipe made for others; take out its marks and return the recipe."""
+    for group in ("head", "data"):
+        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    config["data"].pop("_as_run_", None)
+    recipe: Mapping[str, Any] = config.pop("recipe", {})
+    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
+    like = config["data"].pop("_like_", None)
+    check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
+    return recipe
 
 
 def _name_files(config: dict[str, Any]) -> None:

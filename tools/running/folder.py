@@ -34,7 +34,6 @@ FREE_ON_RESUME = {
     "ckpt",
     "data.eval_batch_size",
     "data.num_workers",
-    "automatic",
     "backbone.grad_checkpointing",
     "report",
     "data.root",
@@ -48,7 +47,7 @@ FREE_ON_RESUME = {
     "trainer.profiler",
 }
 # Of these groups every option.
-FREE_GROUPS = ("logger", "paper")
+FREE_GROUPS = ("logger", "paper", CHOSEN)
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # Of this one command, not of the run.
@@ -238,8 +237,8 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
 
     A value that the run chose by the size of its set is shared where it is left open again.
     """
-    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
-    chosen = before.get(CHOSEN) or ()
+    saved = read_config(folder / CONFIG)
+    before, now, chosen = flatten(saved), flatten(config), saved.get(CHOSEN) or ()
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
