@@ -31,6 +31,10 @@ EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
 INTERVAL = "trainer.check_val_every_n_epoch"
 KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
 
+# Starts of a training; a network whose only norms are batch norms bears higher rates.
+RANDOM, BATCH_NORM = "random weights", "random weights, batch norms only"
+PRETRAINED = "pretrained weights"
+
 MOST_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # of the run, where "multistep" lowers the rate: MMDetection's 1x
@@ -44,12 +48,13 @@ class Rule:
     """Default schedule of a task for N training images.
 
     Attributes:
-        batches: Largest N, and images a step over all devices up to it.
-        device_batch: Images a step on one device for larger N, and the most for all.
-        rate: Learning rate from random weights, for ``rate_batch`` images a step and more.
-        batch_norm_rate: The same for a network whose only norms are batch norms.
-        pretrained_rate: The same for any network from pretrained weights.
-        rate_batch: With fewer images a step, rates fall with the square root of their number.
+        batches: Largest N, and images per step over all devices up to it.
+        device_batch: Images per step on one device for larger N, and the maximum for all.
+        rates: Learning rate and its batch by the start of the training. With more images per step
+            the rate stays, with fewer it falls with the square root of their number.
+        large: Largest N for these batches; beyond it they are ``large_batch``, since long runs
+            want lower rates.
+        large_batch: See ``large``.
         seen: A run has ``seen / sqrt(N)`` epochs, so that it sees ``seen * sqrt(N)`` images.
         least_epochs: Of N, the least number of epochs.
         warmup_steps: The longest warm-up.
@@ -61,27 +66,25 @@ class Rule:
 
     batches: tuple[tuple[int, int], ...]
     device_batch: int
-    rate: float
-    batch_norm_rate: float
-    pretrained_rate: float
-    rate_batch: int
+    rates: Mapping[str, tuple[float, int]]
     seen: float
     least_epochs: Callable[[int], float]
     warmup_steps: float
     fixed: Mapping[str, Any]
+    large: float = math.inf
+    large_batch: int = 0
 
 
 CLASSIFICATION = Rule(
     batches=((500, 16), (5_000, 32), (50_000, 64)),
     device_batch=128,
-    rate=1e-3,
-    batch_norm_rate=4e-3,
-    pretrained_rate=2e-4,
-    rate_batch=64,
+    rates={RANDOM: (1e-3, 64), BATCH_NORM: (3e-3, 16), PRETRAINED: (2e-4, 64)},
     seen=1_200,
     least_epochs=lambda images: min(max(images / 1_000, 15), 100),
     warmup_steps=math.inf,
     fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
+    large=50_000,
+    large_batch=1_024,  # DeiT, Table 9
 )
 RULES = {
     "classification": CLASSIFICATION,
@@ -90,10 +93,7 @@ RULES = {
     "detection": Rule(
         batches=(),
         device_batch=2,
-        rate=5e-4,
-        batch_norm_rate=5e-4,
-        pretrained_rate=1e-4,
-        rate_batch=16,
+        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
         seen=400,
         least_epochs=lambda _: 12,
         warmup_steps=500,
@@ -104,10 +104,7 @@ RULES = {
     "segmentation": Rule(
         batches=(),
         device_batch=2,
-        rate=5e-4,
-        batch_norm_rate=5e-4,
-        pretrained_rate=1e-4,
-        rate_batch=16,
+        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
         seen=800,
         least_epochs=lambda _: 30,
         warmup_steps=1_500,
@@ -185,7 +182,8 @@ def choose(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
     total = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"]
-    chosen[RATE] = _rate(rule, total, bool(config["backbone"]["pretrained"]), backbone)
+    start = PRETRAINED if config["backbone"]["pretrained"] else _random_start(backbone)
+    chosen[RATE] = _rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, datamodule.batches("train", devices))
     chosen |= _schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
@@ -245,25 +243,26 @@ def _batch(rule: Rule, images: int, devices: int) -> int:
     return max(1, min(own, images // devices))
 
 
-def _rate(rule: Rule, total: int, pretrained: bool, backbone: nn.Module) -> Choice:
-    """Return the rate for ``total`` images a step."""
-    top, start = rule.rate, "random weights"
-    if pretrained:
-        top, start = rule.pretrained_rate, "pretrained weights"
-    elif rule.batch_norm_rate != rule.rate and _has_batch_norms_only(backbone):
-        top, start = rule.batch_norm_rate, "random weights, batch norms only"
-    counted = min(total, rule.rate_batch)
-    rate = float(f"{top * math.sqrt(counted / rule.rate_batch):.3g}")
-    return rate, f"{_short(top)} x sqrt({counted}/{rule.rate_batch}), {start}"
+def _rate(rule: Rule, images: int, total: int, start: str) -> Choice:
+    """Return the rate for ``total`` images per step."""
+    is_large = images > rule.large
+    if start not in rule.rates or (is_large and start == BATCH_NORM):
+        start = RANDOM
+    top, batch = rule.rates[start]
+    batch = rule.large_batch if is_large else batch
+    counted = min(total, batch)
+    rate = float(f"{top * math.sqrt(counted / batch):.3g}")
+    return rate, f"{_short(top)} x sqrt({counted}/{batch}), {start}"
 
 
-def _has_batch_norms_only(backbone: nn.Module) -> bool:
+def _random_start(backbone: nn.Module) -> str:
     from torch.nn import GroupNorm, LayerNorm, RMSNorm
     from torch.nn.modules.batchnorm import _BatchNorm
 
     modules = list(backbone.modules())
     others = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
-    return not others and any(isinstance(module, _BatchNorm) for module in modules)
+    batch_norms = any(isinstance(module, _BatchNorm) for module in modules)
+    return BATCH_NORM if batch_norms and not others else RANDOM
 
 
 def _schedule(
