@@ -79,9 +79,7 @@ class BaseDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()
-        self.batch_size = at_least("batch_size", batch_size, 1)
-        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
+        self.set_batch_size(batch_size, eval_batch_size)
         self.num_workers = at_least("num_workers", num_workers, 0)
         most = max(MANY_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1))
         if num_workers > most:
@@ -93,6 +91,12 @@ class BaseDataModule(LightningDataModule):
         self.predict_path = predict_path
         self._datasets: dict[Split, NamedDataset] = {}
         self._resume_at = (0, 0)
+
+    def set_batch_size(self, batch_size: int, eval_batch_size: int | None = None) -> None:
+        """Set the samples per batch and process; None evaluates in batches as large as training."""
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
 
     @property
     def num_classes(self) -> int:

@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tools.command_line.errors import one_line_errors  # noqa: E402
 from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
-from tools.running import sweeps  # noqa: E402
+from tools.running import automatic, sweeps  # noqa: E402
 from tools.running.config import (  # noqa: E402
     as_typed,
     is_evaluation,
@@ -40,7 +40,14 @@ from tools.running.config import (  # noqa: E402
     say_origin,
 )
 from tools.running.config_checks import resolved  # noqa: E402
-from tools.running.folder import ENVIRONMENT, kept, opened, other_length, to_resume  # noqa: E402
+from tools.running.folder import (  # noqa: E402
+    ENVIRONMENT,
+    keep_config,
+    kept,
+    opened,
+    other_length,
+    to_resume,
+)
 from tools.running.garbage import keep_imports, uncollected  # noqa: E402
 from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
@@ -69,17 +76,21 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
         keep_imports()
     started = time.perf_counter()
-    check_options(config)
+    check_options(automatic.fixed(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
         say_origin(config)
     resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
+    if resumed:
+        automatic.take_over(config, resumed)
     new_length = other_length(resumed, config) if resumed else None
     with opened(config, resumed, swept or ()) as folder, uncollected():
         if resumed and not new_length and report.say_finished(folder):
             return
         parts = build_parts(config, folder, resumed=resumed is not None)
+        if not resumed:
+            keep_config(folder, config)
     engine = parts.engine
     with (
         kept(folder),
@@ -160,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with uncollected():
             command = read(arguments)
         if command.shown:
-            print(OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved").rstrip())
+            text = OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved")
+            print(automatic.commented(text).rstrip())
             return 0
         sys.argv[1:] = command.arguments  # by which Lightning starts the other processes of a run
         if command.config is not None:

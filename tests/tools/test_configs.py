@@ -18,6 +18,7 @@ from tests.runs import CONFIGS, composed, options
 from tools.command_line.errors import one_line_errors
 from tools.command_line.lazy_groups import register
 from tools.command_line.yaml_files import read_yaml
+from tools.running.automatic import fixed
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -39,6 +40,7 @@ def _backbones_are_options():
 
 def check(config):
     """Every part takes the options that the config has for it."""
+    config = fixed(config)  # own sets leave values to their size
     given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
              "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
     for group, names in given.items():

@@ -349,7 +349,6 @@ def test_every_dense_recipe_is_stated():
     ("typed", "per_epoch", "steps"),
     [
         (["data=cityscapes"], 371, 160_000),  # of 8 images, 2,975 in all
-        (["data=voc"], 91, 20_000),  # of 16 images, 1,464 in all
         (["data=cityscapes", "recipe=ffnet_seg_cityscapes", "backbone=ffnet_seg",
           "head=ffnet_seg"], 185, 160_000),
     ],

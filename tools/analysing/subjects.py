@@ -26,6 +26,7 @@ from tools.command_line.lazy_groups import register
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import label as label_of
 from tools.command_line.typed_network import read_networks, split_outside
+from tools.running.automatic import fixed
 from tools.running.config import CONFIGS, job_config
 from tools.running.config_checks import resolved
 
@@ -308,7 +309,7 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
 
 def _config(typed: list[str]) -> dict[str, Any]:
     """The config of a run that is typed, whose mistakes are one sentence each."""
-    return resolved(job_config(typed, composed(typed)))
+    return fixed(resolved(job_config(typed, composed(typed))))
 
 
 def _input(options: Mapping[str, str]) -> list[str]:

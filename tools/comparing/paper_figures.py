@@ -309,11 +309,15 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     from omegaconf import OmegaConf
 
     from tools.command_line.lazy_groups import register
+    from tools.running.automatic import fixed
     from tools.running.config import compose_config
 
     register()
 
-    meant = OmegaConf.to_container(compose_config([f"experiment={experiment}"]), resolve=True)
+    composed: Any = OmegaConf.to_container(
+        compose_config([f"experiment={experiment}"]), resolve=True
+    )
+    meant = fixed(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     if run.config.get("data._target_") == ROBUSTNESS_DATA:
         free |= {"data._target_"}

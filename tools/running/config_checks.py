@@ -11,8 +11,9 @@ from backbones.options import check_value, unknown
 from tasks.saved import SOLVED, checkpoint_file
 from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
+from tools.running.automatic import CHOSEN, check_auto, fixed
 from tools.running.config import CONFIGS
-from tools.running.recipes import check_data
+from tools.running.recipes import check_data, choice
 
 # Options at the top of the config and their types; those of the groups belong to what they build.
 TOP = {
@@ -28,7 +29,7 @@ TOP = {
     "report": bool,
 }
 # Other keys at the top.
-PARTS = ("callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
+PARTS = (CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
 REQUIRED = "required"  # a recipe's word for label maps that a command has to name
 HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
 # Groups that every run has.
@@ -56,23 +57,32 @@ def resolved(config: Any) -> dict[str, Any]:
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
-    for group in ("head", "data"):
-        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
-    config["data"].pop("_as_run_", None)
-    recipe = config.pop("recipe", {})
-    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
-    like = config["data"].pop("_like_", None)
-    check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
+    recipe = _check_made_for(config)
+    if config["mode"] != "fit" or _is_published(config, recipe):
+        config = fixed(config)
     _check_mode(config)
     _check_solved(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
+        check_auto(config)
         _check_precision(config["trainer"], config["optimizer"])
-        _check_warmup(config["schedule"], config["trainer"])
+        check_warmup(config["schedule"], config["trainer"])
     if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
     _name_files(config)
     return config
+
+
+def _check_made_for(config: dict[str, Any]) -> Mapping[str, Any]:
+    """Refuse a head, data or recipe made for others; take out its marks and return the recipe."""
+    for group in ("head", "data"):
+        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+    config["data"].pop("_as_run_", None)
+    recipe: Mapping[str, Any] = config.pop("recipe", {})
+    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
+    like = config["data"].pop("_like_", None)
+    check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
+    return recipe
 
 
 def _name_files(config: dict[str, Any]) -> None:
@@ -183,7 +193,18 @@ def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -
         )
 
 
-def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+def _is_published(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+    """Return True for a recipe or an experiment, whose schedule does not depend on the set."""
+    typed, paper = config.get("overrides", ()), config.get("paper") or {}
+    return bool(recipe or choice("recipe", typed) or paper.get("experiment"))
+
+
+def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
+    """Refuse a warm-up and cooldown that are as long as the run.
+
+    Raises:
+        ValueError: Names both lengths.
+    """
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
     given = {name: value for name, value in parts.items() if value}

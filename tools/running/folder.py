@@ -17,6 +17,7 @@ import yaml
 
 from tasks.saved import CONFIG, read_config
 from tools.running import lock
+from tools.running.automatic import AUTO, CHOSEN
 from tools.running.processes import is_first_process
 
 say = logging.getLogger(__name__).info
@@ -47,7 +48,7 @@ FREE_ON_RESUME = {
     "trainer.profiler",
 }
 # Of these groups every option.
-FREE_GROUPS = ("logger", "paper")
+FREE_GROUPS = ("logger", "paper", CHOSEN)
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # Of this one command, not of the run.
@@ -233,12 +234,18 @@ def _mode(folder: Path) -> str | None:
 
 
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """The settings that a run and its continuation must share and do not, with both values."""
-    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    """Return the settings that a run and its continuation must share and do not, with both values.
+
+    A value that the run chose by the size of its set is shared where it is left open again.
+    """
+    saved = read_config(folder / CONFIG)
+    before, now, chosen = flatten(saved), flatten(config), saved.get(CHOSEN) or ()
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not _is_free(key)
+        if before.get(key) != now.get(key)
+        and not _is_free(key)
+        and not (key in chosen and now.get(key) == AUTO)
     ]
 
 

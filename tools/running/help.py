@@ -202,8 +202,9 @@ def _config(overrides: Sequence[str]) -> str:
     from omegaconf import OmegaConf
 
     from tools.command_line.overrides import read
+    from tools.running.automatic import commented
 
-    return OmegaConf.to_yaml(read(overrides).config).rstrip()
+    return commented(OmegaConf.to_yaml(read(overrides).config)).rstrip()
 
 
 def _wrapped(label: str, words: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer, seed_everything
+from torch import nn
 
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
@@ -15,7 +16,8 @@ from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
 from tasks.loading import build_backbone, build_task
-from tools.running import frozen, prediction, report, resume, robustness, trainer
+from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
+from tools.running.config_checks import check_warmup
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -51,7 +53,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     backbone = build_backbone(config)  # refuses its options before the data are looked at
-    datamodule = _data(config, checkpoint)
+    datamodule = _data(config, checkpoint, backbone)
     task = build_task(config, datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
@@ -79,13 +81,17 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     return Parts(datamodule, task, engine, facts, start)
 
 
-def _data(config: dict[str, Any], checkpoint: Checkpoint | None) -> Any:
-    """The datamodule of a run, all of whose files are looked at before a training."""
-    datamodule = build(config, "data", seed=config["seed"], predict_path=config["input"])
+def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
+    """Build the datamodule of a run; before a training choose what is auto, and check all files."""
+    known = automatic.fixed(config)
+    datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
     datamodule.prepare_data()
     datamodule.setup()
+    if config["mode"] == "fit":
+        automatic.choose(config, datamodule, backbone)
+        check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():
         datamodule.check_files()
     return datamodule

@@ -53,7 +53,7 @@ def check_trainer(options: Mapping[str, Any]) -> None:
 
 
 def _problem(options: Mapping[str, Any]) -> str | None:
-    devices, nodes = _devices(options), int(options["num_nodes"])
+    devices, nodes = device_count(options), int(options["num_nodes"])
     count, launcher = devices * nodes, started()
     if launcher is None and "RANK" in os.environ and count == 1:
         # Lightning does not see them, but several runs would write into one folder.
@@ -130,8 +130,8 @@ def for_this_machine(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "devices": len(devices)}
 
 
-def _devices(options: Mapping[str, Any]) -> int:
-    """How many devices of a node ``trainer.devices`` means."""
+def device_count(options: Mapping[str, Any]) -> int:
+    """Return how many devices of a node ``trainer.devices`` means."""
     devices = options["devices"]
     if isinstance(devices, list | tuple):
         return len(devices)

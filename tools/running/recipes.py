@@ -50,7 +50,7 @@ def check_data(
     file = read_yaml(DATA / f"{wanted}.yaml")
     if file["data"]["_target_"] == target:
         return
-    own = {group: _choice(group, typed) for group in ("experiment", "recipe", "data")}
+    own = {group: choice(group, typed) for group in ("experiment", "recipe", "data")}
     if own["experiment"] and not own["recipe"]:
         raise ValueError(
             f"{own['experiment']} trains by a recipe that is made for data={wanted}: leave "
@@ -64,8 +64,8 @@ def check_data(
     )
 
 
-def _choice(group: str, typed: Sequence[str]) -> str | None:
-    """The word that chooses an option of a group, if one is typed."""
+def choice(group: str, typed: Sequence[str]) -> str | None:
+    """Return the word that chooses an option of a group, if one is typed."""
     words = [re.sub(r"^\++|['\"]", "", word) for word in typed]
     chosen = [word for word in words if word.startswith(f"{group}=") and word != f"{group}=null"]
     return chosen[-1] if chosen else None

@@ -6,7 +6,6 @@ import csv
 import importlib.metadata
 import json
 import logging
-import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
 from tools.command_line import tables
+from tools.running.automatic import describe_choice, describe_rate, steps_per_epoch
 from tools.running.curves import plot_curves
 from tools.running.processes import is_first_process
 
@@ -76,7 +76,7 @@ def announce(
     datamodule: BaseDataModule,
     processes: int = 1,
 ) -> None:
-    """Say in one line what is about to be trained, and by how many processes if by several."""
+    """Print what is about to be trained, and the learning rate with its derivation."""
     batch = config["data"]["batch_size"]
     accumulated = config["trainer"]["accumulate_grad_batches"]
     batches = f"{batch}"
@@ -89,15 +89,17 @@ def announce(
         f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
         f"{_length(config['trainer'], datamodule.batches('train', processes))}"
     )
+    per_epoch = steps_per_epoch(config["trainer"], datamodule.batches("train", processes))
+    images = len(datamodule.dataset("train"))
+    lines = (describe_choice(config, images, per_epoch), describe_rate(config, processes))
+    for line in filter(None, lines):
+        say(line)
 
 
 def _length(trainer: Mapping[str, Any], batches: int) -> str:
     """How long a training lasts, in the unit that ends it first."""
-    epochs, steps, limit = (
-        trainer[name] for name in ("max_epochs", "max_steps", "limit_train_batches")
-    )
-    taken = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    in_all = epochs * math.ceil(taken / trainer["accumulate_grad_batches"])
+    epochs, steps = trainer["max_epochs"], trainer["max_steps"]
+    in_all = epochs * steps_per_epoch(trainer, batches)
     if steps >= 0 and (epochs < 0 or steps < in_all):
         return f"{steps} step{'s' * (steps != 1)}"
     return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs >= 0 else "without end"

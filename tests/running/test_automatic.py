@@ -1,0 +1,274 @@
+"""Rate, warm-up, batch and length of own data sets: chosen by their size, unless they are typed."""
+
+import shutil
+import statistics
+
+import pytest
+import yaml
+from torch import nn
+
+from backbones.hosts import resnet
+from datamodules.base import BaseDataModule
+from datamodules.sample_pictures import write_image_folder
+from tests.runs import composed, run_shared, summary
+from tests.stand_ins import write_classes
+from tools.command_line.lazy_groups import register
+from tools.run import main
+from tools.running import automatic
+
+OWN = {"classification": "folder", "transfer": "folder", "detection": "coco",
+       "segmentation": "segmentation_folder"}  # fmt: skip
+LAYERED = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.LayerNorm(4))
+BATCHED = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _backbones_are_options():
+    register()
+
+
+class Listed(BaseDataModule):
+    """So many images, of which only the number is known."""
+
+    def __init__(self, images, val_images, batch_size):
+        super().__init__(None, batch_size=batch_size)
+        self._datasets = {"train": range(images), "val": range(val_images)}
+
+
+def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=False):
+    """The config after the choice, for a training set of so many images."""
+    config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
+    config["backbone"]["pretrained"] = pretrained
+    data = Listed(images, val_images, automatic.fixed(config)["data"]["batch_size"])
+    automatic.choose(config, data, backbone)
+    assert data.batch_size == config["data"]["batch_size"]
+    return config
+
+
+def values(config, *keys):
+    return [config[group].get(name) for group, name in (key.split(".") for key in keys)]
+
+
+@pytest.mark.parametrize(
+    ("task", "images", "batch", "rate", "epochs", "warmup"),
+    [
+        ("classification", 1, 1, 1.25e-4, 300, 15),
+        ("classification", 20, 16, 5e-4, 268, 13.4),
+        ("classification", 135, 16, 5e-4, 103, 5.15),
+        ("classification", 500, 16, 5e-4, 54, 2.7),
+        ("classification", 501, 32, 7.07e-4, 54, 2.7),
+        ("classification", 10_000, 64, 1e-3, 15, 0.75),
+        ("classification", 50_001, 128, 3.54e-4, 50, 2.5),
+        ("transfer", 1_281_167, 128, 3.54e-4, 100, 5),
+        ("detection", 100, 2, 2.12e-4, 40, 2),
+        ("detection", 117_266, 2, 2.12e-4, 12, 0.0085),
+        ("segmentation", 300, 2, 2.12e-4, 46, 2.3),
+        ("segmentation", 20_210, 2, 2.12e-4, 30, 0.1484),
+    ],
+)
+def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, warmup):
+    config = chosen(task, images)
+    assert automatic.auto_keys(config) == []
+    keys = ("data.batch_size", "optimizer.lr", "trainer.max_epochs", "schedule.warmup")
+    assert values(config, *keys) == [batch, rate, epochs, warmup]
+    own = keys if OWN[task] == "folder" else keys[1:]
+    assert config["automatic"].keys() >= set(own)
+    if task == "detection":
+        thirds = pytest.approx([epochs * 2 / 3, epochs * 11 / 12], abs=1e-3)
+        assert config["schedule"]["milestones"] == thirds
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["data.batch_size=64"], {"optimizer.lr": 1e-3}),
+        (["optimizer.lr=3e-5"], {"optimizer.lr": 3e-5, "data.batch_size": 16}),
+        (["trainer.max_epochs=40"], {"trainer.max_epochs": 40, "schedule.warmup": 2}),
+        # 8 steps an epoch
+        (["trainer.max_steps=400"], {"trainer.max_epochs": -1, "schedule.warmup": 2.5}),
+        (["trainer.max_steps=400", "trainer.max_epochs=20"], {"schedule.warmup": 1}),
+        (["trainer.max_epochs=-1"], {"schedule.warmup": 5.15}),
+        (["schedule.warmup=7"], {"schedule.warmup": 7, "trainer.max_epochs": 103}),
+        (["trainer.limit_train_batches=2", "trainer.max_steps=400"], {"schedule.warmup": 10}),
+        (["trainer.accumulate_grad_batches=4"], {"data.batch_size": 16, "optimizer.lr": 1e-3}),
+        (["trainer.devices=2"], {"data.batch_size": 8, "optimizer.lr": 5e-4}),
+        (["trainer.check_val_every_n_epoch=1"], {"trainer.check_val_every_n_epoch": 1}),
+        (["+trainer.val_check_interval=2"], {"trainer.check_val_every_n_epoch": 1}),
+    ],
+)
+def test_what_is_typed_wins_and_the_rest_follows(typed, expected):
+    config = chosen("classification", 135, *typed)
+    for key, value in expected.items():
+        assert values(config, key) == [value], key
+    assert not {line.partition("=")[0].lstrip("+") for line in typed} & config["automatic"].keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "backbone", "pretrained", "rate"),
+    [
+        ("classification", BATCHED, False, 3e-3),
+        ("classification", BATCHED, True, 1e-4),
+        ("classification", LAYERED, "run/checkpoints/best.ckpt", 1e-4),
+        ("detection", BATCHED, True, 3.54e-5),
+        ("segmentation", LAYERED, True, 3.54e-5),
+    ],
+)
+def test_the_rate_depends_on_the_start_and_the_norms(task, backbone, pretrained, rate):
+    config = chosen(task, 135, backbone=backbone, pretrained=pretrained)
+    assert values(config, "optimizer.lr") == [rate]
+
+
+@pytest.mark.parametrize(
+    ("images", "val_images", "every"), [(135, 15, 3), (100, 2_000, 40), (10_000, 1_000, 1)]
+)
+def test_validation_takes_a_small_part_of_a_training(images, val_images, every):
+    config = chosen("classification", images, val_images=val_images)
+    assert values(config, "trainer.check_val_every_n_epoch") == [every]
+
+
+@pytest.mark.parametrize(
+    ("typed", "rate", "batch"),
+    [
+        (["task=classification", "data=folder", "recipe=deit", "backbone=deit_t"], 1e-3, 128),
+        (["task=detection", "data=coco", "recipe=swin_coco", "backbone=swin_t"], 1e-4, 2),
+        (["task=segmentation", "data=voc", "recipe=swin_ade20k", "backbone=swin_t"], 6e-5, 2),
+        (["experiment=afbo_t4_swin_t_mask_rcnn", "trainer=cpu"], 1e-4, 2),
+        (["task=classification", "data=folder", "mode=test", "ckpt=README.md"], 1e-3, 128),
+    ],
+)
+def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, rate, batch):
+    config = composed(*typed)
+    assert automatic.auto_keys(config) == []
+    assert values(config, "optimizer.lr", "data.batch_size") == [rate, batch]
+    assert config["optimizer"]["reference_batch"] == {128: 1024, 2: 16}[batch]
+    assert config["trainer"]["check_val_every_n_epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["optimizer.name=sgd"], r"a rate for AdamW, but optimizer.name=sgd; pass optimizer.lr="),
+        (["optimizer.reference_batch=512"], r"optimizer.reference_batch=512 scales a typed rate"),
+    ],
+)
+def test_what_contradicts_a_chosen_rate_is_refused(typed, message):
+    with pytest.raises(ValueError, match=message):
+        composed("data=folder", *typed)
+    composed("data=folder", *typed, "optimizer.lr=0.1")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "trainer", "line"),
+    [
+        ({"lr": 1e-3, "reference_batch": 1024}, (16, 1, 1), "learning rate 1.56e-05 = 1e-3 x "
+         "16/1024 (batch 16 on 1 device; reference batch 1024)"),
+        ({"lr": 1e-4, "reference_batch": 16}, (2, 2, 4), "learning rate 0.0001 = 1e-4 x 16/16 "
+         "(batch 2 x 2 accumulated on 4 devices; reference batch 16)"),
+        ({"lr": 6e-5}, (2, 1, 1),
+         "learning rate 6e-05 for any batch (batch 2 on 1 device; no reference batch)"),
+    ],
+)  # fmt: skip
+def test_the_rate_is_told_with_its_derivation(optimizer, trainer, line):
+    batch, accumulated, devices = trainer
+    config = {"optimizer": optimizer, "data": {"batch_size": batch},
+              "trainer": {"accumulate_grad_batches": accumulated}}  # fmt: skip
+    assert automatic.describe_rate(config, devices) == line
+
+
+def test_a_printed_config_says_what_auto_means(capsys):
+    main(["data=coco", "task=detection", "--cfg", "job"])
+    shown = capsys.readouterr().out
+    for name in ("lr", "warmup", "milestones", "max_epochs", "check_val_every_n_epoch"):
+        assert f"  {name}: auto # by the number of training images" in shown
+    assert "accelerator: auto\n" in shown
+    assert yaml.safe_load(shown)["optimizer"]["lr"] == "auto"
+
+
+SMALL = ("data.image_size=32", "backbone=resnet18", "backbone.patch_size=2", "trainer=cpu",
+         "data.num_workers=0", "logger=csv")  # fmt: skip
+
+
+def test_a_run_tells_keeps_and_resumes_what_it_chose(tmp_path, narrow):
+    write_classes(tmp_path / "set", ("cat", "dog"), 8)
+    typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
+             f"output_dir={tmp_path}", "trainer.max_steps=2"]  # fmt: skip
+    whole = run_shared(typed)
+    assert whole.status == 0, whole.err
+    rate = "learning rate 0.0026 = 3e-3 x sqrt(12/16), random weights, batch norms only (batch 12"
+    assert f"{rate} on 1 device)" in whole.out
+    assert "Chosen for 12 training images: data.batch_size=12, optimizer.lr=2.6e-3" in whole.out
+    config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
+    assert config["optimizer"]["lr"] == 2.6e-3
+    assert "optimizer.lr" in config["automatic"]
+    assert summary(whole.folder())["learning_rate"] == 2.6e-3
+    # Longer, by the same words: rate, batch and warm-up stay those of the run.
+    longer = run_shared([*typed[:-1], "trainer.max_steps=4", "resume=true"])
+    assert longer.status == 0, longer.err
+    assert longer.folder() == whole.folder()
+    assert f"{rate} on 1 device)" in longer.out
+    other = run_shared([*typed, "optimizer.lr=1e-4", "resume=true"])
+    assert "optimizer.lr: 0.0026 then, 0.0001 now" in other.err
+    ended = run_shared(["mode=test", f"ckpt={whole.folder()}", "trainer=cpu"])
+    assert ended.status == 0, ended.err
+    saved = yaml.safe_load((ended.folder() / "config.yaml").read_text())
+    assert saved["data"]["batch_size"] == 12
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """ResNet-18 with one block per stage and a quarter of the widths, for many short trainings."""
+    create = resnet.create_timm_model
+
+    def narrowed(name, config):
+        stem = {"stem_type": "deep", "stem_width": 8}
+        return create(name, config, layers=(1, 1, 1, 1), channels=(16, 32, 64, 128), **stem)
+
+    monkeypatch.setattr(resnet, "create_timm_model", narrowed)
+
+
+FACTORS = (1 / 9, 1 / 3, 1, 3, 9)
+# Digits stay digits: no flips, and crops that show most of them.
+AUGMENTATION = ("+data.augmentation.auto_augment=null", "+data.augmentation.color_jitter=0",
+                "+data.augmentation.random_erasing=0", "+data.augmentation.flip=0",
+                "+data.augmentation.crop_scale=[0.6,1]")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Folders of 100, 1,000 and 10,000 training images with the same 2,000 for validation."""
+    root = tmp_path_factory.mktemp("digits")
+    write_image_folder(root / "all", {"train": 8, "val": 8}, 32, 0, 200)
+    for count in (100, 1_000, 10_000):
+        for split, total in (("train", count), ("val", 2_000)):
+            for folder in sorted((root / "all" / split).iterdir()):
+                images = sorted(folder.iterdir(), key=lambda path: path.stem.split("_")[::-1])
+                target = root / str(count) / split / folder.name
+                target.mkdir(parents=True)
+                for image in images[: total // 10]:
+                    shutil.copy(image, target)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "seeds"), [(100, 3), (1_000, 3), (10_000, 1)])
+def test_the_default_is_near_the_best_rate(count, seeds, digits, tmp_path, narrow):
+    typed = ["data=folder", f"data.root={digits / str(count)}", *SMALL, *AUGMENTATION,
+             "data.eval_batch_size=100", f"output_dir={tmp_path}"]  # fmt: skip
+    default, top1 = None, {}
+    for factor in sorted(FACTORS, key=lambda factor: factor != 1):
+        rate = [] if default is None else [f"optimizer.lr={default * factor:.4g}"]
+        found = []
+        for seed in range(seeds):
+            folder = ended_well(run_shared([*typed, *rate, f"seed={seed}"]))
+            config = yaml.safe_load((folder / "config.yaml").read_text())
+            default = config["optimizer"]["lr"] if default is None else default
+            found.append(summary(folder)["metrics"]["top1"])
+        top1[factor] = statistics.mean(found)
+    shown = {f"{default * factor:.2g}": round(score, 1) for factor, score in top1.items()}
+    print(f"{count} images: {shown}")
+    assert top1[1] >= max(top1.values()) - 3, shown
+
+
+def ended_well(ended):
+    assert ended.status == 0, ended.err
+    return ended.folder()
