@@ -206,7 +206,7 @@ def _name(value: object) -> str:
 def _number(value: Any) -> float:
     # NaN passes: training leaves such boxes out. It would train on infinite ones.
     if _is_number(value):
-        return value  # type: ignore[no-any-return]
+        return value
     raise ValueError(f"must be a finite number, got {shown(value)}")
 
 
