@@ -109,12 +109,17 @@ class CocoDataModule(DenseDataModule):
         """The content of the validation json, for evaluators; known after ``setup``.
 
         Raises:
-            ValueError: There are images without any annotation, as of test-dev.
+            AttributeError: There is no validation set, as when images of your own are predicted.
+            ValueError: No box counts in AP; there is none at all in test-dev's file.
         """
-        if not self._annotations_of_val["annotations"]:
+        if "val" not in self._facts:
+            raise AttributeError("annotations are known after setup()")
+        if len(self._facts["val"].absent) == self.num_classes:
+            empty = not self._annotations_of_val["annotations"]
+            found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
             skipped = f" left without {self.left_out}" if self.left_out else ""
             raise ValueError(
-                f"{self.folder / self.val_annotations} has no annotations{skipped}: its images can "
+                f"{self.folder / self.val_annotations} has {found}{skipped}: its images can "
                 "be predicted, for a server to judge (mode=predict), but neither tested nor "
                 "validated here"
             )
@@ -181,6 +186,15 @@ class CocoDataModule(DenseDataModule):
                 f"{train.num_small:,} of {train.num_images:,} training images have a side below "
                 f"{MIN_SIDE} pixels and are left out; validation keeps such images"
             )
+        for facts, split, effect in (
+            (train, "training", "are not learnt"),
+            (val, "validation", "do not count in AP"),
+        ):
+            if facts.num_crowds:
+                lines.append(
+                    f"{facts.num_crowds:,} of {facts.num_boxes:,} {split} boxes are crowds "
+                    f"(iscrowd=1) and {effect}"
+                )
         shared = sorted(train.files & val.files)
         if shared:
             lines.append(

@@ -39,6 +39,7 @@ class CocoFacts:
         num_boxed: Those of them that have a box of these classes.
         num_small: Those with a box that are too small for training.
         num_boxes: Boxes of these classes.
+        num_crowds: Those of them that mark crowds.
         unusable: Positions of the annotations that training leaves out; see ``unusable_boxes``.
         files: The images' paths, without ``.``, ``..`` and doubled slashes.
         absent: The labels without a box that evaluation counts.
@@ -50,6 +51,7 @@ class CocoFacts:
     num_boxed: int
     num_small: int
     num_boxes: int
+    num_crowds: int
     unusable: frozenset[int]
     files: frozenset[str]
     absent: tuple[int, ...]
@@ -115,6 +117,7 @@ def check_coco(
         num_boxed=len(boxed),
         num_small=len(boxed & small),
         num_boxes=len(of_these),
+        num_crowds=sum(bool(entry.get("iscrowd")) for entry in of_these),
         unusable=frozenset(unusable),
         files=frozenset(files),
         absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
@@ -203,7 +206,7 @@ def _name(value: object) -> str:
 def _number(value: Any) -> float:
     # NaN passes: training leaves such boxes out. It would train on infinite ones.
     if _is_number(value):
-        return value  # type: ignore[no-any-return]
+        return value
     raise ValueError(f"must be a finite number, got {shown(value)}")
 
 

@@ -217,6 +217,7 @@ def test_boxes_alone(root):
 
 def test_predict(root):
     data = module(root, predict_path=root / "train2017")
+    assert getattr(data, "annotations", None) is None
     data.setup()
     samples = [s for batch in data.predict_dataloader() for s in batch["data_samples"]]
     assert [sample.img_path for sample in samples] == [
@@ -664,6 +665,34 @@ def test_images_in_both_splits_and_small_ones_are_said(root, caplog):
         f"4 of 4 validation images are training images, too, which raises AP: "
         f"{root}/train2017/0.jpg, {root}/train2017/1.jpg, ... (4 in all)",
     ]
+
+
+def test_crowds_are_said_and_are_no_truth_alone(root):
+    entry = content()
+    for one in entry["annotations"][1:]:
+        one["iscrowd"] = 1
+    for split in ("train2017", "val2017"):
+        save(root, entry, split)
+    data = module(root)
+    data.setup()
+    assert data.notices({}) == [
+        "3 of 4 training boxes are crowds (iscrowd=1) and are not learnt",
+        "3 of 4 validation boxes are crowds (iscrowd=1) and do not count in AP",
+        "1 of 2 classes do not occur in validation: dog",
+    ]
+    samples = [s for batch in data.train_dataloader() for s in batch["data_samples"]]
+    assert sum(len(sample.gt_instances) for sample in samples) == 1
+    assert sum(len(sample.ignored_instances) for sample in samples) == 3
+    assert perfect(data)[1] == pytest.approx(1)
+    entry["annotations"][0]["iscrowd"] = 1
+    save(root, entry, "val2017")
+    data = module(root)
+    data.setup()
+    with pytest.raises(ValueError, match="has no box of cat, dog in AP: its images can be pred"):
+        _ = data.annotations
+    save(root, entry)
+    with pytest.raises(ValueError, match=r"no image of .* is left .* 4 images 4 have no box"):
+        module(root).setup()
 
 
 def test_what_may_not_be_meant_is_said(root, caplog):

@@ -296,6 +296,28 @@ def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
     assert {row["image_id"] for rows in metric.detections.values() for row in rows} <= {*images}
 
 
+def test_boxes_that_training_leaves_out_count_as_in_pycocotools(coco, tmp_path):
+    """The same pixels without area, of no width, outside, marked ignore; and a crowd."""
+    path, samples = coco
+    content = content_of(path)
+    whole = reference_figures(path, samples, "bbox")
+    first = content["annotations"][0]
+    for number, change in enumerate(
+        ({"area": 0}, {"bbox": [5, 5, 0, 9]}, {"bbox": [5, 5, 9, -9]}, {"bbox": [900, 5, 9, 9]},
+         {"ignore": 1}, {"iscrowd": 1}),
+        start=1000,
+    ):  # fmt: skip
+        content["annotations"].append({**first, "id": number, **change})
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(content))
+    metric = CocoMetric(content, CATEGORIES, with_masks=False)
+    metric.update(samples)
+    expected = reference_figures(changed, samples, "bbox")
+    figures = metric.compute()
+    assert [figures[f"AP{name}"].item() for name in STATS] == pytest.approx(expected, abs=1e-6)
+    assert expected[0] < whole[0] - 0.02
+
+
 def test_one_box_with_id_zero_is_found(coco):
     from mmengine.structures import InstanceData
 
