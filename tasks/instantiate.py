@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_arguments, check_complete, whole_arguments
+from backbones.options import check_arguments, check_complete, defaults, whole_arguments
 
 # All that a config may have called, by the option that names it: configs come from command lines
 # and from other people's run folders. Who adds a head or task adds its class here; under "data"
@@ -48,6 +48,20 @@ def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
         ValueError: A target that is not allowed, or an argument it does not take.
     """
     return _build(config[group], group, given)
+
+
+def has_default(config: Mapping[str, Any], group: str, name: str) -> bool:
+    """Return True if an option has the value that its target has without it.
+
+    Raises:
+        ValueError: A target that is not allowed.
+    """
+    known = defaults(_factory(config[group], group))
+    return name in known and _plain(known[name]) == _plain(config[group][name])
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]:

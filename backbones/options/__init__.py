@@ -5,6 +5,7 @@ from backbones.options.signatures import (
     check_arguments,
     check_builder,
     check_complete,
+    defaults,
     keywords,
     whole_arguments,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "check_complete",
     "check_odd",
     "check_value",
+    "defaults",
     "keywords",
     "unknown",
     "unknown_backbone",

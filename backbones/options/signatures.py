@@ -109,16 +109,35 @@ def check_complete(call: Callable[..., Any], names: Collection[str], group: str)
             raise ValueError(f"{group}.{name} is missing; pass {group}.{name}=...")
 
 
+def defaults(call: Any) -> dict[str, Any]:
+    """Return the default of each argument that a class or function takes by name and has one for.
+
+    A class that takes ``**options`` takes what its next parent takes.
+    """
+    found: dict[str, Any] = {}
+    for function in _functions(call):
+        parameters = inspect.signature(function).parameters.values()
+        for p in parameters:
+            if p.default is not p.empty:
+                found.setdefault(p.name, p.default)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def _functions(call: Any) -> list[Any]:
+    if not inspect.isclass(call):
+        return [call]
+    return [vars(cls)["__init__"] for cls in inspect.getmro(call) if "__init__" in vars(cls)]
+
+
 def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
     """Types of what a call takes by name, and whether it takes anything else.
 
     A class that takes ``**options`` takes what its next parent takes.
     """
-    calls = [call]
-    if inspect.isclass(call):
-        calls = [vars(cls)["__init__"] for cls in inspect.getmro(call) if "__init__" in vars(cls)]
     known: dict[str, Any] = {}
-    for function in calls:
+    for function in _functions(call):
         hints = typing.get_type_hints(function)
         parameters = inspect.signature(function).parameters.values()
         for p in parameters:

@@ -107,6 +107,15 @@ class TestToResume:
             with pytest.raises(ValueError, match=r"other settings .seed: 0 then, 5 now"):
                 run_folder.to_resume({**config, "seed": 5, "ckpt": ckpt})
 
+    def test_an_option_newer_than_the_run_is_shared_with_its_default(self, config, run):
+        data = {"_target_": "datamodules.coco.CocoDataModule", "root": "r", "batch_size": 8}
+        own = run("2026-01-01_00-00-00", data=data)
+        newer = {**config, "data": {**data, "skip_unusable_boxes": False}}
+        assert run_folder.to_resume(newer) == own
+        newer["data"]["skip_unusable_boxes"] = True
+        with pytest.raises(ValueError, match="skip_unusable_boxes: None then, True now"):
+            run_folder.to_resume(newer)
+
     def test_a_job_of_a_sweep_that_has_not_begun_begins(self, config, run, caplog):
         with pytest.raises(ValueError, match="there is no run to resume in"):
             run_folder.to_resume(config)

@@ -236,7 +236,8 @@ def _mode(folder: Path) -> str | None:
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Return the settings that a run and its continuation must share and do not, with both values.
 
-    A value that the run chose by the size of its set is shared where it is left open again.
+    A value that the run chose by the size of its set is shared where it is left open again. So is
+    an option that is newer than the run and has its default.
     """
     saved = read_config(folder / CONFIG)
     before, now, chosen = flatten(saved), flatten(config), saved.get(CHOSEN) or ()
@@ -246,7 +247,21 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
         if before.get(key) != now.get(key)
         and not _is_free(key)
         and not (key in chosen and now.get(key) == AUTO)
+        and not _is_new_default(key, saved, config)
     ]
+
+
+def _is_new_default(key: str, saved: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Return True for an option that a run's config lacks and that has its default now."""
+    group, _, name = key.partition(".")
+    before, now = saved.get(group), config.get(group)
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or name in before:
+        return False
+    if name not in now or "_target_" not in now or before.get("_target_") != now["_target_"]:
+        return False
+    from tasks.instantiate import has_default
+
+    return has_default(config, group, name)
 
 
 def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
