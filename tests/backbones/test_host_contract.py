@@ -162,8 +162,8 @@ def test_has_nothing_that_mmengine_would_call(host):
 ALL = list(dict.fromkeys([*BOTH, *drawn(0)]))
 
 
-# Those of the default suite remember matrices for each map size.
-@pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t", "sbm_t")))
+# That of the default suite remembers matrices for each map size.
+@pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t",)))
 def test_passes_of_several_threads_are_those_of_one(name, one_thread):
     """One network and two image sizes by turns."""
     backbone = short(name, dense=True).eval()
@@ -182,9 +182,12 @@ def test_passes_of_several_threads_are_those_of_one(name, one_thread):
 
 @pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t", "swin_t_afbo")))
 @torch.no_grad()
-def test_an_image_of_a_batch_has_the_maps_that_it_has_alone(name):
+def test_an_image_of_a_batch_has_the_maps_and_the_embedding_that_it_has_alone(name):
     backbone = short(name, dense=True).double().eval()
     x = images(65, 93, batch=3)
     x[0] *= 100
     for together, alone in zip(backbone(x), backbone(x[1:2]), strict=True):
         torch.testing.assert_close(together[1:2], alone, rtol=1e-9, atol=1e-9)
+    classifying, x = short(name).double().eval(), x[:, :, :64, :64]
+    together, alone = classifying.embed(x)[1:2], classifying.embed(x[1:2])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)

@@ -78,7 +78,7 @@ def test_calls_of_several_threads_are_those_of_one(case, files, one_thread):
     assert after == before
 
 
-@pytest.mark.parametrize("case", rest_slow(CASES, ("classification", "retinanet")))
+@pytest.mark.parametrize("case", rest_slow(CASES, ("classification",)))
 def test_a_list_gives_what_its_images_give_alone(case, files, one_thread):
     task = loaded(case)
     rows = task.predict(files)
@@ -159,7 +159,7 @@ SETS = {"retinanet": (coco_of_several_sizes, Noting), "dino": (coco_of_several_s
         "mask2former": (masks_of_several_sizes, SegmentationTask)}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", rest_slow(SETS, ("retinanet", "upernet")))
+@pytest.mark.parametrize("case", rest_slow(SETS, ("retinanet",)))
 def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
     """In validation, in tests with several views, and in mode=predict; the last batch is short."""
     make, kind = SETS[case]
