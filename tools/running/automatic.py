@@ -78,7 +78,7 @@ class Rule:
 CLASSIFICATION = Rule(
     batches=((500, 16), (5_000, 32), (50_000, 64)),
     device_batch=128,
-    rates={RANDOM: (1e-3, 64), BATCH_NORM: (3e-3, 16), PRETRAINED: (2e-4, 64)},
+    rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
     seen=1_200,
     least_epochs=lambda images: min(max(images / 1_000, 15), 100),
     warmup_steps=math.inf,
