@@ -168,6 +168,9 @@ def test_what_contradicts_a_chosen_rate_is_refused(typed, message):
          "(batch 2 x 2 accumulated on 4 devices; reference batch 16)"),
         ({"lr": 6e-5}, (2, 1, 1),
          "learning rate 6e-05 for any batch (batch 2 on 1 device; no reference batch)"),
+        ({"lr": 6e-5, "layer_decay": 0.9, "groups": [{"match": "*", "weight_decay": 0.1}]},
+         (2, 1, 1), "learning rate 6e-05 for any batch (batch 2 on 1 device; no reference batch), "
+         "scaled per parameter by optimizer.layer_decay"),
     ],
 )  # fmt: skip
 def test_the_rate_is_told_with_its_derivation(optimizer, trainer, line):
