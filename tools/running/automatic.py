@@ -78,7 +78,7 @@ class Rule:
 CLASSIFICATION = Rule(
     batches=((500, 16), (5_000, 32), (50_000, 64)),
     device_batch=128,
-    rates={RANDOM: (1e-3, 64), BATCH_NORM: (3e-3, 16), PRETRAINED: (2e-4, 64)},
+    rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
     seen=1_200,
     least_epochs=lambda images: min(max(images / 1_000, 15), 100),
     warmup_steps=math.inf,
@@ -220,13 +220,23 @@ def describe_rate(config: Mapping[str, Any], devices: int) -> str:
     batches += f" on {devices} device{'s' * (devices != 1)}"
     derivation = (config.get(CHOSEN) or {}).get(RATE)
     if derivation is not None:
-        return f"learning rate {lr:.3g} = {derivation} ({batches})"
-    if reference is None:
-        return f"learning rate {lr:.3g} for any batch ({batches}; no reference batch)"
-    return (
-        f"learning rate {lr * total / reference:.3g} = {_short(lr)} x {total}/{reference} "
-        f"({batches}; reference batch {reference})"
-    )
+        line = f"learning rate {lr:.3g} = {derivation} ({batches})"
+    elif reference is None:
+        line = f"learning rate {lr:.3g} for any batch ({batches}; no reference batch)"
+    else:
+        line = (
+            f"learning rate {lr * total / reference:.3g} = {_short(lr)} x {total}/{reference} "
+            f"({batches}; reference batch {reference})"
+        )
+    return line + _scales(optimizer)
+
+
+def _scales(optimizer: Mapping[str, Any]) -> str:
+    """Return the options that give single parameters other rates, as the end of a line."""
+    groups = any("lr_scale" in group for group in optimizer.get("groups") or ())
+    named = {"optimizer.layer_decay": optimizer.get("layer_decay"), "optimizer.groups": groups}
+    given = [name for name, value in named.items() if value]
+    return f", scaled per parameter by {' and '.join(given)}" if given else ""
 
 
 def commented(text: str) -> str:
