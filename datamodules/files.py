@@ -80,7 +80,8 @@ def decode(path: str | Path) -> Image.Image:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, no image, truncated or too large.
     """
-    with strict(), readable(path), Image.open(plain_file(path)) as image:
+    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
+    with strict(), readable(path), plain_file(path).open("rb") as file, Image.open(file) as image:
         image.load()
         return image
 
