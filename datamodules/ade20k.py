@@ -25,14 +25,14 @@ class ADE20KDataModule(SegmentationDataModule):
     layout = "images/training, images/validation, annotations/training and annotations/validation"
     example = f"data=ade20k data.root=/data/{ARCHIVE_FOLDER}"
     reduces_zero_label = True
+    two_values = (
+        "label them 1 and 2, or pass the folders by data=segmentation_folder and "
+        "data.values=[0,255]"
+    )
 
-    @property
-    def metainfo(self) -> dict[str, Any]:
-        """The classes and their colours; ADE20K's own colours for its own classes."""
-        known = ade20k_metainfo()
-        if list(self.class_names) == list(known["classes"]):
-            return known
-        return super().metainfo
+    def known_metainfo(self) -> dict[str, Any]:
+        """Names and colours of ADE20K's 150 classes."""
+        return ade20k_metainfo()
 
     def pairs(self) -> Pairs:
         """Check the folders and read the names of the classes."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files import list_folders, list_images, require_folder, require_names
-from datamodules.masks import IGNORED, MaskCode, consecutive
+from datamodules.mask_colours import IGNORED
+from datamodules.masks import MaskCode, consecutive
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
 
 SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
@@ -29,9 +30,8 @@ class CityscapesDataModule(SegmentationDataModule):
     layout = "leftImg8bit/{train,val}/<city>/ and gtFine/{train,val}/<city>/"
     example = "data=cityscapes data.root=/data/cityscapes"
 
-    @property
-    def metainfo(self) -> dict[str, Any]:
-        """The classes and their colours."""
+    def known_metainfo(self) -> dict[str, Any]:
+        """Names and colours of the 19 classes."""
         return cityscapes_metainfo()
 
     def pairs(self) -> Pairs:

@@ -81,7 +81,8 @@ def decode(path: str | Path) -> Image.Image:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, no image, truncated or too large.
     """
-    with STRICT, readable(path), Image.open(plain_file(path)) as image:
+    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
+    with STRICT, readable(path), plain_file(path).open("rb") as file, Image.open(file) as image:
         image.load()
         return image
 

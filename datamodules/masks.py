@@ -1,21 +1,31 @@
-"""Masks of semantic segmentation: what their values mean, and how one is read strictly."""
+"""Masks of semantic segmentation: what their values or colours mean, read strictly."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.dense import Results, Size
-from datamodules.files import decode, first_few
+from datamodules.files import first_few
+from datamodules.headers import TURNED, read_header
+from datamodules.mask_colours import (
+    IGNORED,
+    REFUSED,
+    ColourCode,
+    Labels,
+    count_colours,
+    in_colours,
+)
+from datamodules.mask_pixels import Pixels, is_grey, read_pixels
 
-IGNORED = 255  # MMSegmentation's label of pixels that do not count
 UNKNOWN = -1
-REFUSED = 254  # an unknown value in 8 bits: the last label there can be is 253
+LOOKED = 100  # masks whose colours are counted for a message
 
 
 @dataclass(frozen=True)
@@ -45,48 +55,131 @@ class MaskCode:
         """The table in 8 bits, with ``REFUSED`` where it is unknown."""
         return np.where(self.table == UNKNOWN, REFUSED, self.table).astype(np.uint8)
 
+    def labels(self, pixels: Pixels, path: object) -> Labels:
+        """The labels (H, W) of a mask's pixels.
+
+        Args:
+            pixels: From ``read_pixels``. RGB values whose channels are equal count as grey.
+            path: The mask, for messages.
+
+        Raises:
+            ValueError: A value that has no meaning, or colours.
+        """
+        import cv2
+
+        if pixels.ndim == 3:
+            if not is_grey(pixels):
+                raise ValueError(in_colours(path, count_colours([pixels]), len(self.values)))
+            pixels = pixels[..., 0]
+        if pixels.dtype != np.uint8:
+            pixels = self._narrowed(pixels, path)
+        labels = cv2.LUT(pixels, self.lookup)  # in a quarter of numpy's time
+        refused = labels == REFUSED
+        if refused.any():
+            self._refuse(pixels[refused], path)
+        return np.asarray(labels, np.uint8)
+
+    def _narrowed(self, pixels: Pixels, path: object) -> Pixels:
+        outside = (pixels < 0) | (pixels > IGNORED)
+        if outside.any():
+            self._refuse(pixels[outside], path)
+        return pixels.astype(np.uint8)
+
+    def _refuse(self, values: Pixels, path: object) -> None:
+        wrong = np.unique(values).tolist()
+        raise ValueError(f"mask {path} holds labels [{first_few(wrong)}], but {self.meaning}")
+
+
+Code = MaskCode | ColourCode
+
 
 class StrictMask:
-    """Reads ``seg_map_path``, checks it and turns its values into labels.
+    """Reads ``seg_map_path``, checks it and turns its values or colours into labels.
 
-    Gives what mmseg's LoadAnnotations gives for a sound mask, else an error that names the file.
+    Gives what mmseg's LoadAnnotations gives for a sound mask of 8 bits, else an error that names
+    the file.
 
     Args:
-        code: What the values mean.
+        code: What the values or colours mean.
     """
 
-    def __init__(self, code: MaskCode) -> None:
+    def __init__(self, code: Code) -> None:
         self.code = code
 
     def __call__(self, results: Results) -> Results:
         """Add ``gt_seg_map`` (H, W), uint8."""
-        import cv2
-
         path = results["seg_map_path"]
-        image = decode(path)
-        if image.mode not in ("L", "P"):
-            raise ValueError(
-                f"mask {path} has pixels of mode {image.mode}; "
-                "save labels as an 8-bit grey or palette PNG"
-            )
-        refuse_other_shape(path, (image.height, image.width), results["ori_shape"])
-        values = np.asarray(image)
-        labels = cv2.LUT(values, self.code.lookup)  # in a quarter of numpy's time
-        refused = labels == REFUSED
-        if refused.any():
-            wrong = np.unique(values[refused]).tolist()
-            raise ValueError(
-                f"mask {path} holds labels [{first_few(wrong)}], but {self.code.meaning}"
-            )
-        results["gt_seg_map"] = labels
+        pixels = self.pixels(path)
+        refuse_other_shape(path, pixels.shape[:2], results["ori_shape"], results["img_path"])
+        results["gt_seg_map"] = self.code.labels(pixels, path)
         results["seg_fields"].append("gt_seg_map")
         return results
 
+    def pixels(self, path: str | Path) -> Pixels:
+        """A mask's pixels as the code takes them."""
+        return read_pixels(path, colours=isinstance(self.code, ColourCode))
 
-def refuse_other_shape(mask: object, shape: tuple[int, ...], image: Size) -> None:
-    """Raise an error unless a mask has the height and width of its image."""
-    if shape != image:
-        raise ValueError(f"mask {mask} is {shape} (height, width), but its image is {image}")
+
+def refuse_misread(masks: Sequence[Path], code: MaskCode, remedy: str) -> None:
+    """Raise an error where a set's masks mean something else than their layout says.
+
+    Args:
+        masks: Of the set.
+        code: What their values are to mean.
+        remedy: What to do about two classes labelled 0 and 255; empty if the values were chosen.
+
+    Raises:
+        ValueError: The first mask is in colours, or two classes are labelled 0 and 255.
+    """
+    pixels = read_pixels(masks[0])
+    if pixels.ndim == 3 and not is_grey(pixels):
+        looked = [masks[0], *_spread(masks[1:], LOOKED - 1)]
+        counts = count_colours(read_pixels(mask, colours=True) for mask in looked)
+        raise ValueError(in_colours(masks[0], counts, len(code.values), len(looked)))
+    if len(code.values) == 2 and remedy and _are_black_and_white(_spread(masks, 10 * LOOKED)):
+        raise ValueError(
+            f"the masks hold only 0 and 255 (first: {masks[0]}), and 255 means ignored: one of the "
+            f"two classes would be absent; {remedy}"
+        )
+
+
+def _are_black_and_white(masks: Iterable[Path]) -> bool:
+    """Return True if masks hold both 0 and 255, and nothing else."""
+    found: set[int] = set()
+    for mask in masks:
+        pixels = read_pixels(mask)
+        if pixels.ndim == 3 and not is_grey(pixels):
+            return False
+        ends = [int((pixels == end).sum()) for end in (0, IGNORED)]
+        if sum(ends) < pixels.size:
+            return False
+        found.update(end for end, count in zip((0, IGNORED), ends, strict=True) if count)
+    return found == {0, IGNORED}
+
+
+def _spread(masks: Sequence[Path], limit: int) -> list[Path]:
+    """At most so many masks from all over a list."""
+    return list(islice(masks, 0, None, max(1, -(-len(masks) // limit))))
+
+
+def refuse_other_shape(mask: object, shape: tuple[int, ...], image: Size, path: str) -> None:
+    """Raise an error unless a mask has the height and width of its image.
+
+    Args:
+        mask: Its file.
+        shape: Its height and width.
+        image: Height and width of the image, turned as its EXIF data say.
+        path: File of the image.
+    """
+    if shape == image:
+        return
+    remedy = ""
+    if shape == image[::-1] and read_header(path).orientation in TURNED:
+        remedy = (
+            ", turned by its EXIF data: the mask fits the pixels as stored; remove the image's "
+            "orientation (exiftool -Orientation= FILE) or turn the mask"
+        )
+    raise ValueError(f"mask {mask} is {shape} (height, width), but its image is {image}{remedy}")
 
 
 def consecutive(num_classes: int, *, first: int, ignored: Collection[int]) -> MaskCode:

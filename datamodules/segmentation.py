@@ -11,8 +11,10 @@ import numpy as np
 
 from datamodules.base import SPLITS, Split, probability, range_of
 from datamodules.dense import DenseDataModule, Packed, Size, Step, StrictImage, size_of
-from datamodules.headers import check_header
-from datamodules.masks import IGNORED, MaskCode, StrictMask, refuse_other_shape
+from datamodules.files import UPRIGHT, first_few
+from datamodules.headers import read_header
+from datamodules.mask_colours import IGNORED, Colour, ColourCode
+from datamodules.masks import Code, MaskCode, StrictMask, refuse_misread, refuse_other_shape
 from datamodules.sampling import SeededDataset
 
 
@@ -37,17 +39,22 @@ class SegmentationDataModule(DenseDataModule):
         cat_max_ratio: A training crop is drawn anew while one class fills more than this share.
         flip: Probability of a horizontal flip; digits and letters want 0.
         photometric: Distort brightness, contrast and colour in training.
+        colors: RGB values of each class in masks whose colours are the labels; None for masks
+            whose values are.
+        ignored_colors: RGB values of pixels that do not count, in such masks.
         batch_size: Samples per training batch and process.
         **options: Of ``DenseDataModule``.
 
     Attributes:
-        code: What the values of the masks mean; known after ``setup``.
+        code: What the values or colours of the masks mean; known after ``setup``.
+        two_values: What to do about masks of two classes that hold only 0 and 255.
         reduces_zero_label: Whether mmseg is to be told that label 0 is ignored.
     """
 
     package = "mmseg.datasets"
-    code: MaskCode
+    code: Code
     reduces_zero_label = False
+    two_values = "pass the folders by data=segmentation_folder and data.values=[0,255]"
 
     def __init__(
         self,
@@ -59,6 +66,8 @@ class SegmentationDataModule(DenseDataModule):
         cat_max_ratio: float = 0.75,
         flip: float = 0.5,
         photometric: bool = True,
+        colors: Sequence[Sequence[int]] | None = None,
+        ignored_colors: Sequence[Sequence[int]] = (),
         batch_size: int = 4,
         **options: Any,
     ) -> None:
@@ -68,7 +77,30 @@ class SegmentationDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
         self.flip = probability("flip", flip)
+        self.colors = None if colors is None else colours_of("colors", colors)
+        self.ignored_colors = colours_of("ignored_colors", ignored_colors)
+        if self.ignored_colors and self.colors is None:
+            raise ValueError("data.ignored_colors is for masks in colours; pass data.colors too")
+        if len({*(self.colors or ()), *self.ignored_colors}) < (
+            len(self.colors or ()) + len(self.ignored_colors)
+        ):
+            raise ValueError("data.colors and data.ignored_colors must be different colours")
         self._seen: dict[Split, set[int]] = {}  # labels that count in the masks looked at
+        self._turned: list[str] = []  # images with another EXIF orientation than their masks
+        self._grey: list[str] = []  # masks with three equal channels
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """The classes and their colours: those of the masks, of the data set, or any."""
+        info = super().metainfo
+        if self.colors is not None and len(self.colors) == self.num_classes:
+            return info | {"palette": [list(colour) for colour in self.colors]}
+        known = self.known_metainfo()
+        return known if list(self.class_names) == list(known.get("classes", ())) else info
+
+    def known_metainfo(self) -> dict[str, Any]:
+        """Names and colours of the layout's own classes, if it has such."""
+        return {}
 
     @abstractmethod
     def pairs(self) -> Pairs:
@@ -78,10 +110,24 @@ class SegmentationDataModule(DenseDataModule):
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and wrap mmseg's datasets."""
         pairs = self.pairs()
+        masks = [pair.mask for split in SPLITS for pair in pairs[split]]
+        assert isinstance(self.code, MaskCode)
+        if self.colors is None:
+            refuse_misread(masks, self.code, self.two_values)
+        else:
+            self.code = self._colour_code(self.colors, self.code)
         return {
             "train": self.wrap(self._dataset(pairs["train"], self.train_steps(), False)),
             "val": self.wrap(self._dataset(pairs["val"], self.test_steps(), True)),
         }
+
+    def _colour_code(self, colors: tuple[Colour, ...], code: MaskCode) -> ColourCode:
+        if len(colors) != self.num_classes:
+            raise ValueError(
+                f"data.colors has {len(colors)} colours, but there are {self.num_classes} classes "
+                f"({first_few(self.class_names)}); give one colour for each"
+            )
+        return ColourCode(colors, self.ignored_colors, code.values)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
         """Header and end of an image and its mask; the labels in the masks of validation too.
@@ -94,20 +140,25 @@ class SegmentationDataModule(DenseDataModule):
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
-            width, height = check_header(info["img_path"], upright=True)
-            mask = info["seg_map_path"]
-            refuse_other_shape(mask, check_header(mask)[::-1], (height, width))
+            image, mask = info["img_path"], info["seg_map_path"]
+            width, height, orientation = read_header(image, upright=True)
+            own = read_header(mask, upright=True)
+            if UPRIGHT != orientation != own.orientation:
+                self._turned.append(image)
+            refuse_other_shape(mask, (own.height, own.width), (height, width), image)
             if split == "val" or not seen:
-                found = {"seg_map_path": mask, "ori_shape": (height, width), "seg_fields": []}
-                seen.update(set(np.unique(strict(found)["gt_seg_map"]).tolist()) - {IGNORED})
+                pixels = strict.pixels(mask)
+                if pixels.ndim == 3 and isinstance(self.code, MaskCode):
+                    self._grey.append(mask)
+                seen.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
 
         return check
 
     def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Masks in which nothing counts, and classes that no mask of validation has."""
+        """Masks in which nothing counts, classes that validation lacks, and how masks were read."""
         lines = super().notices(looked)
         ignored = self.code.ignored
-        listed = " and ".join(map(str, ignored)) if len(ignored) < 3 else "labels"
+        listed = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
         for split, name in SPLITS.items():
             if looked[split] and not self._seen[split]:
                 lines.append(
@@ -119,6 +170,23 @@ class SegmentationDataModule(DenseDataModule):
             absent = sorted(set(range(self.num_classes)) - self._seen["val"])
             said = self.absent_notice(absent)
             lines += said if self._seen["val"] else []  # where there is none, it is said above
+        return lines + self._reading_notices(sum(looked.values()))
+
+    def _reading_notices(self, looked: int) -> list[str]:
+        """How masks were read, where they may be meant otherwise."""
+        lines = []
+        if self._grey:
+            lines.append(
+                f"Read as grey values: masks in RGB whose channels are equal, {len(self._grey):,} "
+                f"of those looked at ({first_few(sorted(self._grey), 3)})"
+            )
+        if self._turned:
+            lines.append(
+                f"{len(self._turned):,} of {looked:,} images are turned by their EXIF data, and "
+                f"their masks are not ({first_few(sorted(self._turned), 3)}): such a mask must fit "
+                "the turned image; if it fits the pixels as stored, remove the image's "
+                "orientation (exiftool -Orientation= FILE)"
+            )
         return lines
 
     def train_steps(self) -> list[Step]:
@@ -185,3 +253,18 @@ class SegmentationDataModule(DenseDataModule):
         dataset.full_init()
         del dataset.load_data_list
         return dataset
+
+
+def colours_of(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
+    """Colours given as lists of three numbers.
+
+    Raises:
+        ValueError: One is not a colour.
+    """
+    for colour in given:
+        if len(colour) != 3 or not all(0 <= value <= 255 for value in colour):
+            raise ValueError(
+                f"data.{name}: {list(colour)} must be red, green and blue from 0 to 255, such as "
+                "[128,0,0]"
+            )
+    return tuple(tuple(colour) for colour in given)

@@ -8,7 +8,8 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files import first_few, list_images, require_folder, require_names
-from datamodules.masks import IGNORED, MaskCode, consecutive, read_class_names, refuse_bad_names
+from datamodules.mask_colours import IGNORED
+from datamodules.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.whole_numbers import whole_list
 
@@ -22,7 +23,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     Args:
         root: Folder that holds the others.
         train_images: Folder of the training images, relative to ``root``.
-        train_masks: Folder of their masks, 8-bit grey or palette.
+        train_masks: Folder of their masks, whose grey values or palette's indices are the labels,
+            or in the colours of ``colors``.
         val_images: Folder of the validation images.
         val_masks: Folder of their masks.
         mask_suffix: What a mask's name has more than its image's before the ending, such as _mask.
@@ -58,9 +60,16 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self.classes = None if classes is None else tuple(classes)
         self.values = None if values is None else whole_list("data.values", values)
         self.ignored = whole_list("data.ignored", ignored)
+        either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
+        self.two_values = either if values is None else ""
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
             if not all(0 <= number <= IGNORED for number in numbers):
                 raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
+        if self.colors is not None and (self.values is not None or self.ignored):
+            raise ValueError(
+                "data.colors is for masks in colours, data.values and data.ignored for masks whose "
+                "values are labels; pass data.colors and data.ignored_colors alone"
+            )
 
     def pairs(self) -> Pairs:
         """Pair images with masks and read the names of the classes."""

@@ -44,13 +44,9 @@ class VOCDataModule(SegmentationDataModule):
         self.lists: dict[Split, str] = {"train": train_list, "val": val_list}
         self.masks_folder = masks_folder
 
-    @property
-    def metainfo(self) -> dict[str, Any]:
-        """The classes and their colours; VOC's own colours for its own classes."""
-        known = voc_metainfo()
-        if list(self.class_names) == list(known["classes"]):
-            return known
-        return super().metainfo
+    def known_metainfo(self) -> dict[str, Any]:
+        """Names and colours of VOC's classes."""
+        return voc_metainfo()
 
     def pairs(self) -> Pairs:
         """Read the lists and the names of the classes."""

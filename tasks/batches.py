@@ -23,3 +23,14 @@ class Model(Protocol):
 def batch_size(batch: Batch) -> int:
     """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
     return len(batch["image"] if "image" in batch else batch["inputs"])
+
+
+def batches_of_step(trainer: Any, batch_idx: int) -> int:
+    """Batches that the optimiser step of a batch has: fewer at the end of an epoch, maybe.
+
+    Args:
+        trainer: Accumulates ``accumulate_grad_batches``, anew in each epoch.
+        batch_idx: Within the epoch.
+    """
+    most = trainer.accumulate_grad_batches
+    return int(min(most, trainer.num_training_batches - batch_idx // most * most))

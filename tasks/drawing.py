@@ -60,7 +60,10 @@ def to_image(normalised: Tensor, mean: Sequence[float], std: Sequence[float]) ->
 
 def open_upright(path: str | Path) -> Image.Image:
     """A photograph turned as its EXIF data says; so the dense tasks' annotations see it."""
-    return ImageOps.exif_transpose(Image.open(path))
+    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
+    with Path(path).open("rb") as file, Image.open(file) as image:
+        image.load()
+    return ImageOps.exif_transpose(image)
 
 
 def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:

@@ -1,7 +1,8 @@
 """Lightning's loops of training: an exact way back into them, lean steps and a last validation.
 
 Source: Lightning 2.6.6, whose own loops resume a run that ends by ``max_steps`` on the wrong batch,
-or not at all, and end a run between two validations with weights that nothing has been said of.
+or not at all, end a run between two validations with weights that nothing has been said of, and
+divide the losses of an epoch's last step by more batches than it has.
 """
 
 from __future__ import annotations
@@ -13,14 +14,29 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _is_max_limit_reached
+from lightning.pytorch.trainer.call import _call_strategy_hook
 
+from tasks.batches import batches_of_step
 from tasks.lean_step import LeanStep
+
+
+class MeanOfBatches(_AutomaticOptimization):
+    """Steps of the optimiser, whose gradient is the mean of the batches accumulated for it."""
+
+    def _training_step(self, kwargs: Any) -> ClosureResult:
+        output = _call_strategy_hook(self.trainer, "training_step", *kwargs.values())
+        count = batches_of_step(self.trainer, kwargs["batch_idx"])
+        return ClosureResult.from_training_step_output(output, count)
 
 
 class EpochLoop(_TrainingEpochLoop):
     """An epoch, in which the last step of all is followed by a validation, whatever the interval.
+
+    A validation that falls due while batches are accumulated comes after their step, so that each
+    checkpoint lies between two steps.
 
     Attributes:
         save: Called once when the step of the present batch is logged, before any validation.
@@ -30,6 +46,10 @@ class EpochLoop(_TrainingEpochLoop):
     save: Callable[[], None] | None = None
     stop: BaseException | None = None
     _lean_step: LeanStep | None = None
+
+    def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.automatic_optimization = MeanOfBatches(trainer)
 
     @property
     def validation_follows(self) -> bool:
@@ -58,9 +78,23 @@ class EpochLoop(_TrainingEpochLoop):
             raise self.stop
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        return super()._should_check_val_fx(data_fetcher) or (
-            self._ends_training() and bool(self.trainer.enable_validation)
-        )
+        ends = self._ends_training()
+        if self._should_accumulate() and not ends:
+            return False  # the step of the optimiser comes first
+        if super()._should_check_val_fx(data_fetcher) or self._fell_due_within_the_step():
+            return True
+        return ends and bool(self.trainer.enable_validation)
+
+    def _fell_due_within_the_step(self) -> bool:
+        """Return True if an interval of validation ended at a batch that was accumulated."""
+        trainer = self.trainer
+        every = trainer.val_check_batch  # None by the clock
+        if not isinstance(every, int) or not self._should_check_val_epoch():
+            return False
+        by_epoch = trainer.check_val_every_n_epoch is not None
+        done = 1 + (self.batch_idx if by_epoch else self.total_batch_idx)
+        before = done - 1 - self.batch_idx % trainer.accumulate_grad_batches
+        return done // every > before // every
 
     def _build_kwargs(self, kwargs: Any, batch: Any, batch_idx: int) -> Any:
         # All tasks have the same arguments, which Lightning would find out anew at every step.

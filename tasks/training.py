@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.batch_norm import share_statistics
-from tasks.batches import Batch, batch_size
+from tasks.batches import Batch, batch_size, batches_of_step
 from tasks.ema import WeightEMA
 from tasks.gather import refuse_together
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
@@ -43,10 +43,10 @@ class Training(LightningModule):
             # On a CPU torch loops over the parameters unless asked, which takes three times as
             # long. Lightning clips no gradients of a fused optimiser in mixed precision.
             options["fused"] = self.device.type == "cpu" and self.trainer.precision == "32-true"
+        self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         batch = self._images_per_step() if options.get("reference_batch") else None
         self.check_training(self.trainer.strategy, batch or 1)
         optimizer = build_optimizer(self.model, self._rules, batch, **options)
-        self.trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
         steps = int(self.trainer.estimated_stepping_batches)
         slow = None if self.ema is None else self.ema.slow_for(steps)
         if slow is not None:
@@ -88,7 +88,7 @@ class Training(LightningModule):
     def _images_per_step(self) -> int:
         trainer: Any = self.trainer
         images = trainer.datamodule.batch_size * trainer.world_size
-        return int(images * trainer.accumulate_grad_batches)
+        return int(images * batches_of_step(trainer, 0))
 
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         """A step of the optimiser, then one of the average: before anything is saved."""

@@ -1,7 +1,16 @@
 """How much slower each parameter of a backbone learns under layer-wise rates.
 
-Source: Clark et al., "ELECTRA", ICLR 2020, Sec. 3.1, in the form of BEiT's code and timm: the rate
-is multiplied by the decay once for each layer between a parameter and the end of the network.
+Source: Clark et al., "ELECTRA", ICLR 2020, Sec. 3.1, in the form of BEiT's code: the rate is
+multiplied by the decay once for each layer between a parameter and the end of the network.
+
+timm's ``param_groups_layer_decay`` does the same, but its networks count their layers otherwise:
+
+    DeiT, MLP-Mixer, gMLP, Swin   the last norm is of the last block's layer, here behind it
+    Swin                          a downsampling is of the layer of the next block, here of the last
+    PVT v2, GC ViT                a stage is a layer, here a block is
+    PoolFormer                    12 equal parts of the parameters, here a block is a layer
+
+Of ConvNeXt and ResNet both count the same.
 """
 
 from __future__ import annotations
@@ -22,11 +31,12 @@ def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") ->
     Args:
         backbone: One of ours.
         decay: Of the rate from one layer to the one before it, above 0.
-        layers: What counts as a layer. "blocks": the stem, then every block, as in timm.
-            "convnext": the stem, stages 1 and 2 as one layer each, stage 3 in threes of blocks,
-            stage 4, as in ConvNeXt's code. "ffnet": the same with stage 3's downsampling counted
-            as its first block and stage 4 as layer 12 in all sizes. "ffnet_as_run": "ffnet" as the
-            authors' code runs, which does not find the stem and trains it at full rate.
+        layers: What counts as a layer. "blocks": the stem, then every block; a downsampling is of
+            the next block, in Swin of the last one before it. "convnext": the stem, stages 1 and 2
+            as one layer each, stage 3 in threes of blocks, stage 4, as in ConvNeXt's code.
+            "ffnet": the same with stage 3's downsampling counted as its first block and stage 4 as
+            layer 12 in all sizes. "ffnet_as_run": "ffnet" as the authors' code runs, which does not
+            find the stem and trains it at full rate.
 
     Raises:
         ValueError: A backbone that the layers are not made for.

@@ -158,8 +158,8 @@ def test_no_images(root):
             Image.new("L", (60, 40), 151),
             r"holds labels \[151\], but 150 classes .*reduce_zero_label",
         ),
-        (Image.new("RGB", (60, 40)), "has pixels of mode RGB"),
-        (Image.fromarray(np.zeros((40, 60), np.uint16)), "has pixels of mode I;16"),
+        (Image.new("RGB", (60, 40), (1, 1, 2)), r"is in colours; pass data\.colors=\[\[1,1,2\]\]"),
+        (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"holds labels \[257\], but 150"),
     ],
 )
 def test_wrong_masks_are_named(root, mask, message):

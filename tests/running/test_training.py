@@ -1,6 +1,7 @@
 """Training as a run does it: exact resume, signals, checkpoints of best and last, logs."""
 
 import contextlib
+import copy
 import os
 import signal
 from pathlib import Path
@@ -40,6 +41,31 @@ class Layered(Tiny):
             no_weight_decay=frozenset(), num_layers=3, named_parameters=self.net.named_parameters,
             layer_id=lambda name: min(int(name.partition(".")[0]), 2),
         )  # fmt: skip
+
+
+class Plain(Tiny):
+    """Without a batch norm and dropout, so that the images of a step could be one batch."""
+
+    def __init__(self, classes=10):
+        super().__init__(classes)
+        self.net[1] = self.net[4] = torch.nn.Identity()
+
+
+class Steps(Callback):
+    """Notes of each step of the optimiser its batches, weights and gradients."""
+
+    def __init__(self):
+        self.batches, self.found = [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append({name: batch[name] for name in ("image", "label", "sample_id")})
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        model = copy.deepcopy(pl_module.model)
+        joined = {name: torch.cat([b[name] for b in self.batches]) for name in self.batches[0]}
+        gradients = [p.grad.clone() for p in pl_module.model.parameters()]
+        self.found.append((model, joined, gradients))
+        self.batches = []
 
 
 class SignalAt(Callback):
@@ -314,7 +340,30 @@ class TestTraining:
         fresh.load_weights(folder / "checkpoints" / "best.ckpt")
         assert all(value.equal(fresh.state_dict()[key]) for key, value in best.items())
 
-    @pytest.mark.parametrize(("accumulate", "rate"), [(1, 0.01 * 6 / 24), (2, 0.01 * 12 / 24)])
+    @pytest.mark.parametrize(
+        ("options", "sizes"),
+        [
+            ({"accumulate_grad_batches": 4}, [4, 2, 4, 2]),
+            ({"accumulate_grad_batches": 4, "limit_train_batches": 5}, [4, 1, 4, 1]),
+            ({"accumulate_grad_batches": 9}, [6, 6]),
+            ({"accumulate_grad_batches": 5, "max_epochs": -1, "max_steps": 3}, [5, 1, 5]),
+            ({"accumulate_grad_batches": 1, "max_steps": 2}, [1, 1]),
+        ],
+    )
+    def test_a_step_is_the_mean_of_its_batches(self, train, options, sizes):
+        steps = Steps()
+        train("run", extra=[steps], mixup=None, model=Plain, **{"max_epochs": 2, **options})
+        assert [len(images["label"]) for _, images, _ in steps.found] == [6 * n for n in sizes]
+        for model, images, gradients in steps.found:
+            model.zero_grad()
+            model.loss(images)["loss_cls"].backward()
+            expected = [parameter.grad for parameter in model.parameters()]
+            torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("accumulate", "rate"),
+        [(1, 0.01 * 6 / 24), (2, 0.01 * 12 / 24), (9, 0.01 * 36 / 24)],  # an epoch has 6 batches
+    )
     def test_the_rate_is_for_all_images_of_a_step(self, train, monkeypatch, accumulate, rate):
         monkeypatch.setitem(ADAMW, "reference_batch", 24)
         train("scaled", accumulate_grad_batches=accumulate, max_epochs=1)

@@ -5,6 +5,7 @@ import math
 import pytest
 import timm
 import torch
+from timm.models._manipulate import group_parameters
 from timm.optim import Lamb, param_groups_layer_decay
 from torch import nn
 
@@ -173,7 +174,7 @@ def meta(name, dense=False):
 
 
 @pytest.mark.parametrize("name", ["deit_t", "swin_t", "convnext_t", "ffnet_1"])
-def test_layer_decay_is_timms(name):
+def test_timm_groups_our_networks_as_we_do(name):
     """timm makes its groups of the same network, asked for its layers by timm_models."""
     with torch.device("meta"):
         theirs = timm.create_model(name)
@@ -189,6 +190,53 @@ def test_layer_decay_is_timms(name):
     for parameter, values in got.items():
         assert values == pytest.approx(expected[parameter])
     assert len({scale for scale, _ in got.values()}) == theirs.backbone.num_layers
+
+
+def stage(name):
+    """The stage in a name, from 1; 0 of a stem and 5 of what follows."""
+    if name.startswith("stages."):
+        return int(name.split(".")[1]) + 1
+    return 0 if name.startswith(("stem", "patch_embed")) else 5
+
+
+def behind(name, ours):
+    """The layers of timm's rule between a parameter and the end, where a norm is not the end."""
+    return 1 if name.startswith("norm.") else ours
+
+
+# Of timm's own networks: layers between a parameter and the end, from its name and ours.
+TIMMS_LAYERS = {
+    "deit_tiny_patch16_224": ("deit_t", behind),
+    "mixer_s16_224": ("mixer_s16", behind),
+    "gmlp_s16_224": ("gmlp_s", behind),
+    "convnext_tiny": ("convnext_t", lambda name, ours: ours),
+    "resnet50": ("resnet50", lambda name, ours: ours),
+    "swin_tiny_patch4_window7_224": (
+        "swin_t", lambda name, ours: behind(name, ours - ("downsample" in name))
+    ),
+    "pvt_v2_b1": ("pvt_v2_b1", lambda name, ours: 5 - stage(name)),
+    "gcvit_xxtiny": ("gcvit_xxt", lambda name, ours: 5 - stage(name)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("theirs", TIMMS_LAYERS)
+def test_where_timms_networks_count_layers_otherwise(theirs):
+    """The differences that ``layer_scales`` states, and no others."""
+    ours, rule = TIMMS_LAYERS[theirs]
+    backbone = meta(ours, dense=False).backbone
+    with torch.device("meta"):
+        network = timm.create_model(theirs)
+    layers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
+    scales = layer_scales(backbone, 0.5)
+    compared = scales.keys() & layers.keys()
+    assert len(scales) - len(compared) <= 2  # the last norm may have another name
+    expected = {name: rule(name, round(-math.log2(scales[name]))) for name in compared}
+    assert expected == {name: max(layers.values()) - layers[name] for name in compared}
+
+
+def test_timm_has_no_layers_of_poolformer():
+    with torch.device("meta"):
+        assert not hasattr(timm.create_model("poolformer_s12"), "group_matcher")
 
 
 def ffnet_codes_layer(name):

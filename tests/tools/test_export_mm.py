@@ -505,6 +505,20 @@ def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
     assert metric.evaluate(1)["accuracy/top1"] == 100
 
 
+@pytest.mark.parametrize(("data", "zero"), [("ADE20KDataModule", True), ("VOCDataModule", False)])
+def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
+    import datamodules
+    from tools.exporters.mm_configs import _steps, dataset_config
+
+    module = getattr(datamodules, data)(None)
+    module.predict_only(["a", "b"])
+    config = dataset_config("mmseg", module)
+    found = [config[f"{split}_dataloader"]["dataset"] for split in ("train", "val", "test")]
+    found += [step for step in _steps(config) if "reduce_zero_label" in step]
+    assert len(found) > 3
+    assert {item["reduce_zero_label"] for item in found} == {zero}
+
+
 # ---- the module that stands alone
 
 

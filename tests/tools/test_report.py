@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -73,6 +74,35 @@ def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
     assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss"]
     rows[0]["train/loss_cls"] = 9.0
     assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
+
+
+def test_measurements_are_drawn_as_they_are(monkeypatch):
+    """Only a loss of training may have a running mean, beside itself and named as such."""
+    figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
+    names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
+    rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
+    left, right = drawn(monkeypatch, rows)
+    lines = {label: values for label, (values, _) in (left.lines | right.lines).items()}
+    for name, values in zip(names, zip(*figures, strict=True), strict=True):
+        label = name if name in curves.LOSSES else name.partition("/")[2]
+        assert lines.pop(label) == list(values)
+    assert list(lines) == ["train/loss, mean of 5 points", "loss_box, mean of 5 points"]
+    expected = np.convolve([row[0] for row in figures], np.full(5, 1 / 5), "valid")
+    assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
+
+
+def test_the_picture_holds_what_was_measured(tmp_path, monkeypatch):
+    """The data of the lines in matplotlib's own figure."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    measured = [53.3, 66.7, 66.7] * 8
+    rows = [{"step": step, "val/top1": value} for step, value in enumerate(measured)]
+    curves.plot_curves(tmp_path, rows)
+    (line,) = plt.gcf().axes[1].lines
+    monkeypatch.undo()
+    plt.close("all")
+    assert line.get_ydata().tolist() == measured
 
 
 def test_equal_curves_are_drawn_differently(monkeypatch):

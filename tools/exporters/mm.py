@@ -292,6 +292,14 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
         "the whole trained model" if package.whole is not None else "the weights of the backbone"
     )
     slash = " (with the slash at its end)" if to == "mmdet" else ""
+    masks = ""
+    if to == "mmseg":
+        zero = package.data["train_dataloader"]["dataset"].get("reduce_zero_label", True)
+        first = "0 is ignored and the first class is 1" if zero else "the first class is 0"
+        masks = (
+            f"\nThe config reads masks of 8 bits in which {first}; 255 is ignored. Convert others "
+            "first: MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
+        )
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}
@@ -305,7 +313,7 @@ test, in this folder, after setting `data_root` in it{slash}:
 {path} python "{tools}/train.py" {CONFIG}
 {path} python "{tools}/test.py" {CONFIG} {name}.pth
 ```
-
+{masks}
 Where mmcv has no compiled operators, write for `python`, to have torchvision's serve:
 `PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
 """

@@ -145,9 +145,12 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
     """Give a toolkit's datasets the classes and image sizes of one of our datamodules."""
     metainfo = {key: list(value) for key, value in datamodule.metainfo.items()}
     config["metainfo"] = metainfo
+    zero_is_ignored = toolkit == "mmseg" and bool(datamodule.reduces_zero_label)
     for step in _steps(config):
         if step["type"] == "LoadImageFromFile":
             step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
+        if step["type"] == "LoadAnnotations" and "reduce_zero_label" in step:
+            step["reduce_zero_label"] = zero_is_ignored
         if step["type"] in ("Resize", "RandomResize"):
             step["scale"] = tuple(datamodule.scale)
         if step["type"] == "RandomFlip":
@@ -158,7 +161,7 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
         dataset = config[f"{split}_dataloader"]["dataset"]
         dataset["metainfo"] = metainfo
         if toolkit == "mmseg":  # the dataset's class has ADE20K's names; any will do
-            dataset |= {"type": "BaseSegDataset", "reduce_zero_label": True}
+            dataset |= {"type": "BaseSegDataset", "reduce_zero_label": zero_is_ignored}
 
 
 def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,15 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "x")
 FEW = 40  # points up to which each is marked
 LOSSES = ("train/loss", "val/loss")
+WIDEST = 15  # points of a running mean, which a short curve has fewer of
 
 
 def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: str = "") -> None:
     """Draw curves.png out of the rows of metrics.csv.
 
-    Curves that lie on each other are told apart by their widths, dashes and markers. What was
-    measured once is a bar.
+    What validation measured is drawn as it is. A long training loss is drawn pale, with its running
+    mean over it, whose legend names the number of points. Curves that lie on each other are told
+    apart by their widths, dashes and markers. What was measured once is a bar.
 
     Args:
         folder: Where to.
@@ -38,7 +40,9 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     losses.sort(key=lambda name: (name not in LOSSES, name))
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     short = {name: name for name in LOSSES}
-    _draw(left, {short.get(name, _last(name)): _points(rows, name) for name in losses})
+    labels = {name: short.get(name, _last(name)) for name in losses}
+    means = {labels[name] for name in losses if name.startswith("train/")}
+    _draw(left, {labels[name]: _points(rows, name) for name in losses}, means)
     _draw(right, {_last(name): _points(rows, name) for name in metrics})
     left.set(title="loss")
     right.set(title="validation")
@@ -49,8 +53,10 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     plt.close(figure)
 
 
-def _draw(axis: Any, curves: Mapping[str, list[tuple[float, float]]]) -> None:
-    """Curves over steps; bars where there is one point of each."""
+def _draw(
+    axis: Any, curves: Mapping[str, list[tuple[float, float]]], means: Collection[str] = ()
+) -> None:
+    """Draw curves over steps, some with running means; bars where there is one point of each."""
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     if not curves:
@@ -69,9 +75,19 @@ def _draw(axis: Any, curves: Mapping[str, list[tuple[float, float]]]) -> None:
     for index, (name, points) in enumerate(curves.items()):
         steps, values = zip(*points, strict=True)
         line, marker = LINES[index % len(LINES)], MARKERS[index % len(MARKERS)]
-        axis.plot(steps, _smooth(values), label=name, linestyle=line, lw=max(1.0, 3 - 0.5 * index),
-                  marker=marker if len(points) < FEW else None, markersize=max(3, 7 - index),
-                  markerfacecolor="none", alpha=0.9)  # fmt: skip
+        style = {
+            "color": f"C{index % 10}", "linestyle": line, "lw": max(1.0, 3 - 0.5 * index),
+            "marker": marker if len(points) < FEW else None, "markersize": max(3, 7 - index),
+            "markerfacecolor": "none",
+        }  # fmt: skip
+        window = min(WIDEST, len(values) // 8) if name in means else 1
+        if window < 2:
+            axis.plot(steps, values, label=name, alpha=0.9, **style)
+        else:
+            pale = {"linestyle": "-", "lw": 0.8, "marker": None}
+            axis.plot(steps, values, label=name, alpha=0.45, **style | pale)
+            mean = f"{name}, mean of {window} points"
+            axis.plot(steps, _running_mean(values, window), label=mean, **style | {"marker": None})
     axis.set(xlabel="step")
     # Several names in two columns leave room for the curves.
     axis.legend(fontsize=8, ncols=2 if len(curves) > 3 else 1)
@@ -85,9 +101,8 @@ def _last(name: str) -> str:
     return name.partition("/")[2]
 
 
-def _smooth(values: Sequence[float], window: int = 15) -> list[float]:
-    """A running mean over up to ``window`` points, shorter for short curves."""
-    window = max(1, min(window, len(values) // 8))
+def _running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and up to ``window - 1`` before it."""
     return [
         sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
     ]

@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 
 from backbones.checkpoints.opening import open_checkpoint
 from datamodules import BaseDataModule
+from tasks.batches import batches_of_step
 from tasks.optim import scaled_lr
 from tasks.pace import Pace
 
@@ -38,7 +39,7 @@ def of_run(
     if config["mode"] != "fit":
         return facts
     best = Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt"
-    batch = datamodule.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+    batch = datamodule.batch_size * trainer.world_size * batches_of_step(trainer, 0)
     optimizer = config["optimizer"]
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
     rate, waiting = pace.images_per_second, pace.waiting_share

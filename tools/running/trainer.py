@@ -147,9 +147,6 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
             batches, or what ``BaseTask.check_training`` refuses.
     """
     world = trainer.world_size
-    task.check_training(
-        trainer.strategy, datamodule.batch_size * world * trainer.accumulate_grad_batches
-    )
     overfit = "overfit_batches" if getattr(trainer, "overfit_batches", 0) else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
@@ -163,6 +160,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     limit, interval = trainer.limit_train_batches, trainer.val_check_interval
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
+    accumulated = min(trainer.accumulate_grad_batches, count)
+    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
     by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
     if by_epoch and isinstance(interval, int) and interval > count:
         raise ValueError(

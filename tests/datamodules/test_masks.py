@@ -1,0 +1,385 @@
+"""Masks of all kinds of files: the labels are the numbers, or the colours, that a file stores."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("mmseg")
+
+from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataModule
+from datamodules.files import load_rgb
+from datamodules.headers import check_header
+from datamodules.mask_pixels import read_pixels
+from tasks.drawing import label_map, open_upright
+from tests.datamodules.test_ade20k import said
+from tests.datamodules.test_segmentation_sets import SIZE, folder, ready, truths, voc
+
+HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte
+GREY, RGB, PALETTE, GREY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6
+WHOLE = ((0, 0, 1, 1),)
+ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2),
+         (1, 0, 2, 1))  # fmt: skip
+GAMMA = (b"gAMA", struct.pack(">I", 100_000))
+BITS = (b"sBIT", b"\x01")
+
+
+def packed(row, depth):
+    """Samples of a row in bytes, the highest bits first."""
+    bits = "".join(f"{int(value):0{depth}b}" for value in np.ravel(row))
+    bits += "0" * (-len(bits) % 8)
+    return int(bits, 2).to_bytes(len(bits) // 8, "big")
+
+
+def png(path, values, depth, kind=GREY, *, interlaced=False, chunks=()):
+    """Write a PNG by its specification; Pillow's writer has no grey of 2 and 4 bits."""
+    values = np.asarray(values)
+    lines = [
+        b"\0" + packed(row, depth)
+        for top, left, down, right in (ADAM7 if interlaced else WHOLE)
+        for row in values[top::down, left::right]
+        if row.size
+    ]
+    header = struct.pack(
+        ">IIBBBBB", values.shape[1], values.shape[0], depth, kind, 0, 0, interlaced
+    )
+    colours = np.random.default_rng(1).integers(0, 256, 3 * 2**depth, np.uint8).tobytes()
+    parts = [(b"IHDR", header), *[part for part in chunks if part[0] != b"tRNS"]]
+    parts += [(b"PLTE", colours)] if kind == PALETTE else []
+    parts += [part for part in chunks if part[0] == b"tRNS"]
+    parts += [(b"IDAT", zlib.compress(b"".join(lines))), (b"IEND", b"")]
+    framed = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(framed))
+
+
+def tiff(path, values, bits, order="<", photometric=1, more=()):
+    """Write an uncompressed TIFF by its specification."""
+    values = np.asarray(values)
+    if bits <= 8:
+        data = b"".join(packed(row, bits) for row in values)
+    else:
+        data = values.astype(f"{order}u{bits // 8}").tobytes()
+    colours = 3 * 2**bits * 2 * (photometric == 3)
+    tags = [
+        (256, 4, 1, values.shape[1]), (257, 4, 1, values.shape[0]), (258, 3, 1, bits),
+        (259, 3, 1, 1), (262, 3, 1, photometric), (273, 4, 1, 8 + colours), (277, 3, 1, 1),
+        (278, 4, 1, values.shape[0]), (279, 4, 1, len(data)), *more,
+    ]  # fmt: skip
+    if colours:
+        tags.append((320, 3, 3 * 2**bits, 8))
+    directory = struct.pack(f"{order}H", len(tags))
+    for tag, kind, count, value in sorted(tags):
+        short = kind == 3 and count == 1
+        directory += struct.pack(f"{order}HHI{'HH' if short else 'I'}", tag, kind, count,
+                                 *((value, 0) if short else (value,)))  # fmt: skip
+    start = 8 + colours + len(data)
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", start)
+    path.write_bytes(head + bytes(colours) + data + directory + bytes(4))
+
+
+def labels(bits, *channels):
+    top = 2 ** min(bits, 8)
+    return np.random.default_rng(0).integers(0, top, (HEIGHT, WIDTH, *channels))
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("chunks", [(), (GAMMA, BITS, (b"tRNS", b"\0\1"))])
+@pytest.mark.parametrize(("depth", "kind"), [*[(d, GREY) for d in (1, 2, 4, 8, 16)],
+                                             *[(d, PALETTE) for d in (1, 2, 4, 8)]])  # fmt: skip
+def test_values_of_a_png_are_its_labels(tmp_path, depth, kind, chunks, interlaced):
+    values = labels(depth)
+    png(tmp_path / "m.png", values, depth, kind, interlaced=interlaced, chunks=chunks)
+    assert np.array_equal(read_pixels(tmp_path / "m.png"), values)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("bits", "photometric"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1),
+                                                   (1, 3), (4, 3), (8, 3)])  # fmt: skip
+def test_values_of_a_tiff_are_its_labels(tmp_path, bits, photometric, order):
+    tiff(tmp_path / "m.tif", labels(bits), bits, order, photometric)
+    assert np.array_equal(read_pixels(tmp_path / "m.tif"), labels(bits))
+
+
+def test_alpha_that_hides_nothing_is_dropped(tmp_path):
+    grey = np.stack([labels(8), np.full((HEIGHT, WIDTH), 255)], -1)
+    png(tmp_path / "la.png", grey, 8, GREY_ALPHA)
+    assert np.array_equal(read_pixels(tmp_path / "la.png"), labels(8))
+    colours = np.concatenate([labels(8, 3), grey[..., 1:]], -1)
+    png(tmp_path / "rgba.png", colours, 8, RGB_ALPHA)
+    assert np.array_equal(read_pixels(tmp_path / "rgba.png"), labels(8, 3))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_values_of_a_bmp_are_its_labels(tmp_path, mode):
+    image = Image.fromarray(labels(1 if mode == "1" else 8).astype(np.uint8))
+    if mode == "P":
+        image.putpalette(np.random.default_rng(2).integers(0, 256, 768).tolist())
+    image = image.point(lambda value: 255 * value).convert("1") if mode == "1" else image
+    image.save(tmp_path / "m.bmp")
+    assert np.array_equal(read_pixels(tmp_path / "m.bmp"), labels(1 if mode == "1" else 8))
+
+
+def two_pages(path):
+    first = Image.fromarray(labels(8).astype(np.uint8))
+    first.save(path, save_all=True, append_images=[first])
+
+
+def palette_of_four_bits(path):
+    """A BMP of 4 bits with the greys 0 to 15, which Pillow takes for one of 8 bits."""
+    rows = b"".join(packed(row, 4).ljust(8, b"\0") for row in labels(4)[::-1])
+    colours = b"".join(bytes([i, i, i, 0]) for i in range(16))
+    info = struct.pack("<IiiHHIIiiII", 40, WIDTH, HEIGHT, 1, 4, 0, len(rows), 0, 0, 16, 0)
+    start = 14 + len(info) + len(colours)
+    head = b"BM" + struct.pack("<IHHI", start + len(rows), 0, 0, start)
+    path.write_bytes(head + info + colours + rows)
+
+
+SIGNED = ((339, 3, 1, 2),)
+UNREADABLE = {
+    "is a JPEG file": lambda p: Image.new("L", (9, 9)).save(p, format="JPEG"),
+    "is a TIFF in which 0 is white": lambda p: tiff(p, labels(8), 8, photometric=0),
+    "is a TIFF of signed bytes": lambda p: tiff(p, labels(8), 8, more=SIGNED),
+    "is a BMP with a grey palette": palette_of_four_bits,
+    "has 2 pages": two_pages,
+    "has pixels of mode F": lambda p: Image.fromarray(np.ones((9, 9), np.float32)).save(p),
+    r"has 16 bits per channel .* save labels as": lambda p: png(p, labels(8, 3), 16, RGB),
+    r"has 16 bits per channel and": lambda p: png(p, labels(8, 2), 16, GREY_ALPHA),
+    r"has \d+ pixels that are not opaque": lambda p: png(p, labels(8, 2), 8, GREY_ALPHA),
+}
+
+
+@pytest.mark.parametrize("message", UNREADABLE)
+def test_masks_that_could_be_misread_are_refused(tmp_path, message):
+    path = tmp_path / ("m.tif" if {"pages", "F"} & {*message.split()} else "m.png")
+    UNREADABLE[message](path)
+    with pytest.raises(ValueError, match=rf"{path.name} {message}"):
+        read_pixels(path)
+
+
+def masks(root, write, suffix="png"):
+    """Replace the masks of a folder set, one after the other."""
+    for number, path in enumerate(sorted(root.glob("masks/*/*.png"))):
+        path.unlink()
+        write(path.with_suffix(f".{suffix}"), number)
+
+
+def test_few_bits_in_every_layout(tmp_path):
+    values = np.random.default_rng(0).integers(0, 3, SIZE)
+    masks(folder(tmp_path / "folder"), lambda path, _: png(path, values, 4))
+    for found in truths(ready(SegmentationFolderDataModule, tmp_path / "folder")).values():
+        assert np.array_equal(found, values)
+    png(voc(tmp_path / "voc") / "SegmentationClass/2007_3.png", values, 2)
+    (found,) = truths(ready(VOCDataModule, tmp_path / "voc")).values()
+    assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_labels_beyond_8_bits_are_named(tmp_path, order):
+    masks(folder(tmp_path), lambda path, _: tiff(path, np.full(SIZE, 2), 16, order), "tif")
+    data = ready(SegmentationFolderDataModule, tmp_path)
+    assert {int(found.max()) for found in truths(data).values()} == {2}
+    tiff(tmp_path / "masks/val/1.tif", np.full(SIZE, 256), 16, order)  # its low byte is a label
+    with pytest.raises(ValueError, match=r"1\.tif holds labels \[256\], but 3 classes are lab"):
+        data.check_files()
+    png(tmp_path / "masks/val/1.png", np.full(SIZE, 65535), 16)
+    (tmp_path / "masks/val/1.tif").unlink()
+    with pytest.raises(ValueError, match=r"1\.png holds labels \[65535\]"):
+        ready(SegmentationFolderDataModule, tmp_path).check_files()
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_two_classes_of_black_and_white_masks(tmp_path, channels):
+    root = folder(tmp_path)
+    (root / "class_names.txt").write_text("road\nfield\n")
+    halves = np.zeros((*SIZE, *channels), int)
+    halves[20:] = 255
+    masks(root, lambda path, number: png(path, halves * (number == 1), 8, RGB if channels else 0))
+    with pytest.raises(ValueError, match=r"only 0 and 255 .*pass data\.values=\[0,255\]"):
+        ready(SegmentationFolderDataModule, root)
+    data = ready(SegmentationFolderDataModule, root, values=[0, 255])
+    data.check_files()
+    found = {path[-5]: labels for path, labels in truths(data).items()}
+    assert [np.unique(found[number]).tolist() for number in "01"] == [[0], [0]]
+    ready(SegmentationFolderDataModule, root, values=[0, 1])
+    png(root / "masks/train/0.png", np.ones(SIZE), 1)
+    ready(SegmentationFolderDataModule, root)
+
+
+@pytest.mark.parametrize("kind", [VOCDataModule, ADE20KDataModule])
+def test_black_and_white_masks_of_other_layouts(tmp_path, kind):
+    halves = np.zeros(SIZE, int)
+    halves[20:] = 255
+    if kind is VOCDataModule:
+        root = voc(tmp_path)
+        places = [root / f"SegmentationClass/2007_{i}.png" for i in range(4)]
+    else:
+        root, places = tmp_path, []
+        for split in ("training", "validation"):
+            (root / "images" / split).mkdir(parents=True)
+            Image.new("RGB", SIZE[::-1]).save(root / f"images/{split}/0.jpg")
+            places.append(root / f"annotations/{split}/0.png")
+    (root / "class_names.txt").write_text("road\nfield\n")
+    for place in places:
+        png(place, halves, 8)
+    with pytest.raises(ValueError, match=r"data=segmentation_folder and data\.values=\[0,255\]"):
+        ready(kind, root)
+
+
+COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]])
+
+
+def coloured(root, palette=COLOURS, **options):
+    """Masks whose colours are the labels 0, 1, 2 and, white, what does not count."""
+    truth = np.random.default_rng(3).choice([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], SIZE)
+    masks(folder(root), lambda path, _: png(path, palette[truth], 8, RGB))
+    given = {"colors": palette[:3].tolist(), "ignored_colors": palette[3:].tolist()}
+    return np.where(truth == 3, 255, truth), {**given, **options}
+
+
+def test_colours_are_labels(tmp_path):
+    truth, options = coloured(tmp_path)
+    data = ready(SegmentationFolderDataModule, tmp_path, **options)
+    data.check_files()
+    for found in truths(data).values():
+        assert np.array_equal(found, truth)
+    assert data.category_ids == (0, 1, 2)
+    assert data.metainfo["palette"] == COLOURS[:3].tolist()
+
+
+def test_predicted_label_maps_are_read_back(tmp_path):
+    truth, options = coloured(tmp_path)
+    truth[truth == 255] = 0
+    data = ready(SegmentationFolderDataModule, tmp_path, **options)
+    written = label_map(truth.astype(np.uint8), data.category_ids, data.metainfo["palette"])
+    for path in sorted(tmp_path.glob("masks/*/*.png")):
+        written.save(path)
+    for again in (options, {}):  # by the colours, and by the numbers
+        for found in truths(ready(SegmentationFolderDataModule, tmp_path, **again)).values():
+            assert np.array_equal(found, truth)
+
+
+def test_masks_in_colours_name_the_option(tmp_path):
+    _, options = coloured(tmp_path)
+    with pytest.raises(ValueError, match="is in colours") as caught:
+        ready(SegmentationFolderDataModule, tmp_path)
+    typed = "data.colors=[[0,0,0],[128,0,0],[0,128,0]] data.ignored_colors=[[255,255,255]]"
+    assert f"pass {typed} in the order of the 3 classes" in str(caught.value)
+    png(tmp_path / "masks/val/1.png", np.full((*SIZE, 3), (9, 8, 7)), 8, RGB)
+    with pytest.raises(ValueError, match=r"1\.png holds 1 colour that .* lack: \[\[9,8,7\]\]$"):
+        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
+    png(tmp_path / "masks/val/1.png", np.zeros(SIZE), 16)
+    with pytest.raises(ValueError, match=r"1\.png has grey values of uint16, but data\.colors"):
+        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
+
+
+def test_smoothed_colours_are_too_many(tmp_path):
+    coloured(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 9, (*SIZE, 3))
+    noise[:20] = COLOURS[1]
+    png(tmp_path / "masks/val/0.png", noise, 8, RGB)
+    message = r"data\.colors=\[.*\[128,0,0\].*\] in the .*; so many come of JPEG or smoothed edges"
+    with pytest.raises(ValueError, match=message) as caught:
+        ready(SegmentationFolderDataModule, tmp_path)
+    assert "ignored_colors" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colors": [[0, 0, 0]]}, r"data\.colors has 1 colours, but there are 3 classes \(soil"),
+        ({"colors": [[0, 0, 0]] * 3}, "must be different colours"),
+        ({"colors": [[0, 0]]}, r"\[0, 0\] must be red, green and blue from 0 to 255"),
+        ({"colors": [[0, 0, 300]]}, r"data\.colors: \[0, 0, 300\] must be red"),
+        ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors is for masks in colours"),
+        ({"values": [1, 2, 3]}, r"pass data\.colors and data\.ignored_colors alone"),
+    ],
+)
+def test_wrong_colours_are_refused(tmp_path, options, message):
+    _, given = coloured(tmp_path)
+    given = given if "values" in options else {}
+    with pytest.raises(ValueError, match=message):
+        ready(SegmentationFolderDataModule, tmp_path, **{**given, **options})
+
+
+def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
+    values = np.random.default_rng(0).choice([0, 1, 2, 255], SIZE)
+    masks(folder(tmp_path), lambda path, _: png(path, np.stack([values] * 3, -1), 8, RGB))
+    data = ready(SegmentationFolderDataModule, tmp_path)
+    for found in truths(data).values():
+        assert np.array_equal(found, values)
+    (line,) = said(data, caplog)
+    assert line.startswith("Read as grey values: masks in RGB whose channels are equal, 3 of those")
+
+
+def save_turned(pixels, path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels.astype(np.uint8)).save(path, exif=exif)
+
+
+def of_turned(root, orientation, *, size=SIZE, suffix="png"):
+    """A set whose first image of validation has an orientation, and labels that show."""
+    folder(root)
+    shown = np.zeros((*size, 3))
+    shown[: size[0] // 4, : size[1] // 3] = 200
+    stored = shown if orientation == 3 else np.rot90(shown, 1 if orientation == 6 else -1)
+    stored = np.rot90(shown, 2) if orientation == 3 else stored
+    place = root / f"images/val/0.{suffix}"
+    (root / "images/val/0.tif").unlink()
+    save_turned(stored, place, orientation)
+    png(root / "masks/val/0.png", shown[..., 0] // 200, 2)
+    return shown
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "tif"])
+@pytest.mark.parametrize(("orientation", "size"), [(3, SIZE), (6, SIZE), (8, SIZE), (6, (40, 40))])
+def test_turned_images_and_their_masks(tmp_path, caplog, orientation, size, suffix):
+    shown = of_turned(tmp_path, orientation, size=size, suffix=suffix)
+    image = tmp_path / f"images/val/0.{suffix}"
+    assert check_header(image, upright=True) == shown.shape[1::-1]
+    assert np.abs(np.asarray(load_rgb(image, upright=True)) - shown).max() < 30
+    assert np.abs(np.asarray(open_upright(image).convert("RGB")) - shown).max() < 30
+    data = ready(SegmentationFolderDataModule, tmp_path, scale=size[::-1])
+    (first, *_) = data.val_dataloader()
+    pixels, sample = first["inputs"][0], first["data_samples"][0]
+    assert ((pixels[0] > 100) == (sample.gt_sem_seg.data[0] == 1)).all()
+    (line, *_) = [line for line in said(data, caplog) if "EXIF" in line]
+    assert line.startswith(
+        f"1 of 4 images are turned by their EXIF data, and their masks are not ({image})"
+    )
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_turned_tiffs_of_one_channel(tmp_path, orientation):
+    """Pillow scrambles them where it is given their names."""
+    save_turned(labels(8), tmp_path / "x.png", orientation)
+    save_turned(labels(8), tmp_path / "x.tif", orientation)
+    readers = (lambda path: load_rgb(path, upright=True).convert("L"), open_upright, read_pixels)
+    names = ("x.png", "x.tif")
+    (expected, *found) = [np.asarray(read(tmp_path / name)) for read in readers for name in names]
+    assert all(np.array_equal(expected, other) for other in found)
+
+
+@pytest.mark.parametrize("size", [SIZE, (40, 40)])
+def test_masks_are_turned_as_their_own_exif_data_say(tmp_path, caplog, size):
+    shown = of_turned(tmp_path, 6, size=size)
+    save_turned(np.rot90(shown[..., 0] // 200), tmp_path / "masks/val/0.png", 6)
+    data = ready(SegmentationFolderDataModule, tmp_path)
+    found = truths(data)[str(tmp_path / "images/val/0.png")]
+    assert np.array_equal(found, shown[..., 0] // 200)
+    assert not [line for line in said(data, caplog) if "EXIF" in line]
+
+
+def test_masks_of_the_pixels_as_stored_are_refused(tmp_path):
+    shown = of_turned(tmp_path, 6)
+    png(tmp_path / "masks/val/0.png", np.rot90(shown[..., 0] // 200), 2)
+    data = ready(SegmentationFolderDataModule, tmp_path)
+    for read in (data.check_files, lambda: list(data.val_dataloader())):
+        with pytest.raises(ValueError, match=r"turned by its EXIF data: .*exiftool -Orientation="):
+            read()
