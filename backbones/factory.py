@@ -17,7 +17,6 @@ from backbones.registry import (
     Kind,
     MixerEntry,
     find_mixer,
-    first_match,
     host_overrides_of,
     list_mixers,
     look_up,
@@ -57,7 +56,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     options = _options(entry)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
-    return {**options, **first_match(entry.options_on, host)}
+    return {**options, **entry.options_for(host)}
 
 
 def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
@@ -217,7 +216,7 @@ def _build_mixer(
     chosen = {key: value for key, value in given.items() if value is not None}
     group = ("backbone." if host else "") + ("mixer" if entry.kind == "channel" else "token_mixer")
     check_arguments(entry.build, chosen, group)
-    options = dict(first_match(entry.options_on, host))
+    options = entry.options_for(host)
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     options |= {"grid": slot.grid} if "grid" in known else {}
@@ -228,7 +227,7 @@ def _build_mixer(
     except (ValueError, TypeError, RuntimeError) as error:
         if _is_own_check(error):
             raise
-        usual = {**_options(entry), **first_match(entry.options_on, host)}  # a run gives these, too
+        usual = {**_options(entry), **entry.options_for(host)}  # a run gives these, too
         unusual = {key: value for key, value in chosen.items() if value != usual[key]}
         typed = ", ".join(f"{group}.{key}={value}" for key, value in unusual.items())
         said = _described(error, entry.build.__module__)

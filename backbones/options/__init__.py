@@ -3,9 +3,10 @@
 from backbones.options.signatures import check_arguments, check_builder, check_complete, keywords
 from backbones.options.suggestions import unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
-from backbones.options.variants import variant_of
+from backbones.options.variants import Origin, variant_of
 
 __all__ = [
+    "Origin",
     "check_arguments",
     "check_builder",
     "check_complete",
