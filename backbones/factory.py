@@ -9,6 +9,7 @@ from typing import Any
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, Slot
 from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
 from backbones.registry import (
@@ -150,6 +151,7 @@ def create_backbone(
     )
     backbone = host.build(config, **{**host_overrides_of(host, mixer_name), **host_kwargs})
     backbone.name = name
+    backbone.record = _record(backbone, host, mixer_name, mixer, token_mixer, host_kwargs)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
@@ -157,6 +159,42 @@ def create_backbone(
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
     return backbone.train()
+
+
+def _record(
+    backbone: Backbone,
+    host: HostEntry,
+    named: str | None,
+    mixer: Mapping[str, Any] | None,
+    token_mixer: Mapping[str, Any] | str | None,
+    host_kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """By what name and options a backbone was built, and the map sizes of its mixers."""
+    token = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
+    token_name = token.pop("name", _of_kind("token", named))
+    channel = _of_kind("channel", named) or (OWN_FFN if host.plain_ffn else None)
+    return {
+        "host": host.name,
+        "mixer": _resolved(channel if "channel" in host.slots else None, host.name, mixer),
+        "token_mixer": _resolved(token_name, host.name, token),
+        "options": plain({**keywords(host.build), **host_overrides_of(host, named), **host_kwargs}),
+        "grids": {
+            name: list(part.built_for)
+            for name, part in backbone.named_modules()
+            if isinstance(part, Mixer) and part.built_for
+        },
+    }
+
+
+def _resolved(
+    name: str | None, host: str, given: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """A mixer's name and all its options."""
+    if name is None:
+        return None
+    chosen = {key: value for key, value in (given or {}).items() if value is not None}
+    resolved: dict[str, Any] = plain({"name": name, **mixer_options(name, host), **chosen})
+    return resolved
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
@@ -244,6 +282,7 @@ def _build_mixer(
             f"mixer {entry.name!r} has no method mix, which maps (B, H, W, C) to the same shape; "
             "write it instead of forward, which adds the class tokens"
         )
+    mixer.built_for = slot.grid
     return mixer
 
 
