@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.eager import in_graph
+from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
 
 Layout = Literal["nhwc", "nchw", "tokens"]
 PrefixMixing = Literal["joint", "pooled", "none"]
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose weights sum over their second axis
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Backbone(nn.Module):
 
     Attributes:
         name: The registered name it was created by.
+        record: By what options it was created, as checkpoints keep it; see
+            ``checkpoints/equations``.
         feature_info: One entry per map of ``forward``, fine to coarse.
         num_features: Width of what ``embed`` returns.
         size_divisor: Detectors pad their batches to a multiple of it; any size from 64 on runs, and
@@ -60,6 +65,7 @@ class Backbone(nn.Module):
     """
 
     name: str = ""
+    record: Mapping[str, Any] = MappingProxyType({})
     feature_info: tuple[FeatureInfo, ...]
     num_features: int
     size_divisor: int = 32
@@ -256,6 +262,9 @@ class Mixer(nn.Module):
             layer; what it reads are the mixer's coefficients. Empty where there is none.
         channel_mappings: Names of the parts that map C to hidden channels; what two of them give is
             multiplied.
+        grid_axes: Axes of the parameters whose shapes follow the map size, by name, such as
+            ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
+        built_for: Map size (H, W) that it was built for; None outside a factory.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -264,6 +273,8 @@ class Mixer(nn.Module):
     is_related: bool = False
     value_layer: str = ""
     channel_mappings: tuple[str, ...] = ()
+    grid_axes: Mapping[str, str] = MappingProxyType({})
+    built_for: tuple[int, int] | None = None
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
@@ -295,8 +306,57 @@ class Mixer(nn.Module):
         """Mix map and prefix tokens together: (B, H, W, C) and (B, P, C) -> both, P from 0 on."""
         raise NotImplementedError
 
+    def at_size(self, name: str, size: tuple[int, int]) -> Tensor:
+        """Return a parameter of ``grid_axes`` for a map of ``size`` (H, W), interpolated.
+
+        Raises:
+            ValueError: ``grid_axes`` lacks it, or gives it axes that its shape does not have.
+        """
+        table, axes = self.get_parameter(name), self.grid_axes.get(name)
+        if axes is None:
+            raise ValueError(
+                f"{type(self).__name__} does not say which axes of {name} follow the map size; add "
+                f'{name!r} to its grid_axes, such as {{{name!r}: "H W C"}}'
+            )
+        return resize_table(table, axes, grid_of(table.shape, axes, self.built_for), size)
+
+    def to_own_size(
+        self, tensors: dict[str, Tensor], source: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Interpolate tables of another map size to the one that the mixer was built for.
+
+        Parameters that ``grid_axes`` does not have are recognised by their shapes. Buffers are
+        computed from the map size, so the mixer's own stay.
+
+        Args:
+            tensors: By their names in the mixer, in any sizes.
+            source: Map size (H, W) that they belong to, where the file says so.
+
+        Returns:
+            Those that changed.
+        """
+        own = self.state_dict()
+        shapes = {
+            key: (own[key].shape, value.shape)
+            for key, value in tensors.items()
+            if key in own and (own[key].shape != value.shape or (source and key in self.grid_axes))
+        }
+        if self.built_for is None or not shapes or source == self.built_for:
+            return {}
+        reads = {f"{name}.weight" for name, m in self.named_modules() if isinstance(m, LAYERS)}
+        found = common_source(shapes, self.built_for, self.grid_axes, reads, source)
+        if found is None:
+            return {}
+        parameters = dict(self.named_parameters())
+        return {
+            key: resize_table(tensors[key], axes, found[0], self.built_for)
+            if key in parameters or key in self.grid_axes
+            else own[key]
+            for key, axes in found[1].items()
+        }
+
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Map the authors' names to ours and bring tables to the mixer's own map size.
+        """Map the authors' names to ours; tables of another map size may stay as they are.
 
         Args:
             tensors: By their names in the mixer, or the authors'; all others stay as they are.

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
 from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_arguments, check_value, keywords, unknown
 from backbones.registry import (
@@ -18,7 +19,6 @@ from backbones.registry import (
     Kind,
     MixerEntry,
     find_mixer,
-    first_match,
     host_overrides_of,
     list_mixers,
     look_up,
@@ -62,7 +62,7 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     options = _options(entry)
     if "hidden_ratio" in options:
         options["hidden_ratio"] = None
-    return {**options, **first_match(entry.options_on, host)}
+    return {**options, **entry.options_for(host)}
 
 
 def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
@@ -159,6 +159,7 @@ def create_backbone(
     overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
     backbone = host.build(config, **{**overrides, **host_kwargs})
     backbone.name, backbone.img_size = name, config.img_size
+    backbone.record = _record(backbone, host, mixer_name, mixer, token_mixer, host_kwargs)
     if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
         beside = mixer_name if by_channel else token_name
@@ -170,6 +171,42 @@ def create_backbone(
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
     return backbone.train()
+
+
+def _record(
+    backbone: Backbone,
+    host: HostEntry,
+    named: str | None,
+    mixer: Mapping[str, Any] | None,
+    token_mixer: Mapping[str, Any] | str | None,
+    host_kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """By what name and options a backbone was built, and the map sizes of its mixers."""
+    token = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
+    token_name = token.pop("name", _of_kind("token", named))
+    channel = _of_kind("channel", named) or (OWN_FFN if host.plain_ffn else None)
+    return {
+        "host": host.name,
+        "mixer": _resolved(channel if "channel" in host.slots else None, host.name, mixer),
+        "token_mixer": _resolved(token_name, host.name, token),
+        "options": plain({**keywords(host.build), **host_overrides_of(host, named), **host_kwargs}),
+        "grids": {
+            name: list(part.built_for)
+            for name, part in backbone.named_modules()
+            if isinstance(part, Mixer) and part.built_for
+        },
+    }
+
+
+def _resolved(
+    name: str | None, host: str, given: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """A mixer's name and all its options."""
+    if name is None:
+        return None
+    chosen = {key: value for key, value in (given or {}).items() if value is not None}
+    resolved: dict[str, Any] = plain({"name": name, **mixer_options(name, host), **chosen})
+    return resolved
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
@@ -247,7 +284,7 @@ def _build_mixer(
     chosen = {key: value for key, value in given.items() if value is not None}
     group = ("backbone." if host else "") + ("mixer" if entry.kind == "channel" else "token_mixer")
     check_arguments(entry.build, chosen, group)
-    options = dict(first_match(entry.options_on, host))
+    options = entry.options_for(host)
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
     options |= {"grid": slot.grid} if "grid" in known else {}
@@ -258,7 +295,7 @@ def _build_mixer(
     except (ValueError, TypeError, RuntimeError) as error:
         if _is_own_check(error):
             raise
-        usual = {**_options(entry), **first_match(entry.options_on, host)}  # a run gives these, too
+        usual = {**_options(entry), **entry.options_for(host)}  # a run gives these, too
         unusual = {key: value for key, value in chosen.items() if value != usual[key]}
         typed = ", ".join(f"{group}.{key}={value}" for key, value in unusual.items())
         said = _described(error, entry.build.__module__)
@@ -271,7 +308,7 @@ def _build_mixer(
             "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
         )
     _check_methods(entry.name, type(mixer))
-    mixer.kind = entry.kind
+    mixer.kind, mixer.built_for = entry.kind, slot.grid
     return mixer
 
 

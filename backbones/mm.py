@@ -30,7 +30,7 @@ from torch import Tensor
 from backbones import create_backbone, list_backbones
 from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
-from backbones.checkpoints.opening import in_memory, open_checkpoint
+from backbones.checkpoints.opening import open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
 
 OutType = Literal["featmap", "embedding"]
@@ -126,7 +126,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                     f"{', '.join(tops[:8])}"
                 )
             tensors = found
-        return adopt(self._backbone, in_memory(tensors, checkpoint))
+        return adopt(self._backbone, dataclasses.replace(opened, path=checkpoint, given=tensors))
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Layer of a parameter and number of layers, as MMPretrain's layer decay asks for them."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from backbones.base import Backbone, Mixer, takes_prefix
 from backbones.options import (
+    Origin,
     built_class,
     check_builder,
     check_value,
@@ -48,6 +49,14 @@ class MixerEntry:
     host_overrides: Mapping[str, Mapping[str, Any]]
     unfit_for: Mapping[str, str]
     named_on: Collection[str]
+    base: MixerEntry | None  # the registered mixer that it is a variant of
+    inherits: Collection[str]  # options whose values for single hosts are the base's
+
+    def options_for(self, host: str | None) -> dict[str, Any]:
+        """Option defaults that the paper sets for a host, a variant's own before its base's."""
+        base = {} if self.base is None else self.base.options_for(host)
+        inherited = {key: value for key, value in base.items() if key in self.inherits}
+        return {**inherited, **first_match(self.options_on, host)}
 
     @property
     def takes_prefix(self) -> bool:
@@ -138,7 +147,7 @@ def register_mixer(
     *,
     kind: Kind,
     source: str,
-    hidden_scale: float = 1.0,
+    hidden_scale: float | None = None,
     options_on: Mapping[str, Mapping[str, Any]] | None = None,
     published_on: Collection[str] = (),
     host_overrides: Mapping[str, Mapping[str, Any]] | None = None,
@@ -151,7 +160,9 @@ def register_mixer(
     (``Mixer.prefix_mixing``); a function names the class as what it returns. ``hidden_ratio``,
     ``grid`` and ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every
     other keyword is an option of the user's, with a default that can be typed.
-    ``options.variant_of`` makes a mixer out of another with options fixed.
+    ``options.variant_of`` makes a mixer out of another with options fixed; it inherits
+    ``options_on``, and ``hidden_scale``, ``host_overrides`` and ``unfit_for`` unless it has its
+    own.
 
     Args:
         name: Short name of lower-case letters, digits and _, written out; it becomes the suffix of
@@ -159,7 +170,7 @@ def register_mixer(
         kind: "channel" replaces an FFN, "token" replaces attention or pooling.
         source: Paper, section and equation.
         hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its
-            size).
+            size); 1 by default.
         options_on: Option defaults that the paper sets for single hosts; keys may be patterns.
         published_on: Hosts (or patterns) for which a paper reports this pair.
         host_overrides: Defaults of the hosts' own options beside this mixer, such as
@@ -179,17 +190,20 @@ def register_mixer(
     def register(build: F) -> F:
         _refuse_taken(name, build, {n: e.build for n, e in mixers().items()})
         check_builder(build, f"mixer {name}", FILLED)
+        base, inherits = _base_of(build)
         _MIXERS[name] = MixerEntry(
             name=name,
             kind=kind,
             build=build,
             source=source,
-            hidden_scale=hidden_scale,
+            hidden_scale=_first(hidden_scale, base and base.hidden_scale, 1.0),
             options_on=dict(options_on or {}),
             published_on=tuple(published_on),
-            host_overrides=dict(host_overrides or {}),
-            unfit_for=dict(unfit_for or {}),
+            host_overrides=dict(_first(host_overrides, base and base.host_overrides, {})),
+            unfit_for=dict(_first(unfit_for, base and base.unfit_for, {})),
             named_on=tuple(named_on),
+            base=base,
+            inherits=inherits,
         )
         return build
 
@@ -370,6 +384,23 @@ def _is_published(host: HostEntry, mixer: str | None) -> bool:
     if mixer is None:
         return True
     return any(fnmatch.fnmatchcase(host.name, pattern) for pattern in _MIXERS[mixer].published_on)
+
+
+def _base_of(build: Callable[..., Any]) -> tuple[MixerEntry | None, frozenset[str]]:
+    """The registered mixer that a builder is a variant of, and the options they share."""
+    shared: frozenset[str] | None = None
+    origin: Origin | None = getattr(build, "origin", None)
+    while origin is not None:
+        shared = origin.options if shared is None else shared & origin.options
+        for entry in _MIXERS.values():
+            if entry.build is origin.build:
+                return entry, shared
+        origin = getattr(origin.build, "origin", None)
+    return None, frozenset()
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
 
 
 def _check_name(name: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from datamodules.files import is_upright, plain_file, readable, strict
+from datamodules.files import STRICT, is_upright, plain_file, readable
 
 FORMATS = ("PNG", "BMP", "TIFF")
 REMEDY = "save labels as an 8-bit grey or palette PNG"
@@ -46,7 +46,7 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
         ValueError: The file is broken, or Pillow would change what it stores.
     """
     # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
-    with strict(), readable(path), plain_file(path).open("rb") as file, Image.open(file) as opened:
+    with STRICT, readable(path), plain_file(path).open("rb") as file, Image.open(file) as opened:
         packing = _packing(opened)
         fault = _fault(opened, packing, path)
         if fault is None:

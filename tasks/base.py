@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 
 from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments
 from tasks.batches import Row
@@ -94,7 +95,8 @@ class BaseTask(Training, Evaluation, Prediction):
         self.class_figures: list[Row] = []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the names of the classes, and the average where loaders of weights look first."""
+        """Keep the classes, the network's options, and the average where loaders look first."""
+        checkpoint[RECORD] = dict(getattr(getattr(self.model, "backbone", None), "record", {}))
         checkpoint["class_names"] = list(self.class_names)
         checkpoint["category_ids"] = list(self.category_ids)
         if self.ema is not None and self.ema.tensors:

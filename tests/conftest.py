@@ -108,6 +108,24 @@ def registering():
 
 
 @pytest.fixture
+def newcomer(registering):
+    """Registers a mixer of tests/newcomers for one test, as its file in backbones/mixers does."""
+    import importlib
+    import sys
+
+    names = []
+
+    def register(name):
+        names.append(f"tests.newcomers.{name}")
+        sys.modules.pop(names[-1], None)
+        return importlib.import_module(names[-1])
+
+    yield register
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
 def one_thread():
     """As many threads as the subprocesses of the tests have, for results equal to the bit."""
     import torch

@@ -14,14 +14,17 @@ usage: python tools/complexity.py [key=value ...]
   image_size=224                side, or HEIGHTxWIDTH (default: 224, with task=detection 800x1280,
                                 with task=segmentation 512x2048, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
-                                macs: convolutions, linear layers and matrix products
+                                macs: convolutions, linear layers, matrix products, FFTs (a complex
+                                one of n points is 2 n log2 n, a real one half of that) and complex
+                                products (4); a warning names modules with uncounted operators
                                 fvcore: also norms, as fvcore counts; runs the model once
                                 torchprofile: also norms, element-wise products and means
   format=table                  table, json or csv
 
-Counted is the published classification network: the backbone with 1000 classes, one image. With
-task=, the whole model with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees
-1000 proposals, of which 100 get masks, as MMDetection counts; an auxiliary head trains only.
+Counted is the published classification network: the backbone with 1000 classes, one image, built
+for image_size unless backbone.img_size is typed, as run.py builds it. With task=, the whole model
+with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees 1000 proposals, of which
+100 get masks, as MMDetection counts; an auxiliary head trains only.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
 plain host, it is shown beside ours and diff is theirs. The verdict says whether diff is within the
 tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
@@ -189,9 +192,11 @@ def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tu
     from backbones.analysis.counting import count_macs, count_parameters
     from heads.linear import LinearClassifier
 
+    # Tables that belong to a map are those of a run with images of this size.
+    built = {"img_size": size, **json.loads(options)}
     # fvcore runs the model, so it needs weights; the other rules need shapes only.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
-        model = LinearClassifier(create_backbone(name, **json.loads(options)), NUM_CLASSES)
+        model = LinearClassifier(create_backbone(name, **built), NUM_CLASSES)
     return count_parameters(model), count_macs(model, size, rule)
 
 

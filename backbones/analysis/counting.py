@@ -15,10 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import functional_call
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
+
+from backbones.analysis.operators import macs_of, spectral_macs_of
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
@@ -44,6 +51,8 @@ def count_parameters(module: nn.Module) -> int:
 def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -> int:
     """Multiply-adds of one image through ``model`` in evaluation mode.
 
+    Every module that computes with an operator unknown to ``operators`` is named in a warning.
+
     Args:
         model: A module on any device (on a real one for "fvcore"), or a function of an image tensor
             that runs on meta tensors.
@@ -51,7 +60,8 @@ def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -
         rule: "macs", "fvcore" or "torchprofile"; the function of each says what it counts.
 
     Raises:
-        ValueError: Unknown rule, or "fvcore" without fvcore or with a model that has no weights.
+        ValueError: Unknown rule, "fvcore" without fvcore or with a model that has no weights, or a
+            model on the meta device that does not run there.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
@@ -64,13 +74,13 @@ def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -
 
 
 def count_products(model: Model, size: Size) -> int:
-    """Rule "macs": convolutions, linear layers and matrix products, attention's two among them.
+    """Rule "macs": convolutions, linear layers, matrix products, FFTs and complex products.
 
-    Biases, norms, activations, pooling, element-wise products and softmax count nothing.
+    Attention's two products are among them. A complex product counts 4, a complex Fourier transform
+    of n points 2 n log2(n), a real one half of that. Biases, norms, activations, pooling, resizing,
+    real element-wise products and softmax count nothing.
     """
-    with FlopCounterMode(display=False) as counter:
-        _run_on_meta(model, size)
-    return counter.get_total_flops() // 2
+    return round(_counted(model, size, _Counter).macs)
 
 
 def count_like_torchprofile(model: Model, size: Size) -> int:
@@ -80,13 +90,8 @@ def count_like_torchprofile(model: Model, size: Size) -> int:
     pooling). The scale of attention counts where most authors put it: on the logits, or on q if a
     bias is added to the logits (Swin). Biases, sums, activations and softmax count nothing.
     """
-    with (
-        FlopCounterMode(display=False) as counter,
-        _ElementCounter() as extra,
-        _ExplicitAttention(),
-    ):
-        _run_on_meta(model, size)
-    return counter.get_total_flops() // 2 + extra.elements
+    with _ExplicitAttention():
+        return round(_counted(model, size, _ElementCounter).macs)
 
 
 def count_like_fvcore(model: Model, size: Size) -> int:
@@ -94,7 +99,8 @@ def count_like_fvcore(model: Model, size: Size) -> int:
 
     That is rule "macs", 5 per element of a norm (2 of a batch norm), 1 per input element of
     adaptive average pooling and 4 per output element of bilinear resizing. Other pooling,
-    element-wise products and activations count nothing. It runs the model once, where it is.
+    element-wise products and activations count nothing. FFTs and complex products, which fvcore
+    leaves out, are added as rule "macs" counts them. It runs the model twice, where it is.
 
     Raises:
         ValueError: fvcore is not installed, or the model is on the meta device or no module.
@@ -108,13 +114,18 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     from fvcore.nn import FlopCountAnalysis
 
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    images = torch.zeros(1, 3, *size, device=device)
     # The tracer warns of every size that it takes for a constant; a count wants exactly that.
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-        analysis = FlopCountAnalysis(model, torch.zeros(1, 3, *size, device=device))
+        analysis = FlopCountAnalysis(model, images)
         analysis.set_op_handle("aten::scaled_dot_product_attention", _attention_macs)
         analysis.set_op_handle("aten::baddbmm", _batched_macs)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        return int(analysis.total())
+        total = int(analysis.total())
+    counter = _SpectralCounter(model)
+    with counter.counting():
+        model(images)
+    return total + round(counter.macs)
 
 
 RULES: dict[str, Callable[[Model, Size], int]] = {
@@ -124,7 +135,31 @@ RULES: dict[str, Callable[[Model, Size], int]] = {
 }
 
 
-@torch.no_grad()
+def _counted(model: Model, size: Size, kind: type[_Counter]) -> _Counter:
+    """Run one image through the model: by shapes alone, or with weights where an operator must.
+
+    Raises:
+        ValueError: It fails by shapes alone, and has no weights.
+    """
+    counter = kind(model)
+    try:
+        with counter.counting():
+            _run_on_meta(model, size)
+    except RuntimeError as error:  # NotImplementedError is one
+        if not isinstance(model, nn.Module) or any(p.is_meta for p in model.parameters()):
+            said = str(error).splitlines()[0]
+            if isinstance(error, NotImplementedError) or "fake impl" in said:
+                said = "an operator has no shapes; register them with torch.library.register_fake"
+            raise ValueError(
+                f"{counter.place()} cannot be counted by shapes alone: {said}"
+            ) from error
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        counter = kind(model)
+        with counter.counting():
+            model(torch.zeros(1, 3, *size, device=device))
+    return counter
+
+
 def _run_on_meta(model: Model, size: Size) -> None:
     images = torch.empty(1, 3, *size, device="meta")
     if not isinstance(model, nn.Module):
@@ -147,14 +182,21 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _usual_algorithms() -> Iterator[None]:
-    """Count the same in a process that computes deterministically: there resizing is products."""
+    """Count the same in every process.
+
+    Resizing is a product where a process computes deterministically, and fused forms of torch's own
+    transformer layers hide their products.
+    """
     was_on = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fused = torch.backends.mha.get_fastpath_enabled()
     torch.use_deterministic_algorithms(False)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=warns)
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -169,12 +211,48 @@ def _batched_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     return math.prod(left) * int(right[-1])
 
 
-class _ElementCounter(TorchDispatchMode):
-    """Counts the output elements of affine norms, element-wise products and means."""
+class _Counter(TorchDispatchMode):
+    """Sums up multiply-adds, and notes by module which operators no rule covers.
 
-    def __init__(self) -> None:
+    Args:
+        model: What is counted; its names tell modules apart.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: Model) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.elements = 0
+        self.macs: float = 0
+        self.names: dict[nn.Module, str] = {}
+        self.running: list[nn.Module] = []
+        self.last: nn.Module | None = None
+        self.unknown: dict[str, set[str]] = {}
+        if isinstance(model, nn.Module):
+            self.names = {module: name for name, module in model.named_modules()}
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what is computed within, in evaluation, and warn at the end."""
+        hooks = (
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        )
+        try:
+            with torch.no_grad(), self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._warn()
+
+    def _warn(self) -> None:
+        for place, operators in self.unknown.items():
+            warnings.warn(
+                f"multiply-adds of {place} leave out {', '.join(sorted(operators))}, which no rule "
+                "covers; give operators of your own one with "
+                "torch.utils.flop_counter.register_flop_formula",
+                stacklevel=2,
+            )
 
     def __torch_dispatch__(
         self,
@@ -183,14 +261,64 @@ class _ElementCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        operator = func.overloadpacket
+        kwargs = kwargs or {}
+        self.last = self.running[-1] if self.running else None
+        if isinstance(func, OpOverload) and func.overloadpacket not in flop_registry:
+            with self:  # in inference mode whole layers arrive here
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        self.count(func, args, kwargs, out)
+        return out
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add what one call counts."""
+        macs = macs_of(func, args, kwargs, out)
+        if macs is None:
+            self.unknown.setdefault(self.place(), set()).add(str(func).removesuffix(".default"))
+        else:
+            self.macs += macs
+
+    def place(self) -> str:
+        """Name and class of the module that computes, or that computed last."""
+        if self.last is None:
+            return "the model"
+        return f"{self.names.get(self.last) or 'the model'} ({type(self.last).__name__})"
+
+    def _enter_module(self, module: nn.Module, given: object) -> None:
+        if module not in self.names:  # within a function, whose modules are not known before
+            for name, part in module.named_modules():
+                self.names.setdefault(part, name)
+        self.running.append(module)
+
+    def _leave_module(self, module: nn.Module, given: object, out: object) -> None:
+        self.running.pop()
+
+
+class _ElementCounter(_Counter):
+    """Counts the output elements of affine norms, element-wise products and means as well."""
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add what one call counts."""
+        super().count(func, args, kwargs, out)
+        operator = getattr(func, "overloadpacket", None)
         if operator in NORMS and args[NORMS[operator]] is not None:
-            self.elements += result[0].numel()
+            self.macs += out[0].numel()
         # Integer products are index arithmetic, done once and cached.
-        elif operator in PRODUCTS | MEANS and result.is_floating_point():
-            self.elements += result.numel()
-        return result
+        elif operator in PRODUCTS | MEANS and out.is_floating_point():
+            self.macs += out.numel()
+
+
+class _SpectralCounter(_Counter):
+    """Counts what fvcore leaves out: Fourier transforms and complex products."""
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add what one call counts beyond fvcore."""
+        if macs_of(func, args, kwargs, out) is None:
+            super().count(func, args, kwargs, out)
+        else:
+            self.macs += spectral_macs_of(func, args, out)
 
 
 class _ExplicitAttention(TorchFunctionMode):

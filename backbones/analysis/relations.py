@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 from backbones.analysis.capturing import Size, evaluating, watch
 from backbones.layers.windows import Pattern, corner_of_matrix
-from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenRelation
+from backbones.mixers.posmlp.relations import (
+    SINGULAR,
+    LookupRelation,
+    QuadraticRelation,
+    TokenRelation,
+)
 
 Kind = Literal["weights", "position logits"]
 
@@ -36,6 +41,8 @@ class Relation:
         parts: Where the matrix is a sum, its terms by name, (s, N, N) or (1, N, N) each.
         bias: What is added to every token, (h, w), or None.
         non_locality: g of Eq. 16 for a Gaussian of the offset, else None; smaller reaches further.
+            NaN where all groups are left out.
+        left_out: How many groups g leaves out, whose matrices are nearly singular.
     """
 
     kind: Kind
@@ -44,10 +51,11 @@ class Relation:
     parts: dict[str, Tensor] = field(default_factory=dict)
     bias: Tensor | None = None
     non_locality: float | None = None
+    left_out: int = 0
 
     def centre_maps(self) -> Tensor:
         """What the token in the middle, (h // 2, w // 2), takes from each: (s, h, w)."""
-        return centre_row(self.matrix, self.size)
+        return token_row(self.matrix, self.size)
 
     def mean_distance(self) -> Tensor:
         """How far tokens look, (s,) in tokens; see ``mean_distance``. Of logits, after softmax."""
@@ -55,9 +63,20 @@ class Relation:
         return mean_distance(weights, places(self.size), places(self.size))
 
 
-def centre_row(matrix: Tensor, size: Size) -> Tensor:
-    """The row of the middle token as a map: (s, N, N) -> (s, h, w)."""
-    return matrix[:, size[0] // 2 * size[1] + size[1] // 2].unflatten(1, size)
+def middle(size: Size) -> int:
+    """The token in the middle, (h // 2, w // 2), by its row-major index."""
+    return size[0] // 2 * size[1] + size[1] // 2
+
+
+def token_row(matrix: Tensor, size: Size, token: int | None = None) -> Tensor:
+    """Return what a token takes from each as a map: (s, N, N) -> (s, h, w).
+
+    Args:
+        matrix: Over the tokens.
+        size: (h, w).
+        token: Row-major index from 0; the one in the middle by default.
+    """
+    return matrix[:, middle(size) if token is None else token].unflatten(1, size)
 
 
 def places(size: Size, step: float = 1.0) -> Tensor:
@@ -87,13 +106,17 @@ def mean_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def token_relations(network: nn.Module, image_size: Size | None = None) -> dict[str, Relation]:
+def token_relations(
+    network: nn.Module, image_size: Size | None = None, *, singular: float = SINGULAR
+) -> dict[str, Relation]:
     """The matrices over tokens of a network, by the name of the part that has them.
 
     Args:
         network: A backbone, or a mixer.
         image_size: (H, W) of the images of a backbone. Where their map is smaller than PosMLP's
             window, the matrix is that of the map: the window's other tokens are never read.
+        singular: The non-locality leaves out groups with an eigenvalue below this share of the
+            layer's largest.
 
     Raises:
         ValueError: It has none.
@@ -101,7 +124,7 @@ def token_relations(network: nn.Module, image_size: Size | None = None) -> dict[
     windows = {} if image_size is None else _windows(network, image_size)
     found: dict[str, Relation] = {}
     for name, module in network.named_modules():
-        relation = _relation(module, windows.get(name))
+        relation = _relation(module, windows.get(name), singular)
         if relation is not None:
             found[name] = relation
     if not found:
@@ -130,9 +153,9 @@ def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
     return sizes
 
 
-def _relation(module: nn.Module, size: Size | None) -> Relation | None:
+def _relation(module: nn.Module, size: Size | None, singular: float) -> Relation | None:
     if isinstance(module, TokenRelation):
-        return _of_posmlp(module, size or (module.window, module.window))
+        return _of_posmlp(module, size or (module.window, module.window), singular)
     if callable(getattr(module, "token_matrix", None)):
         matrix, size = cast("TokenRelation", module).token_matrix()
         projection = getattr(module, "proj", None)
@@ -149,20 +172,21 @@ def _relation(module: nn.Module, size: Size | None) -> Relation | None:
     return None
 
 
-def _of_posmlp(module: TokenRelation, size: Size) -> Relation:
+def _of_posmlp(module: TokenRelation, size: Size, singular: float) -> Relation:
     height, width = size
     rows, columns = Pattern(height, height), Pattern(width, width)
     matrix = module.matrix(rows, columns).detach()
-    parts, non_locality = {}, None
+    parts, non_locality, left_out = {}, None, 0
     if isinstance(module, LookupRelation) and module.weight is not None:
         free = corner_of_matrix(module.weight.detach(), module.window, rows, columns)[None]
         parts = {"free": free, "offsets": matrix - free}
     if isinstance(module, QuadraticRelation):
-        non_locality = float(module.non_locality())
+        non_locality = float(module.non_locality(singular))
+        left_out = int(module.singular(singular).sum())
     bias = None
     if module.bias is not None:
         bias = module.bias.detach().reshape(module.window, module.window)[:height, :width]
-    return Relation("weights", matrix, size, parts, bias, non_locality)
+    return Relation("weights", matrix, size, parts, bias, non_locality, left_out)
 
 
 def _window(module: nn.Module, tokens: int) -> Size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
+from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.opening import TASK, Checkpoint
 
 V = TypeVar("V")
@@ -65,6 +67,8 @@ class Conversion:
         tensors: All that the file has, the classifier under ``classifier.*``, dead ones left out.
         dead: Keys of tensors that would change nothing.
         places: Where the values of the file lie; what lies elsewhere was computed.
+        interpolated: Tables of mixers that were brought to this map size, with both shapes.
+        record: By what options the file's network was built, where it says so.
     """
 
     backbone: Backbone
@@ -72,6 +76,8 @@ class Conversion:
     tensors: dict[str, Tensor]
     dead: tuple[str, ...]
     places: frozenset[int]
+    interpolated: tuple[str, ...]
+    record: Mapping[str, Any]
 
     @property
     def has_classifier(self) -> bool:
@@ -143,7 +149,7 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     """
     file = checkpoint.state_dict
     tensors = backbone.convert_state_dict(dict(file))
-    dead = []
+    dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):
             below = f"{prefix}."
@@ -152,10 +158,25 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
             converted = mixer.convert_state_dict(given)
             for key in given.keys() - converted.keys():  # renamed
                 del tensors[f"{below}{key}"]
+            if not _is_own_module(mixer, converted):
+                changed = mixer.to_own_size(converted, checkpoint.grids.get(prefix))
+                interpolated += [
+                    f"{below}{key} {tuple(converted[key].shape)} -> {tuple(value.shape)}"
+                    for key, value in changed.items()
+                ]
+                converted |= changed
             tensors |= {f"{below}{key}": value for key, value in converted.items()}
     tensors = {key: value for key, value in tensors.items() if key not in dead}
     places = frozenset(_place(value) for value in file.values())
-    return Conversion(backbone, checkpoint.path, tensors, tuple(dead), places)
+    return Conversion(
+        backbone,
+        checkpoint.path,
+        tensors,
+        tuple(dead),
+        places,
+        tuple(interpolated),
+        checkpoint.record,
+    )
 
 
 def adopt(
@@ -194,6 +215,8 @@ def adopt(
     if not alone:
         _load_classifier(network.classifier, conversion)
     own, match = backbone.state_dict(), conversion.match
+    _warn_of_interpolation(conversion.source, conversion.interpolated)
+    _warn_of_equations(conversion.source, backbone, conversion.record, match.absent_mixers)
     backbone.load_state_dict(match.usable, strict=False)
     logger.info("%s", report)
     _warn_of_more_than_mixers(report, own, match.absent_mixers, match.related_mixers)
@@ -202,9 +225,27 @@ def adopt(
 
 def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
     tensors = _folded(model, _without_task(checkpoint.tensors))
+    backbone = getattr(model, "backbone", None)
+    if isinstance(backbone, Backbone):
+        tensors = _at_own_size(backbone, tensors, checkpoint)
     _refuse_others(model, tensors, checkpoint.path)
+    if isinstance(backbone, Backbone):
+        _warn_of_equations(checkpoint.path, backbone, checkpoint.record, ())
     model.load_state_dict(tensors)
     return LoadReport(checkpoint.path, len(tensors), (), (), ())
+
+
+def _at_own_size(
+    backbone: Backbone, tensors: dict[str, Tensor], checkpoint: Checkpoint
+) -> dict[str, Tensor]:
+    """A task's tensors, with the backbone's tables brought to the size that it was built for."""
+    own, given = backbone.state_dict(), _below("backbone.", tensors)
+    if all(own[key].shape == value.shape for key, value in given.items() if key in own):
+        return tensors
+    converted = convert(dataclasses.replace(checkpoint, given=given), backbone)
+    _warn_of_interpolation(converted.source, converted.interpolated)
+    others = {key: value for key, value in tensors.items() if not key.startswith("backbone.")}
+    return others | {f"backbone.{key}": value for key, value in converted.tensors.items()}
 
 
 def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -360,6 +401,11 @@ def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str
     return shapes == replaced and shapes != own
 
 
+def _is_own_module(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
+    """Return True if a file has, in a mixer's place, the module that the mixer replaced."""
+    return {key: value.shape for key, value in given.items()} == mixer.replaced
+
+
 def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
     """Whether a file holds something else in a mixer's place, such as the host's FFN.
 
@@ -369,6 +415,34 @@ def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
     own = {key: value.shape for key, value in mixer.state_dict().items()}
     shapes = {key: value.shape for key, value in given.items()}
     return shapes.keys().isdisjoint(own) or (shapes == mixer.replaced and shapes != own)
+
+
+def _warn_of_interpolation(source: str, tables: Collection[str]) -> None:
+    if tables:
+        noun = "tables of mixers were" if len(tables) > 1 else "table of a mixer was"
+        warnings.warn(
+            f"{source}: {len(tables)} {noun} interpolated to this map size{_some(tables, 2)}",
+            stacklevel=3,
+        )
+
+
+def _warn_of_equations(
+    source: str, backbone: Backbone, record: Mapping[str, Any], absent: Collection[str]
+) -> None:
+    """Warn where weights move between networks of the same shapes and other equations."""
+    channel = {f"{name}." for name in backbone.channel_places()}
+    moved = set()
+    for kind in KINDS:
+        prefixes = [p for p in backbone.mixers() if (p in channel) == (kind == "mixer")]
+        if not prefixes or any(prefix not in absent for prefix in prefixes):
+            moved.add(kind)
+    found = differences(record, backbone.record, moved)
+    if found:
+        warnings.warn(
+            f"{source} was trained in another equation of the same shapes; this network has "
+            f"{', '.join(found)}; train it further, or name the options it was trained with",
+            stacklevel=3,
+        )
 
 
 def _warn_of_more_than_mixers(

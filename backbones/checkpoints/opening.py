@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import Tensor
 
+from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.histories import holds_histories, load_without_histories
 from backbones.checkpoints.keys import strip_wrappers
 from backbones.checkpoints.seal import KEY, verify
@@ -97,6 +98,20 @@ class Checkpoint:
     def is_of_task(self) -> bool:
         """Whether it holds the whole model of a task of ours."""
         return all(key.startswith(TASK) for key in self.tensors)
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """By what options its network was built; nothing in files of others."""
+        record = self.values.get(RECORD)
+        return record if isinstance(record, Mapping) else {}
+
+    @property
+    def grids(self) -> dict[str, tuple[int, int]]:
+        """Map sizes (H, W) that mixers were built for, by their names in the network."""
+        grids = self.record.get("grids")
+        if not isinstance(grids, Mapping):
+            return {}
+        return {name: (grid[0], grid[1]) for name, grid in grids.items()}
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

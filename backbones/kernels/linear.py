@@ -53,6 +53,7 @@ def register() -> None:
     register_flop_formula(torch.ops.mixerlab.linear)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_act)(_flops)
     register_flop_formula(torch.ops.mixerlab.linear_backward)(_flops_backward)
+    register_flop_formula(torch.ops.mixerlab.act)(_no_flops)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tensor:
@@ -61,6 +62,10 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, act: str = "") -> Tens
 
 def _fake_act(x: Tensor, name: str) -> Tensor:
     return torch.empty_like(x)
+
+
+def _no_flops(*shapes: Any, **_: Any) -> int:
+    return 0
 
 
 def _fake_backward(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as calls
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # What make_fx records with, and what computes shapes without values.
 MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
@@ -45,6 +46,11 @@ def in_graph() -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return True
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in MODES)
+
+
+def is_watched() -> bool:
+    """Return True if a mode sees every operation, such as a counter of multiply-adds."""
+    return _get_current_dispatch_mode() is not None
 
 
 def is_transformed() -> bool:

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from backbones.layers.eager import in_graph
+from backbones.layers.eager import in_graph, is_watched
 from backbones.layers.rotary import Lattice, as_pairs, turning_angles
 from backbones.layers.rotary import rotate as rotate_plainly
 
@@ -20,7 +20,8 @@ MAX_TABLES = 24
 
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
-    if in_graph():  # compilers make no code for complex numbers
+    # Compilers make no code for complex numbers, and counts are those of the formula.
+    if in_graph() or is_watched():
         return rotate_plainly(x, lattice)
     pairs = as_pairs(x)
     turns = cached_turns(lattice, x.shape[-1], x.device, pairs.dtype)

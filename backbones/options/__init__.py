@@ -11,9 +11,10 @@ from backbones.options.signatures import (
 )
 from backbones.options.suggestions import unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
-from backbones.options.variants import variant_of
+from backbones.options.variants import Origin, variant_of
 
 __all__ = [
+    "Origin",
     "built_class",
     "check_arguments",
     "check_builder",

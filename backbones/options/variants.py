@@ -7,9 +7,23 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a variant comes from.
+
+    Attributes:
+        build: The builder that it calls.
+        options: Options that it neither fixes nor gives another default.
+    """
+
+    build: Callable[..., Any]
+    options: frozenset[str]
 
 
 def variant_of(
@@ -26,7 +40,8 @@ def variant_of(
             '''GCCM on both branches.'''
 
     The signature, which says what a user may set, is that of ``build`` less what is fixed or left
-    out; the descriptions of the options that remain are added to the docstring.
+    out; the descriptions of the options that remain are added to the docstring. Where ``build`` is
+    a registered mixer, the variant inherits what it sets for single hosts (``register_mixer``).
 
     Args:
         build: A function or class; its keyword-only parameters are its options.
@@ -60,6 +75,8 @@ def variant_of(
             return build(*given.args, **{**defaults, **given.kwargs, **fixed})
 
         variant.__signature__ = signature  # type: ignore[attr-defined]
+        origin = Origin(build, frozenset(known) - {*gone, *defaults})
+        variant.origin = origin  # type: ignore[attr-defined]
         variant.__annotations__ = {p.name: p.annotation for p in parameters}
         variant.__annotations__["return"] = made
         variant.__doc__ = _described(named, build, gone)

@@ -137,6 +137,27 @@ def test_non_locality_of_known_gaussians():
     assert found[0][1] < found[1][1]
 
 
+def test_nearly_singular_gaussians_are_no_part_of_the_non_locality():
+    """P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest."""
+    mixer = build_mixer("ggqpe", dim=12, groups=3)
+    spreads = torch.tensor([[2.0, 2.0], [2.0, 2e-3], [3.0, 1e-3**0.5]])
+    with torch.no_grad():
+        mixer.gate.relation.spreads.copy_(torch.diag_embed(spreads))
+
+    def found(**options):
+        relation = token_relations(mixer, **options)["gate.relation"]
+        return relation.left_out, relation.non_locality
+
+    assert found() == (1, pytest.approx((4 + 9e-3**0.5) / 2))
+    assert found(singular=0.0) == (0, pytest.approx((4 + 4e-3 + 9e-3**0.5) / 3))
+    assert found(singular=1e-3) == (2, pytest.approx(4))
+    with torch.no_grad():
+        mixer.gate.relation.spreads.zero_()
+    left_out, non_locality = found()
+    assert left_out == 3
+    assert math.isnan(non_locality)
+
+
 def test_logits_become_weights_before_their_distance_is_measured():
     logits = torch.zeros(1, 4, 4)
     even = Relation("position logits", logits, (2, 2)).mean_distance().item()

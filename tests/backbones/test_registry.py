@@ -27,6 +27,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
 from backbones.mixers.afbo import GroupedCrossMapping
 from backbones.mixers.ffn import FFN
+from backbones.options import variant_of
 from backbones.registry import find_host, find_mixer, temporary_registrations, why_unfit
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, SWAPPED, rest_slow, short
@@ -517,6 +518,63 @@ def test_mixer_follows_its_slot(registering):
     with torch.device("meta"):
         create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
     assert set(seen) == {(192, 3, (14, 14), 7)}
+
+
+def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):
+    def star(dim, *, hidden_ratio=4.0, size=3, depth=1):
+        mixer = create_mixer("ffn", dim, hidden_ratio=hidden_ratio)
+        mixer.typed = (size, depth)
+        return mixer
+
+    register_mixer(
+        "star",
+        kind="channel",
+        source="this test",
+        hidden_scale=0.5,
+        options_on={"swin_*": {"size": 5, "depth": 2}, "swin_t": {"size": 6}},
+        host_overrides={"deit_*": {"class_token": False}},
+        unfit_for={"pvt_*": "this test says so"},
+    )(star)
+
+    @register_mixer("star_sum", kind="channel", source="this test")
+    @variant_of(star, fixed={"depth": 1})
+    def star_sum():
+        """One of its options is fixed."""
+
+    own = {"swin_s": {"depth": 4}}
+
+    @register_mixer("star_deep", kind="channel", source="this test", options_on=own, unfit_for={})
+    @variant_of(star, defaults={"depth": 3})
+    def star_deep():
+        """Another default, and a host of its own."""
+
+    @register_mixer("star_last", kind="channel", source="this test", hidden_scale=1.0)
+    @variant_of(star_sum)
+    def star_last():
+        """A variant of a variant."""
+
+    every = {"hidden_ratio": None}
+    assert mixer_options("star_sum", "swin_t") == {**every, "size": 5}
+    assert mixer_options("star_sum", "deit_t") == {**every, "size": 3}
+    assert mixer_options("star_deep", "swin_t") == {**every, "size": 5, "depth": 3}
+    assert mixer_options("star_deep", "swin_s") == {**every, "size": 5, "depth": 4}
+    assert mixer_options("star_last", "swin_b") == {**every, "size": 5}
+    assert backbone_schema("deit_t_star_last")["class_token"] is False
+    assert not list_backbones("pvt_*_star_sum")
+    assert list_backbones("pvt_*_star_deep")
+    with torch.device("meta"):
+        half, whole = (create_backbone(f"swin_t_{name}") for name in ("star_sum", "star_last"))
+    assert half.layers[0].blocks[0].mlp.typed == (5, 1)
+    assert half.layers[0].blocks[0].mlp.fc1.out_features == 2 * 96
+    assert whole.layers[0].blocks[0].mlp.fc1.out_features == 4 * 96
+
+
+def test_parts_of_a_mixer_have_its_values_on_the_hosts_that_its_paper_names():
+    """IFFN's kernels are larger on four hosts, and so are those of its spatial half alone."""
+    for host in ("deit_b", "swin_b", "poolformer_m48", "lvt_r1"):
+        assert mixer_options("iffn", host)["kernel_size"] == 5
+        assert mixer_options("iffn_spatial", host)["kernel_size"] == 5
+    assert mixer_options("iffn_spatial", "deit_t")["kernel_size"] == 3
 
 
 # Published rows

@@ -7,6 +7,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from backbones import create_backbone
+from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
 from tasks.loading import build_task
 from tests.runs import composed
@@ -51,6 +52,23 @@ def test_the_classifier_stays_and_positions_are_resized(trained):
         torch.testing.assert_close(tuned.eval()(images), model.eval()(images), rtol=1e-3, atol=1e-3)
     other = task(str(path)).model
     assert not torch.equal(other.classifier.weight, model.classifier.weight)
+
+
+def test_checkpoints_say_by_what_options_their_network_was_built(tmp_path):
+    typed = ("backbone.mixer.act=silu", "backbone.mixer.drop=0.1", "backbone.fc_norm=true")
+    config = composed("backbone=deit_t", "data.image_size=96", "backbone.class_token=false", *typed)
+    content = {}
+    with torch.device("meta"):
+        build_task(config, DATA).on_save_checkpoint(content)
+    path = tmp_path / "best.ckpt"
+    torch.save({"state_dict": {"model.x": torch.zeros(1)}, **content}, path)
+    record = open_checkpoint(path).record
+    assert (record["host"], record["token_mixer"]) == ("deit_t", None)
+    assert record["mixer"] == {
+        "name": "ffn", "hidden_ratio": None, "act": "silu", "drop": 0.1,
+    }  # fmt: skip
+    assert record["options"] == {"class_token": False, "fc_norm": True, "distilled": False}
+    assert open_checkpoint(path).grids == {f"blocks.{index}.mlp": (6, 6) for index in range(12)}
 
 
 def test_a_classifier_that_cannot_stay_is_refused(trained):

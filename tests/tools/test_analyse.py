@@ -1,6 +1,7 @@
 """tools/analyse.py: from checkpoints to pictures and tables, and what it refuses."""
 
 import csv
+import types
 
 import matplotlib
 import numpy as np
@@ -10,11 +11,13 @@ from PIL import Image
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
+from tests.families import build_short
 from tests.tensors import tokens
 from tools import analyse
 from tools.analysing import analyses
 from tools.analysing.coco_errors import KINDS, precision_curves
 from tools.analysing.judged import confused_pairs, confusion, reliability
+from tools.analysing.kinds import relations
 from tools.analysing.pictures import new_figure, overlaid
 
 ENDINGS = {".csv", ".png", ".svg"}
@@ -138,6 +141,37 @@ def test_analyses_of_weights_need_no_images(name, tmp_path):
     backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"
     assert analyse.main([name, f"backbone={backbone}", f"out={tmp_path}"]) == 0
     assert {path.suffix for path in tmp_path.iterdir()} == ENDINGS
+
+
+def test_relations_of_any_token():
+    """The row of the sum at the token is that of its parts; smaller windows lack the token."""
+    backbone = build_short("posmlp_t", token_mixer="lrpe_m")
+    backbone.name = "posmlp"
+    subject = types.SimpleNamespace(backbone=backbone, label="posmlp", size=(224, 224), config=None)
+    relation = backbone.get_submodule("stages.2.blocks.0.mixer.gate.relation")
+    options = {**relations.OPTIONS, "token": "150", "layers": "2"}
+    found = relations.analyse([subject], options)
+    values = {
+        title: [
+            row["value"]
+            for row in found.rows
+            if (row["layer"], row["map"]) == ("stages.2.blocks.0.mixer.gate.relation", title)
+        ]
+        for title in ("group 1", "free", "offsets")
+    }
+    matrix, _ = relation.token_matrix()
+    assert values["group 1"] == pytest.approx(matrix[0, 150].tolist())
+    assert values["free"] == pytest.approx(relation.weight[150].tolist())
+    assert {"relations", "matrices", "bias", "distance"} == set(found.figures)
+    images = [axis.images[0].get_array() for axis in found.figures["matrices"].axes if axis.images]
+    assert [image.shape for image in images] == 6 * [(196, 196)]
+    (note,) = found.notes
+    assert "2 of 8 layers are not drawn, as their windows have no token 150" in note
+    for text in ("196", "-1", "centre"):
+        with pytest.raises(ValueError, match="from 0 to 195"):
+            relations.analyse([subject], {**options, "token": text})
+    with pytest.raises(ValueError, match="singular must be a number from 0"):
+        relations.analyse([subject], {**options, "singular": "all"})
 
 
 def test_reliability_by_hand():

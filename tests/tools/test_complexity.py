@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import flop_registry
+from torchvision.ops import deform_conv2d
 
 from backbones import create_backbone, list_backbones
-from backbones.analysis.counting import RULES, count_macs, count_parameters
+from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
 from tools.comparing.dense_counts import CLASSES, dense_parts
@@ -79,6 +82,155 @@ def test_rules_on_operations(name):
     assert count_macs(operation, (8, 8), "torchprofile") == torchprofile
     pytest.importorskip("fvcore")
     assert count_macs(operation, 8, "fvcore") == fvcore
+
+
+class Function(nn.Module):
+    """A function of the images; its parameter is there for fvcore."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.spare = function, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def zeros(x, *shape):
+    return x.new_zeros(shape)
+
+
+def turned(x, axes, *, norm=None, size=None):
+    """A global filter: to the half spectrum, a complex product, and back."""
+    spectrum = torch.fft.rfftn(x, s=size, dim=axes, norm=norm)
+    return torch.fft.irfftn(spectrum * spectrum.conj(), s=size, dim=axes, norm=norm)
+
+
+COMPLEX = 3 * 8 * 5  # elements of the half spectrum
+# (function of 3 channels of 8x8 pixels, multiply-adds by each rule)
+SPECTRA = {
+    "real_2d": (lambda x: torch.fft.rfft2(x), 3 * 64 * 6),
+    "real_2d_of_other_axes": (lambda x: torch.fft.rfft2(x, dim=(1, 2)), 8 * 24 * math.log2(24)),
+    "real_1d_in_other_norm": (lambda x: torch.fft.rfft(x, norm="ortho"), 24 * 8 * 3),
+    "padded": (lambda x: torch.fft.rfft(x, n=32), 24 * 32 * 5),
+    "complex_2d": (lambda x: torch.fft.fft2(x), 2 * 3 * 64 * 6),
+    "and_back": (lambda x: torch.fft.ifft2(torch.fft.fft2(x)), 4 * 3 * 64 * 6),
+    "global_filter": (lambda x: turned(x, (-2, -1)), 2 * 3 * 64 * 6 + 4 * COMPLEX),
+    "filter_of_rows": (lambda x: turned(x, (-1,)), 2 * 24 * 8 * 3 + 4 * COMPLEX),
+    "by_real": (lambda x: torch.fft.rfft2(x) * x[..., :5], 3 * 64 * 6),
+    "matrix": (
+        lambda x: (x + 0j) @ zeros(x + 0j, 8, 7),
+        4 * 24 * 8 * 7,
+    ),
+    "einsum": (
+        lambda x: torch.einsum("bchw,dc->bdhw", torch.fft.fft2(x), zeros(x + 0j, 5, 3)),
+        2 * 3 * 64 * 6 + 4 * 64 * 15,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_transforms_and_complex_products(name):
+    """By hand: 2 n log2 n for a complex transform, half for a real one, 4 per complex product."""
+    function, macs = SPECTRA[name]
+    assert count_macs(Function(function), 8) == round(macs)
+    assert count_macs(Function(function), 8, "torchprofile") == round(macs)
+    pytest.importorskip("fvcore")
+    assert count_macs(Function(function), 8, "fvcore") == round(macs)
+
+
+PRODUCTS = {
+    "matrix_by_vector": (lambda x: x @ zeros(x, 8), 192),
+    "vectors": (lambda x: x.flatten() @ x.flatten(), 192),
+    "outer": (lambda x: torch.addr(zeros(x, 8, 8), x[0, 0, 0], x[0, 0, 1]), 64),
+    "sum_of_products": (lambda x: torch.addbmm(zeros(x, 8, 8), x[0], x[0]), 3 * 512),
+    "bilinear": (lambda x: F.bilinear(x, x[..., :4], zeros(x, 5, 8, 4)), 24 * 5 * (32 + 4)),
+    "distances": (lambda x: torch.cdist(x, x), 3 * 64 * 8),
+    "deformable": (
+        lambda x: deform_conv2d(x, zeros(x, 1, 18, 8, 8), zeros(x, 5, 3, 3, 3), padding=1),
+        64 * 5 * 27,
+    ),
+    "transposed": (lambda x: F.conv_transpose2d(x, zeros(x, 3, 5, 2, 2), stride=2), 64 * 3 * 20),
+    "grouped": (lambda x: F.conv2d(x, zeros(x, 6, 1, 3, 3), padding=1, groups=3), 64 * 6 * 9),
+    "grouped_attention": (
+        lambda x: F.scaled_dot_product_attention(
+            zeros(x, 1, 4, 9, 8), zeros(x, 1, 2, 9, 8), zeros(x, 1, 2, 9, 8), enable_gqa=True
+        ),
+        2 * 4 * 81 * 8,
+    ),
+    "own_function": (lambda x: Doubled.apply(x), 192 * 8),
+    "free": (
+        lambda x: F.grid_sample(x, zeros(x, 1, 4, 4, 2), align_corners=True).cumsum(-1).sort(-1)[0],
+        0,
+    ),
+}
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x @ x.mT
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_kind_of_product_is_counted_on_meta_and_with_weights(name):
+    function, macs = PRODUCTS[name]
+    assert count_macs(function, 8) == macs
+    counter = _Counter(function)
+    with counter.counting():
+        function(torch.zeros(1, 3, 8, 8))
+    assert counter.macs == macs
+
+
+@torch.library.custom_op("mixerlab_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_each_module_with_an_operator_without_a_rule_is_named_once():
+    def inverse(x):
+        return torch.linalg.inv(x + torch.eye(8, device=x.device))
+
+    model = nn.Sequential(
+        Function(lambda x: inverse(inverse(x))), nn.Sequential(Function(inverse), nn.ReLU())
+    )
+    for rule in ("macs", "torchprofile"):
+        with pytest.warns(UserWarning, match="no rule") as caught:
+            assert count_macs(model, 8, rule) == 0
+        assert [str(one.message).split(",")[0] for one in caught] == [
+            f"multiply-adds of {name} (Function) leave out aten.linalg_inv_ex"
+            for name in ("0", "1.0")
+        ]
+
+
+def test_own_operators_count_by_their_formula_or_are_named(monkeypatch):
+    model = nn.Sequential(Function(twice))
+    with pytest.warns(UserWarning, match=r"of 0 \(Function\) leave out mixerlab_tests.twice"):
+        assert count_macs(model, 8) == 0
+    with pytest.raises(ValueError, match=r"^0 \(Function\) cannot be counted by shapes alone: an "):
+        count_macs(nn.Sequential(Function(twice)).to("meta"), 8)
+    monkeypatch.setitem(
+        flop_registry, torch.ops.mixerlab_tests.twice, lambda x, out_val: 2 * out_val.numel()
+    )
+    assert count_macs(model, 8) == 192
+
+
+def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcomer):
+    """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows, too."""
+    newcomer("fourier_filter")
+    counted = {}
+    for size in ("224", "96", "96x160"):
+        arguments = ("backbone=deit_t_fourier_filter", f"image_size={size}", "format=json")
+        (counted[size],) = json.loads(printed(capsys, *arguments))
+    change = counted["224"]["params"] - counted["96"]["params"]
+    assert change == 192 * (12 * 2 * (14 * 8 - 6 * 4) + 14 * 14 - 6 * 6)
+    oblong = counted["96x160"]["params"] - counted["96"]["params"]
+    assert oblong == 192 * (12 * 2 * (6 * 6 - 6 * 4) + 6 * 10 - 6 * 6)
+    tokens, half = 14 * 14, 14 * 8
+    spectra = 12 * 192 * (2 * tokens * math.log2(tokens) + 4 * half)
+    attention = 12 * (197 * 4 * 192 * 192 + 2 * 197 * 197 * 192)
+    rest = tokens * 768 * 192 + 192 * 1000
+    assert counted["224"]["macs_g"] * 1e9 == pytest.approx(spectra + attention + rest, abs=1)
 
 
 def test_size_is_height_and_width():

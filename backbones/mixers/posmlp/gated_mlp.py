@@ -115,6 +115,12 @@ class GatedMLP(Mixer):
         unused = key == "gate.relation.bias" and self.gate.relation.bias is None
         return unused and not value.any()
 
+    def to_own_size(
+        self, tensors: dict[str, Tensor], source: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Leave all as it is: windows follow an option, not the map."""
+        return {}
+
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Bring b and the table of offsets to this window size.
 

@@ -29,6 +29,7 @@ from backbones.mixers.posmlp.matrix_cache import MatrixCache, exact
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]
+SINGULAR = 1e-4  # share of a layer's largest eigenvalue; the paper gives no number
 TINY = 1e-6  # standard deviation of a token matrix that shall start as zero
 
 
@@ -214,9 +215,22 @@ class QuadraticRelation(TokenRelation):
             logits = logits.masked_fill(~seen, float("-inf"))
         return logits.softmax(dim=-1)
 
-    def non_locality(self) -> Tensor:
-        """Eq. 16: the mean over groups of sqrt(det P); smaller reaches further."""
-        return torch.linalg.det(self.precision()).clamp(min=0).sqrt().mean()
+    def singular(self, least: float = SINGULAR) -> Tensor:
+        """Return which groups have a nearly singular P, (s) booleans.
+
+        Args:
+            least: Smallest eigenvalue that counts, as a share of the layer's largest; 0 keeps all.
+        """
+        sizes = torch.linalg.eigvals(self.precision()).abs()  # (s, 2)
+        return (sizes.amin(dim=1) <= least * sizes.max()) & (least > 0)
+
+    def non_locality(self, least: float = SINGULAR) -> Tensor:
+        """Return Eq. 16, the mean over groups of sqrt(det P); smaller reaches further.
+
+        Nearly singular P are left out, as in App. 3; NaN where all are.
+        """
+        kept = self.precision()[~self.singular(least)]
+        return torch.linalg.det(kept).clamp(min=0).sqrt().mean()
 
 
 def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:

@@ -1,0 +1,264 @@
+"""Tables that belong to a map's size, at other sizes; and weights that move between equations."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
+from torch import nn
+
+from backbones import Mixer, create_backbone, create_mixer, register_mixer
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import Checkpoint
+from backbones.layers.grid_tables import common_source, resize_table
+from backbones.mixers.ffn import FFN
+from backbones.options import variant_of
+from heads.linear import LinearClassifier
+from tests.tensors import tokens
+
+SMALL, LARGE = (4, 4), (6, 7)
+
+
+def test_tables_of_places_are_resampled_as_timm_does():
+    table = tokens(16, 5)
+    expected = resample_abs_pos_embed(table[None], LARGE, SMALL, 0)[0]
+    close = {"rtol": 1e-5, "atol": 1e-5}  # timm's is in single precision
+    torch.testing.assert_close(resize_table(table, "N C", SMALL, LARGE), expected, **close)
+    oblong = resize_table(table.unflatten(0, SMALL), "H W C", SMALL, LARGE)
+    torch.testing.assert_close(oblong, expected.unflatten(0, LARGE), **close)
+    first = resize_table(table.T.unflatten(1, SMALL)[None], "1 C H W", SMALL, LARGE)
+    torch.testing.assert_close(first[0], expected.T.unflatten(1, LARGE), **close)
+
+
+def test_spectra_are_resampled_as_the_authors_of_gfnet_do():
+    table = tokens(4, 3, 5, 2)
+    picture = table.reshape(1, 4, 3, 10).permute(0, 3, 1, 2)
+    resized = F.interpolate(picture, (6, 4), mode="bicubic", align_corners=True)
+    expected = resized.permute(0, 2, 3, 1).reshape(6, 4, 5, 2)
+    torch.testing.assert_close(resize_table(table, "H F C 2", SMALL, LARGE), expected)
+    last = resize_table(table.permute(2, 3, 0, 1), "C 2 H F", SMALL, LARGE)
+    torch.testing.assert_close(last, expected.permute(2, 3, 0, 1))
+
+
+def test_sums_over_tokens_keep_their_size():
+    """A mean over all tokens stays one, and so do the sums over rows or columns alone."""
+    mean = torch.full((16, 16), 1 / 16, dtype=torch.float64)
+    torch.testing.assert_close(
+        resize_table(mean, "N n", SMALL, LARGE), torch.full((42, 42), 1 / 42, dtype=torch.float64)
+    )
+    rows = torch.full((4, 4), 1 / 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        resize_table(rows, "H h", SMALL, LARGE), torch.full((6, 6), 1 / 6, dtype=torch.float64)
+    )
+    # A matrix applied to a smooth picture gives a smooth one, of about the same values.
+    matrix = torch.softmax(-torch.cdist(places(8, 8), places(8, 8)) / 0.2, dim=-1)
+    grown = resize_table(matrix, "N n", (8, 8), (12, 16))
+    pictures = [(2 * places(*size)).sin().sum(-1) for size in ((8, 8), (12, 16))]
+    small, large = matrix @ pictures[0], grown @ pictures[1]
+    expected = F.interpolate(small.view(1, 1, 8, 8), (12, 16), mode="bilinear")[0, 0].flatten()
+    assert (large - expected).abs().max() < 0.1 * small.abs().max()
+
+
+def places(height, width):
+    rows, columns = ((torch.arange(n, dtype=torch.float64) + 0.5) / n for n in (height, width))
+    return torch.cartesian_prod(rows, columns)
+
+
+@pytest.mark.parametrize(
+    "axes", ["N C", "H W", "H F C 2", "N n", "R heads", "hidden n", "W", "w w"]
+)
+def test_tables_at_their_own_size_are_themselves(axes):
+    sizes = {"N": 20, "H": 4, "W": 5, "F": 3, "R": 63}
+    table = tokens(*(sizes.get(word.upper(), 2) for word in axes.split()))
+    assert resize_table(table, axes, (4, 5), (4, 5)) is table
+    back = resize_table(table.half(), axes, (4, 5), (9, 3))
+    assert back.dtype == torch.float16
+    assert back.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "found"),
+    {
+        "filter": ((6, 4, 8, 2), (4, 3, 8, 2), ((4, 4), "H F axis2 axis3")),
+        "filter_in_front": ((8, 6, 4), (8, 14, 8), ((14, 14), "axis0 H F")),
+        "places": ((1, 36, 8), (1, 196, 8), ((14, 14), "axis0 N axis2")),
+        "map": ((8, 6, 6), (8, 4, 4), ((4, 4), "axis0 H W")),
+        "oblong": ((8, 6, 6), (8, 4, 5), ((4, 5), "axis0 H W")),
+        "matrix": ((36, 36), (16, 16), ((4, 4), "N n")),
+        "offsets": ((121, 3), (49, 3), ((4, 4), "R axis1")),
+        "rows": ((6, 6), (4, 4), ((4, 4), "H W")),
+        "not_a_square": ((36, 8), (15, 8), None),
+        "channels": ((8, 8), (4, 16), None),
+        "more_axes": ((6, 6), (4, 4, 1), None),
+    }.values(),
+)
+def test_axes_that_are_not_declared_are_recognised(own, theirs, found):
+    result = common_source({"table": (own, theirs)}, (6, 6), {})
+    assert result == (None if found is None else (found[0], {"table": found[1]}))
+
+
+def test_all_tables_of_a_mixer_come_from_one_size():
+    tables = {"weight": ((36, 36), (16, 16)), "bias": ((36,), (25,))}
+    assert common_source(tables, (6, 6), {}) is None
+
+
+class Naive(Mixer):
+    """Mixes tokens by a layer, as far as the map has its size; the axes are not declared."""
+
+    def __init__(self, dim, *, grid=(14, 14)):
+        super().__init__()
+        count = grid[0] * grid[1]
+        self.tokens, self.places = nn.Linear(count, count), nn.Parameter(torch.zeros(count, dim))
+        self.register_buffer("index", torch.arange(count))
+
+    def mix(self, x):
+        mixed = self.tokens((x.flatten(1, 2) + self.places).mT).mT
+        return mixed.unflatten(1, x.shape[1:3])
+
+    def mix_prefix(self, prefix):
+        return prefix
+
+
+def saved(backbone, record=True):
+    """A checkpoint of a backbone as runs write it."""
+    content = {"network": backbone.record} if record else {}
+    return Checkpoint("x.ckpt", content, given=dict(backbone.state_dict()))
+
+
+def moved(checkpoint, name, **options):
+    """A backbone with the checkpoint's weights, and what was warned of."""
+    backbone = create_backbone(name, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = adopt(backbone, checkpoint)
+    return backbone, report, [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_filters_move_between_sizes_and_to_dense_networks(newcomer, record):
+    newcomer("fourier_filter")
+    name, key = "poolformer_s12_fourier_filter", "stages.0.blocks.{}.mlp.filter"
+    file = saved(create_backbone(name, img_size=64), record)
+    same, _, said = moved(file, name, img_size=64)
+    assert not said
+    assert all(torch.equal(v, file.tensors[k]) for k, v in same.state_dict().items())
+    for options, side in (({"img_size": 96}, 24), ({"dense": True}, 56)):
+        backbone, report, said = moved(file, name, **options)
+        shapes = f"(16, 9, 64, 2) -> ({side}, {side // 2 + 1}, 64, 2)"
+        assert [line for line in said if "interpolated" in line] == [
+            "x.ckpt: 12 tables of mixers were interpolated to this map size "
+            f"({key.format(0)} {shapes}, {key.format(1)} {shapes}, ...)"
+        ]
+        assert len(report.resized) == 12
+        expected = resize_table(file.tensors[key.format(0)], "H F C 2", (16, 16), (side, side))
+        torch.testing.assert_close(backbone.state_dict()[key.format(0)], expected)
+        with torch.no_grad():
+            assert backbone.eval()(torch.zeros(1, 3, 70, 130))[0].shape[-2:] == (18, 33)
+
+
+def test_undeclared_tables_move_too_and_buffers_are_the_network_s_own(registering):
+    register_mixer("naive", kind="channel", source="this test")(Naive)
+    first = create_backbone("deit_t_naive", img_size=64)
+    second, _, said = moved(saved(first), "deit_t_naive", img_size=96)
+    assert any(line.startswith("x.ckpt: 48 tables of mixers were interpolated") for line in said)
+    old, new = first.blocks[3].mlp, second.blocks[3].mlp
+    for key, axes in (("tokens.weight", "N n"), ("tokens.bias", "N"), ("places", "N C")):
+        expected = resize_table(old.get_parameter(key), axes, (4, 4), (6, 6))
+        torch.testing.assert_close(new.get_parameter(key), expected)
+    assert torch.equal(new.index, torch.arange(36))
+
+
+def test_oblong_maps_of_as_many_tokens_are_told_apart_by_the_checkpoint(registering):
+    class Declared(Naive):
+        def __init__(self, dim, *, grid=(14, 14)):
+            super().__init__(dim, grid=grid)
+            self.grid_axes = {"tokens.weight": "N n", "tokens.bias": "N", "places": "N C"}
+
+    register_mixer("declared", kind="channel", source="this test")(Declared)
+    first = create_backbone("deit_t_declared", img_size=(64, 144))
+    second, _, said = moved(saved(first), "deit_t_declared", img_size=96)
+    assert any("interpolated to this map size" in line for line in said)
+    expected = resize_table(first.blocks[0].mlp.places, "N C", (4, 9), (6, 6))
+    torch.testing.assert_close(second.blocks[0].mlp.places, expected)
+
+
+def test_a_table_at_another_size_by_name():
+    mixer = create_mixer("ffn", 4)
+    with pytest.raises(
+        ValueError, match=r"FFN does not say which axes of fc1.weight follow the map"
+    ):
+        mixer.at_size("fc1.weight", (3, 3))
+    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
+    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
+    mixer.grid_axes = {"fc1.weight": "H W C"}
+    with pytest.raises(ValueError, match="has the axes 'H W C' at no map size; correct grid_axes"):
+        mixer.at_size("fc1.weight", (3, 5))
+
+
+@pytest.mark.parametrize("name", ["deit_t", "sbm_t", "deit_t_fourier_filter"])
+def test_a_task_s_checkpoint_is_tested_at_another_size(newcomer, name):
+    newcomer("fourier_filter")
+    first, second = (
+        LinearClassifier(create_backbone(name, img_size=size), 3).eval() for size in (64, 96)
+    )
+    tensors = {f"model.{key}": value for key, value in first.state_dict().items()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        adopt(second, Checkpoint("x.ckpt", {"state_dict": tensors}))
+    assert ["interpolated" in str(one.message) for one in caught] == [True] * ("_f" in name)
+    images = tokens(1, 3, 64, 64).float()
+    with torch.no_grad():
+        torch.testing.assert_close(first(images), second(images), rtol=0.5, atol=0.5)
+
+
+@pytest.fixture
+def stars(registering):
+    class Star(FFN):
+        def __init__(self, dim, *, hidden_ratio=4.0, plus=False, drop=0.0):
+            super().__init__(dim, hidden_ratio=hidden_ratio, drop=drop)
+            self.plus = plus
+
+        def mix(self, x):
+            h = self.fc1(x)
+            return self.fc2(h + h.tanh() if self.plus else h * h.tanh())
+
+    register_mixer("star", kind="channel", source="this test")(Star)
+
+    @register_mixer("star_sum", kind="channel", source="this test")
+    @variant_of(Star, fixed={"plus": True})
+    def star_sum():
+        """The sum."""
+
+
+AS_TRAINED = "trained in another equation of the same shapes; this network has "
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"mixer": {"drop": 0.1}}, ""),
+        ({}, {"name": "deit_t_star_sum"}, "channel mixer star_sum instead of star; train"),
+        ({"name": "deit_t"}, {"name": "deit_t"}, ""),
+        ({"name": "deit_t"}, {"name": "deit_t", "mixer": {"act": "silu"}}, "act=silu instead of"),
+        ({"mixer": {"plus": True}}, {}, "backbone.mixer.plus=False instead of True; train"),
+        ({"name": "deit_t"}, {}, "channel mixer star instead of ffn"),
+        ({"name": "deit_t"}, {"name": "deit_t_glu"}, ""),  # which begins anew
+        ({"name": "sbm_t"}, {"name": "sbm_t", "shortcut": False}, "backbone.shortcut=False inst"),
+    ],
+)
+def test_weights_that_move_to_another_equation_are_warned_of(stars, first, second, said):
+    one, other = ({"name": "deit_t_star", "img_size": 64, **options} for options in (first, second))
+    with torch.device("meta"):
+        file = saved(create_backbone(**one))
+    with torch.device("meta"):
+        _, _, found = moved(file, **other)
+    found = [line for line in found if AS_TRAINED in line]
+    assert len(found) == bool(said)
+    assert all(said in line for line in found)
+
+
+def test_files_without_a_record_are_not_warned_of(stars):
+    file = saved(create_backbone("deit_t_star", img_size=64), record=False)
+    assert not moved(file, "deit_t_star_sum", img_size=64)[2]
