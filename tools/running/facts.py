@@ -16,6 +16,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from datamodules import BaseDataModule
 from tasks.optim import scaled_lr
 from tasks.pace import Pace
+from tools.running.fingerprints import fingerprints
 
 
 def of_run(
@@ -27,6 +28,8 @@ def of_run(
             "name": config["data"]["_target_"],
             "root": None if datamodule.root is None else str(datamodule.root),
             "images": datamodule.sizes(),
+            "classes": len(datamodule.class_names),
+            "fingerprints": fingerprints(datamodule),
         },
         "precision": str(trainer.precision),
         "device": _device_name(trainer.strategy.root_device),
