@@ -366,8 +366,8 @@ def test_formats(form, run, tmp_path, capsys):
 
 @pytest.mark.parametrize("cost", ["params", "macs"])
 def test_plot(cost, published, run, tmp_path, capsys):
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0}, macs=2e8,
-        data=measured(images=50000, number=1000))  # fmt: skip
+    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
+        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
     path = tmp_path / "plot.png"
     assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
     err = capsys.readouterr().err
@@ -386,10 +386,10 @@ def gone():
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
 def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
-    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP, "paper={name: afbo, table: 2}",
-        data=measured(images=50000, number=1000))  # fmt: skip
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0}, macs=2e8,
-        data=measured(images=50000, number=1000))  # fmt: skip
+    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
+        "paper={name: afbo, table: 2}", data=measured(images=50000, number=1000))  # fmt: skip
+    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
+        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
     gone("afbo")
     path = tmp_path / "plot.svg"
     options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]

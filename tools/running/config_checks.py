@@ -11,6 +11,7 @@ from backbones.options import check_value, unknown
 from tasks.saved import SOLVED, checkpoint_file
 from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
+from tools.running.changed_rows import adapt
 from tools.running.config import CONFIGS
 from tools.running.recipes import check_data
 
@@ -64,6 +65,7 @@ def resolved(config: Any) -> dict[str, Any]:
     like = config["data"].pop("_like_", None)
     check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
     _check_mode(config)
+    adapt(config, like)
     _check_solved(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
@@ -199,6 +201,8 @@ def _check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> No
 def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
         return
+    if "backbone.pretrained=null" in config.get("overrides", ()):
+        return  # typed, as false is
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
     experiment = (config.get("paper") or {}).get("experiment")
     if experiment is not None:
