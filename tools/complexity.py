@@ -51,6 +51,7 @@ from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import label, read_networks, separate
 from tools.comparing.experiments import describe
+from tools.comparing.hosts import built_otherwise
 from tools.comparing.published import Row, list_papers, load_rows
 
 DEFAULTS = {
@@ -119,6 +120,21 @@ def count(arguments: Sequence[str]) -> None:
         if not any(record.get(optional) for record in records):
             columns = {key: column for key, column in columns.items() if key != optional}
     write(records, options["format"], columns)
+    _note_hosts(options, rows, words)
+
+
+def _note_hosts(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
+    """Say on standard error which networks differ in more than their mixers."""
+    dense = options["task"] != "classification"
+    if options["paper"]:
+        names = select(options["backbone"])
+        shown = [row for row in rows if row.backbone in names and row.task == "classification"]
+        networks = [(row.backbone, dict(row.options)) for row in shown]
+    else:
+        networks = read_networks(options["backbone"], words)
+    line = built_otherwise(networks, dense=dense)
+    if line is not None:
+        print(f"complexity.py: {line}", file=sys.stderr)
 
 
 def rows_of(paper: str, table: str) -> list[Row]:
