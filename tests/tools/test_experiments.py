@@ -268,7 +268,7 @@ REAL = ("data.root=/data", "backbone.pretrained=false")
 CHANGES = {
     "sample": lambda row: [f"data={SAMPLE[row.task]}"],
     "small batch": lambda row: [f"data={SAMPLE[row.task]}", "data.batch_size=2"],
-    "other data": lambda row: [f"data={OTHER[row.task]}", "data.root=/data"],
+    "other data": lambda row: [f"data={OTHER[row.task]}", *REAL],
     "no recipe": lambda row: ["recipe=null", *REAL],
     "sample, no recipe": lambda row: [f"data={SAMPLE[row.task]}", "recipe=null"],
     "drop path": lambda row: ["backbone.drop_path_rate=0.15", *REAL],
@@ -367,6 +367,9 @@ def test_what_does_not_fit_other_data_is_left_out_and_named(caplog):
     labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
     assert labelled["data"]["token_labels"] is None
     assert "data.token_labels=null, since the label maps are of the row's own images" in caplog.text
+    own = prepared("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
+    # The row's augmentation, without what that of the sample data alone has.
+    assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
     dense = prepared("iffn_t7_swin_t_iffn", "data=sample_detection")
     assert dense["backbone"]["pretrained"] is False
     assert "starts from random weights on other data than the row's" in caplog.text

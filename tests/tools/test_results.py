@@ -2,16 +2,21 @@
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import matplotlib.image
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from backbones import create_backbone
 from backbones.analysis.description import describe_network
 from backbones.registry import mixers, temporary_registrations
+from datamodules.image_folder import ImageFolderDataModule
+from datamodules.sample import SampleDetection
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
@@ -21,6 +26,7 @@ from tools import results
 from tools.command_line.lazy_groups import register
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
+from tools.running.fingerprints import fingerprints
 from tools.running.outcome import failure_noted
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
@@ -463,3 +469,51 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     (record,) = json.loads(capsys.readouterr().out)
     own = json.loads((folder / "summary.json").read_text())
     assert record["top1"] == pytest.approx(own["metrics"]["top1"], abs=1e-6)
+    assert own["network"] == network_of("deit_t", img_size=64)
+    assert own["data"]["classes"] == 10
+    assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
+
+
+def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
+    """By classes and their order, names and sizes of the validation images, and labels."""
+
+    def prints(root):
+        data = ImageFolderDataModule(root, image_size=32, batch_size=2, num_workers=0)
+        data.setup()
+        return fingerprints(data)
+
+    first = tmp_path / "first"
+    for split, size in (("train", 8), ("val", 9)):
+        for number, name in enumerate(("ant", "bee")):
+            folder = first / split / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (size, size), (number, 0, 0)).save(folder / "0.png")
+    own = prints(first)
+    moved = shutil.copytree(first, tmp_path / "moved")
+    assert prints(moved) == own
+    (moved / "train" / "bee" / "1.png").write_bytes((first / "train/bee/0.png").read_bytes())
+    assert prints(moved) == own  # of the images that are evaluated, not of training
+    (moved / "val" / "bee" / "0.png").rename(moved / "val" / "ant" / "1.png")
+    Image.new("RGB", (9, 9)).save(moved / "val" / "bee" / "1.png")
+    assert prints(moved)["val"] != own["val"]
+    assert prints(moved)["classes"] == own["classes"]
+    other = shutil.copytree(first, tmp_path / "other")
+    Image.effect_noise((9, 9), 50).convert("RGB").save(other / "val" / "ant" / "0.png")
+    assert prints(other)["val"] != own["val"]
+    for split in ("train", "val"):
+        (other / split / "ant").rename(other / split / "cat")
+    assert prints(other)["classes"] != own["classes"]
+
+
+def test_fingerprints_of_detection_know_the_annotations(tmp_path):
+    pytest.importorskip("mmdet")
+    data = SampleDetection(tmp_path, num_train=2, num_val=2, scene_size=64)
+    data.prepare_data()
+    data.setup()
+    own = fingerprints(data)
+    file = data.root / data.val_annotations
+    content = json.loads(file.read_text())
+    content["annotations"] = content["annotations"][1:]
+    file.write_text(json.dumps(content))
+    assert fingerprints(data)["val"] != own["val"]
+    assert fingerprints(data)["classes"] == own["classes"]

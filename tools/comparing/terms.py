@@ -103,8 +103,11 @@ def _differences(rows: Sequence[Row]) -> list[str]:
     """What differs between rows; settings that part the rows alike share a line."""
     terms = {row.name: terms_of(row.first) for row in rows}
     keys = [*FACTS.values(), *sorted({key for one in terms.values() for key in one})]
+    hosts = len({one[FACTS["host"]] for one in terms.values()}) > 1
     partitions: dict[str, list[str]] = {}
     for key in dict.fromkeys(keys):
+        if hosts and key.startswith("backbone.") and any(key not in one for one in terms.values()):
+            continue  # an option that one of the hosts does not have
         values = {name: _shown(one.get(key)) for name, one in terms.items()}
         if len(set(values.values())) > 1:
             order = list(dict.fromkeys(values.values()))

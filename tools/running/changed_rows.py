@@ -5,6 +5,7 @@ Such a run is shown beside the paper and marked as not comparable (``paper_figur
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ say = logging.getLogger(__name__).info
 
 REQUIRED = "required"  # a recipe's word for label maps that a command has to name
 PARTS = ("warmup", "cooldown")  # of a schedule, in epochs
+EXCLUSIVE = (("warmup_lr", "warmup_start"), ("min_lr", "min_lr_ratio"))
 DEVICES = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm")  # of a trainer
 ENDS = ("warmup_lr", "min_lr")  # rates of a schedule as they are, which no batch scales
 
@@ -92,10 +94,13 @@ def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
 def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
     """Leave out what the row says of its own data and the data of the run cannot follow."""
     lines, data = [], config["data"]
-    known = _options(data)
+    file = _file_of(data)
+    known = file.get("data", {})
     extra = [key for key in data if key not in known and f"data.{key}" not in keys_of(typed)]
     for key in extra if known else ():
         lines.append(f"data.{key}={data.pop(key)} is left out, which is of data={row.train.data}")
+    usual = file.get("schedule", {})
+    config["schedule"] = _without_usual(config["schedule"], usual, typed)
     if "augmentation" in data:
         data["augmentation"] = _fit_augmentation(data["augmentation"], typed)
     if data.get("token_labels") == REQUIRED:
@@ -116,13 +121,12 @@ def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[st
 
 def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Leave out options of another augmentation than the one that is in use."""
-    from backbones.options import keywords
     from datamodules import transforms  # and with it torch
 
     made = getattr(transforms, str(augmentation["_target_"]).rpartition(".")[2], None)
     if made is None:
         return dict(augmentation)  # of a data set of the user's own
-    known = {"_target_", *keywords(made)}
+    known = {"_target_", *inspect.signature(made).parameters}
     return {
         key: value
         for key, value in augmentation.items()
@@ -142,10 +146,25 @@ def _one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[
     return [f"trainer=auto instead of {row.train.trainer}, so one device"]
 
 
-def _options(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the file of a data set has; none where there is no such file."""
+def _without_usual(
+    schedule: Mapping[str, Any], usual: Mapping[str, Any], typed: Sequence[str]
+) -> dict[str, Any]:
+    """Let the row's way to give a rate win over the data file's, where only one can be."""
+    left = {
+        name: None
+        for pair in EXCLUSIVE
+        for name in pair
+        if all(schedule.get(one) is not None for one in pair)
+        and float(usual.get(name, "nan")) == schedule[name]  # PyYAML reads 1e-6 as text
+        and f"schedule.{name}" not in keys_of(typed)
+    }
+    return {**schedule, **left}
+
+
+def _file_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the file of a data set; nothing where there is no such file."""
     for path in sorted((CONFIGS / "data").glob("*.yaml")):
-        content: dict[str, Any] = read_yaml(path)["data"]
-        if content["_target_"] == data["_target_"]:
+        content: dict[str, Any] = read_yaml(path)
+        if content["data"]["_target_"] == data["_target_"]:
             return content
     return {}
