@@ -98,6 +98,11 @@ class Backbone(nn.Module):
         """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
         raise NotImplementedError
 
+    @property
+    def pooling(self) -> str:
+        """What ``embed`` reads: the mean of the map, unless the host says otherwise."""
+        return "mean of the map"
+
     def features(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.
 

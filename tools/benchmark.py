@@ -87,6 +87,7 @@ from tools.command_line.typed_network import (
     read_options,
     separate,
 )
+from tools.comparing.hosts import built_otherwise
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -179,6 +180,10 @@ def timed(typed: Sequence[str]) -> None:
         runs = (mixer_runs if kind == "mixers" else backbone_runs)(options, words)
         records = benchmark(runs, options)
     write(records, options["format"], COLUMNS)
+    if kind == "mixers" or (kind == "backbones" and not options["compare"]):
+        line = built_otherwise([network for run in runs for network in run])
+        if line is not None:
+            print(f"benchmark.py: {line}", file=sys.stderr)
 
 
 def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:

@@ -26,12 +26,14 @@ for image_size unless backbone.img_size is typed, as run.py builds it. With task
 with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees 1000 proposals, of which
 100 get masks, as MMDetection counts; an auxiliary head trains only.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
-plain host, it is shown beside ours and diff is theirs. The verdict says whether diff is within the
-tolerance of configs/published; "known" adds why it is not: misprint (the paper contradicts itself
-or what can be), rounding (to whole millions), quoted (another paper's figure), counting (by another
-rule, which fits) or unexplained. Rows of which a paper prints accuracies alone have none. Rows of
-detection, segmentation and transfer are not counted anew: theirs are the whole model's
-in configs/published. A name under experiment= is what run.py takes.
+plain host, it is shown beside ours and diff is theirs. A count "agrees" if ours, rounded or cut off
+to the printed digits, is the printed one (a change: rounded). Otherwise the verdict names the
+difference and its cause, as in "differs by +0.57 M: rounding": misprint (the paper contradicts
+itself or what can be), rounding (to whole millions, or a sum of rounded counts), quoted (another
+paper's count) or counting (by another rule, which fits). "DIFFERS by +0.39 M" has no known cause.
+Rows of which a paper prints accuracies alone have no verdict. Rows of detection, segmentation and
+transfer are not counted anew: theirs are the whole model's in configs/published. A name under
+experiment= is what run.py takes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
@@ -51,6 +54,7 @@ from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import label, read_networks, separate
 from tools.comparing.experiments import describe
+from tools.comparing.hosts import built_otherwise
 from tools.comparing.published import Row, list_papers, load_rows
 
 DEFAULTS = {
@@ -82,12 +86,12 @@ COLUMNS = {
     "params": ("params", "{:,}"),
     "params_m": ("M", "{:.2f}"),
     "reported_params_m": ("paper M", "{}"),
-    "reported_params_change_m": ("paper change", "{:+}"),
+    "reported_params_change_m": ("paper change", "{}"),
     "params_change_m": ("ours", "{:+.2f}"),
     "residual_params_m": ("diff", "{:+.2f}"),
     "macs_g": ("MACs G", "{:.4f}"),
     "reported_flops_g": ("paper G", "{}"),
-    "reported_flops_change_g": ("paper change", "{:+}"),
+    "reported_flops_change_g": ("paper change", "{}"),
     "macs_change_g": ("ours", "{:+.2f}"),
     "residual_flops_g": ("diff", "{:+.2f}"),
     "verdict": ("verdict", "{}"),
@@ -119,6 +123,21 @@ def count(arguments: Sequence[str]) -> None:
         if not any(record.get(optional) for record in records):
             columns = {key: column for key, column in columns.items() if key != optional}
     write(records, options["format"], columns)
+    _note_hosts(options, rows, words)
+
+
+def _note_hosts(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
+    """Say on standard error which networks differ in more than their mixers."""
+    dense = options["task"] != "classification"
+    if options["paper"]:
+        names = select(options["backbone"])
+        shown = [row for row in rows if row.backbone in names and row.task == "classification"]
+        networks = [(row.backbone, dict(row.options)) for row in shown]
+    else:
+        networks = read_networks(options["backbone"], words)
+    line = built_otherwise(networks, dense=dense)
+    if line is not None:
+        print(f"complexity.py: {line}", file=sys.stderr)
 
 
 def rows_of(paper: str, table: str) -> list[Row]:
@@ -171,13 +190,13 @@ def complexity(
     names, records = select(options["backbone"]), []
     for row in rows:
         if row.backbone in names and row.task != "classification":
-            macs = None if row.macs is None else round(1e9 * row.macs)
-            records.append(paper_record(row, (row.params, macs), None))
+            records.append(paper_record(row, (row.params, row.exact_macs), None))
         elif row.backbone in names:
             size = image_size(options["image_size"], row.image_size)
             base = count(row.base, "{}", size) if row.base else None
             ours = count(row.backbone, json.dumps(row.options), size)
-            records.append(paper_record(row, ours, base))
+            usual = (rule, size) == (row.rule, (row.image_size, row.image_size))
+            records.append(paper_record(row, ours, base, as_published=usual))
     if not records:
         raise ValueError(f"paper={options['paper']} has no row for backbone={options['backbone']}")
     return records
@@ -229,13 +248,24 @@ def plain_record(typed: str, params: int, macs: int) -> Record:
     return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
-def paper_record(row: Row, ours: tuple[int, int | None], base: tuple[int, int] | None) -> Record:
-    """What is shown of a row of a paper; its own residuals where no multiply-adds are counted."""
+def paper_record(
+    row: Row,
+    ours: tuple[int, int | None],
+    base: tuple[int, int | None] | None,
+    *,
+    as_published: bool = True,
+) -> Record:
+    """What is shown of a row of a paper.
+
+    Args:
+        row: The row.
+        ours: Our parameters and multiply-adds, the latter None if they are not counted.
+        base: The same of the row's base.
+        as_published: Ours are counted by the row's own rule at its own image size.
+    """
     params, macs = ours
-    figures = (params / 1e6, (macs or 0) / 1e9)
-    plain = (base[0] / 1e6, base[1] / 1e9) if base else None
-    found = dict(row.residual) if macs is None else row.residuals(*figures, plain)
-    changes = row.changes(*figures, plain) if plain else {}
+    found = row.residuals(params, macs, base)
+    changes = row.changes(params, macs, base) if base else {}
     return {
         "backbone": str(row),
         "table": row.table,
@@ -246,16 +276,21 @@ def paper_record(row: Row, ours: tuple[int, int | None], base: tuple[int, int] |
         "params_m": params / 1e6,
         "reported_params_m": row.reported.get("params"),
         "reported_params_change_m": row.reported.get("params_delta"),
-        "params_change_m": changes.get("params"),
-        "residual_params_m": found.get("params"),
+        "params_change_m": _number(changes.get("params")),
+        "residual_params_m": _number(found.get("params")),
         "macs_g": None if macs is None else macs / 1e9,
         "reported_flops_g": row.reported.get("flops"),
         "reported_flops_change_g": row.reported.get("flops_delta"),
-        "macs_change_g": changes.get("flops"),
-        "residual_flops_g": found.get("flops"),
-        "verdict": row.verdict(found) if found else None,
+        "macs_change_g": _number(changes.get("flops")),
+        "residual_flops_g": _number(found.get("flops")),
+        "verdict": row.verdict(found, as_published=as_published) if found else None,
         "note": row.note,
     }
+
+
+def _number(exact: Decimal | None) -> float | None:
+    """A count as JSON and CSV have it."""
+    return None if exact is None else float(exact)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Puts runs side by side: one table for each task, averaged over seeds, beside the papers' values.
+"""Puts runs side by side: a table for each evaluation, averaged over seeds, beside the papers.
 
 usage: python tools/results.py [FOLDER or PATTERN ...] [key=value ...]
 
@@ -14,11 +14,15 @@ usage: python tools/results.py [FOLDER or PATTERN ...] [key=value ...]
   out=FILE                  of the picture (default: results_<task>_<cost>.png beside the runs),
                             without plot= of the table
 
-Runs are averaged if they differ in their seed alone, and in what changes no result (workers, logs,
-the accelerator); others have rows of their own with what tells them apart. +- is the sample
-deviation, time the mean of the whole command. Unfinished, failed and unreadable runs are named on
-standard error. A run is compared with a paper if its config names a row of configs/published (as
-experiments do) and it has that row's model, data and settings; runs on sample data are not.
+Runs share a table, and a picture, if they were evaluated alike: the same task, classes, validation
+images, image size, crop, views and windows. Headings say what differs. Older runs without these
+facts share tables with their like alone. Runs are averaged if they differ in their seed alone, and
+in what changes no result (workers, logs, the accelerator); others have rows of their own with what
+tells them apart. Rows with the same letter under "terms" differ in the mixer alone; beneath a table
+stands what else differs between the networks and trainings of its rows. +- is the sample deviation,
+time the mean of the whole command. Unfinished, failed and unreadable runs are named on standard
+error. A run is compared with a paper if its config names a row of configs/published (as experiments
+do) and it has that row's model, data and settings; runs on sample data are not.
 plot=latency times the backbones here: one image, one after the other in turns, median; papers have
 other machines, so none of their points are in it.
 """

@@ -140,6 +140,13 @@ class DeiT(IsotropicBackbone):
         tokens, _ = self._tokens(images)
         return self.norm(tokens[:, 0])
 
+    @property
+    def pooling(self) -> str:
+        """What ``embed`` reads: the class token, both tokens, or the mean of the map."""
+        if self.cls_token is None:
+            return super().pooling
+        return "class token" if self.dist_token is None else "class and distillation token"
+
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> the embedding, or of a distilled network its two tokens (B, 2, C)."""
         if self.dist_token is None:

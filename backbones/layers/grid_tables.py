@@ -109,7 +109,7 @@ def _interpolate(x: Tensor, targets: Sequence[tuple[int, int]], is_spectrum: boo
         picture, size = picture.unsqueeze(-1), [*size, 1]
     flat = picture.reshape(1, -1, *picture.shape[-2:])
     kind = {"align_corners": True} if is_spectrum else {"antialias": True}
-    resized = F.interpolate(flat, size, mode="bicubic", **kind)  # type: ignore[arg-type]
+    resized = F.interpolate(flat, size, mode="bicubic", **kind)
     resized = resized.reshape(*others, *size[: len(axes)])
     return resized.movedim(last, axes)
 

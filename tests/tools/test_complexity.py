@@ -423,7 +423,7 @@ def test_paper_as_csv(capsys):
     assert (afbo["params"], afbo["reported_params_m"], afbo["verdict"]) == (
         "5910952",
         "6.0",
-        "known: counting",
+        "DIFFERS by -0.11 M; differs by +0.12 G: counting",
     )
     change = ("reported_params_change_m", "params_change_m", "residual_params_m")
     assert [float(afbo[key]) for key in change] == pytest.approx([0.3, 0.193536, -0.106464])
@@ -433,7 +433,7 @@ def test_paper_as_csv(capsys):
         row["backbone"] for row in every
     }
     counted = [row for row in every if row["verdict"] and not row["head"]]
-    assert all(row["verdict"].startswith(("agrees", "known: ")) for row in counted)
+    assert all(row["verdict"].startswith(("agrees", "differs by", "DIFFERS")) for row in counted)
     assert all(row["verdict"] or not row["reported_params_m"] for row in every)
 
 
@@ -444,6 +444,25 @@ def test_paper_as_table(capsys):
     assert all("agrees" in line and "5,720,488" in line for line in lines)
 
 
+def test_digits_of_the_paper_are_printed(capsys):
+    """PosMLP's table prints 5.10 G, and SBM's whole millions."""
+    for paper, backbone, table, digits in (("posmlp", "posmlp_t_sgu", 3, "5.10"),
+                                           ("iffn", "deit_t_iffn", 2, "5.00")):  # fmt: skip
+        _, line = printed(
+            capsys, f"paper={paper}", f"table={table}", f"backbone={backbone}"
+        ).splitlines()[:2]
+        assert f" {digits} " in line
+
+
+def test_a_cause_is_not_given_for_another_count(capsys):
+    typed = ("paper=posmlp", "table=2", "backbone=gmlp_b", "format=json")
+    (own,) = json.loads(printed(capsys, *typed))
+    (other,) = json.loads(printed(capsys, *typed, "image_size=256"))
+    assert own["verdict"] == "differs by -0.08 G: counting by fvcore"
+    assert "DIFFERS by +" in other["verdict"]
+    assert "counting" not in other["verdict"]
+
+
 @pytest.mark.slow
 def test_rows_of_all_tasks_say_what_to_type(capsys):
     text = printed(capsys, "paper=iffn", "table=7", "format=json")
@@ -452,7 +471,7 @@ def test_rows_of_all_tasks_say_what_to_type(capsys):
     assert (mixed["head"], mixed["reported_metric"]) == ("mask_rcnn", "46.0 box AP")
     assert (mixed["params"], mixed["macs_g"]) == (43799466, pytest.approx(254.0628))
     assert mixed["residual_flops_g"] == pytest.approx(3.0628)
-    assert mixed["verdict"] == "known: rounding, unexplained"
+    assert mixed["verdict"] == "DIFFERS by +3.06 G"
     (row,) = json.loads(
         printed(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
     )[:1]
@@ -589,7 +608,7 @@ QUICK = ("ffnet_t3_ffnet_seg_ade20k",)
 def test_dense_rows_are_exact(row):
     parts = counted(row)
     assert sum(params for _, params, _ in parts) == row.params
-    assert sum(macs for *_, macs in parts) / 1e9 == pytest.approx(row.macs, abs=5.1e-5)
+    assert sum(macs for *_, macs in parts) == row.exact_macs
 
 
 @pytest.mark.usefixtures("_toolkits")

@@ -16,6 +16,8 @@ from datamodules.sample import (
     SampleTransfer,
 )
 from tasks.instantiate import build
+from tasks.loading import check_options
+from tasks.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.command_line import experiments as group
 from tools.command_line import overrides
@@ -26,6 +28,8 @@ from tools.comparing.paper_figures import compared, measured_on
 from tools.comparing.published import list_papers, load_rows
 from tools.running import help as run_help
 from tools.running import report
+from tools.running.config import job_config
+from tools.running.config_checks import resolved
 
 ROWS = experiments()
 RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
@@ -241,6 +245,143 @@ def test_the_settings_of_dense_rows_are_those_of_the_specs():
     assert pool["optimizer"]["groups"] == [{"match": "*", "weight_decay": 1e-4}]
 
 
+# With changes
+
+SAMPLE = {
+    "classification": "sample_classification",
+    "transfer": "sample_transfer",
+    "detection": "sample_detection",
+    "segmentation": "sample_segmentation",
+}
+OTHER = {
+    "classification": "cifar100",
+    "transfer": "folder",
+    "detection": "sample_detection",
+    "segmentation": "segmentation_folder",
+}
+# What is published nowhere, by row.
+MISSING = {
+    "posmlp_t2_posmlp_t_384": "recipe=deit_384",
+    "posmlp_t2_posmlp_b": "backbone.drop_path_rate=0.3",
+}
+REAL = ("data.root=/data", "backbone.pretrained=false")
+CHANGES = {
+    "sample": lambda row: [f"data={SAMPLE[row.task]}"],
+    "small batch": lambda row: [f"data={SAMPLE[row.task]}", "data.batch_size=2"],
+    "other data": lambda row: [f"data={OTHER[row.task]}", *REAL],
+    "no recipe": lambda row: ["recipe=null", *REAL],
+    "sample, no recipe": lambda row: [f"data={SAMPLE[row.task]}", "recipe=null"],
+    "drop path": lambda row: ["backbone.drop_path_rate=0.15", *REAL],
+    "one epoch": lambda row: ["trainer.max_epochs=1", *REAL],
+    "short on sample": lambda row: [f"data={SAMPLE[row.task]}", "trainer.max_epochs=2"],
+    "steps": lambda row: ["trainer.max_steps=3", *REAL],
+    "few batches": lambda row: ["trainer.limit_train_batches=3", *REAL],
+    "random weights": lambda row: ["data.root=/data", "backbone.pretrained=null"],
+}
+# One of each task and of what is special: a half of ImageNet, label maps, a teacher, 384 pixels,
+# long cool-downs, probing, frozen layers, SyncBN, windows.
+DRAW = (
+    "afbo_t2_lvt_r2", "posmlp_t1_posmlp_t_sgu", "ffnet_t1_ffnet_1_distilled",
+    "ffnet_t1_ffnet_3_384", "sbm_t2_sbm_b_finetune", "afbo_t17_swin_t",
+    "iffn_t7_swin_t_iffn", "ffnet_t3_ffnet_seg_cityscapes",
+)  # fmt: skip
+
+
+def prepared(name, *typed):
+    """The config of a command, checked as a run checks it before it builds anything."""
+    given = overrides.read([f"experiment={name}", *typed])
+    config = resolved(job_config(given.overrides, given.config))
+    check_options(config)
+    return config
+
+
+def checked(config):
+    """A config whose data can be made, and whose schedule, on one device, gives rates."""
+    build(config, "data", seed=0, predict_path=None)
+    optimizer, trainer = config["optimizer"], config["trainer"]
+    if trainer["devices"] == 1:
+        batch = config["data"]["batch_size"]
+        top = scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch)
+        steps = 4 * trainer["max_epochs"]
+        factor = learning_rate_factor(steps, 4, top, **config["schedule"])
+        assert all(0 <= factor(step) <= 1.0001 for step in (0, steps // 2, steps - 1))
+    return config
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", others_slow(KINDS.values(), *DRAW[::3]))
+def test_a_row_with_changes_composes(name, change):
+    config = checked(prepared(name, *CHANGES[change](ROWS[name])))
+    assert config["paper"]["experiment"] == name
+    if "sample" in change:
+        assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (1, "auto")
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_each_special_row_trains_on_sample_data(name):
+    config = checked(prepared(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2"))
+    assert config["data"]["_target_"].startswith("datamodules.sample.")
+    assert config["backbone"]["pretrained"] in (None, False)
+    assert config["data"].get("token_labels") is None
+
+
+@pytest.mark.parametrize("change", ["sample", "one epoch", "steps", "few batches"])
+@pytest.mark.parametrize("name", MISSING)
+def test_a_row_that_lacks_a_setting_runs_with_it(name, change):
+    config = checked(prepared(name, MISSING[name], *CHANGES[change](ROWS[name])))
+    assert config["data"]["image_size"] == ROWS[name].image_size
+    if name == "posmlp_t2_posmlp_b":
+        assert config["backbone"]["drop_path_rate"] == 0.3
+    with pytest.raises(ValueError, match="cannot run"):
+        prepared(name, *CHANGES[change](ROWS[name]))
+
+
+def test_rows_that_lack_a_setting_are_all_tried():
+    assert MISSING.keys() == ROWS.keys() - set(RUNNABLE)
+    for name, typed in MISSING.items():
+        assert typed.partition("=")[0] in ROWS[name].train.needs
+    typed = ["-m", "experiment=posmlp_t2_posmlp_*", MISSING["posmlp_t2_posmlp_b"], "data.root=/d"]
+    assert "posmlp_t2_posmlp_b" in overrides.prepare(typed)[1].partition("=")[2].split(",")
+
+
+def test_a_shorter_warm_up_is_in_proportion(caplog):
+    caplog.set_level("INFO")
+    config = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=3", "data.root=/data")
+    own = prepared("afbo_t2_poolformer_s12", "data.root=/data")
+    assert (own["schedule"]["warmup"], own["schedule"]["cooldown"]) == (5, 10)
+    share = 3 / own["trainer"]["max_epochs"]
+    assert config["schedule"]["warmup"] == pytest.approx(5 * share, abs=1e-4)
+    assert config["schedule"]["cooldown"] == pytest.approx(10 * share, abs=1e-4)
+    assert "schedule.warmup=0.0484 and schedule.cooldown=0.0968, in proportion" in caplog.text
+    longer = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=30", "data.root=/data")
+    assert longer["schedule"] == own["schedule"]
+    typed = prepared("afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d")
+    assert typed["schedule"]["warmup"] == 1
+
+
+def test_what_does_not_fit_other_data_is_left_out_and_named(caplog):
+    caplog.set_level("INFO")
+    half = prepared("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
+    assert "train_share" not in half["data"]
+    assert "data.train_share=0.5 is left out, which is of data=imagenet" in caplog.text
+    labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
+    assert labelled["data"]["token_labels"] is None
+    assert "data.token_labels=null, since the label maps are of the row's own images" in caplog.text
+    own = prepared("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
+    # The row's augmentation, without what that of the sample data alone has.
+    assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
+    dense = prepared("iffn_t7_swin_t_iffn", "data=sample_detection")
+    assert dense["backbone"]["pretrained"] is False
+    assert "starts from random weights on other data than the row's" in caplog.text
+    assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's, which stays
+
+
+def test_a_recipe_for_other_data_is_refused_without_an_experiment(capsys):
+    ended = run_here(["recipe=deit", "backbone=deit_t", "data=cifar100", "data.root=/d"], capsys)
+    assert ended.status == 2
+    assert "this recipe is made for data=imagenet" in ended.err
+
+
 # Beside the paper
 
 
@@ -290,6 +431,48 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
     assert reason in found["why_not"]
     shown = report.beside_paper({"paper": found})
     assert shown["does not compare"] == found["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        (["recipe=null"], "instead of"),
+        (["backbone.drop_path_rate=0.3"], "backbone.drop_path_rate=0.3 instead of 0.1"),
+        (["trainer.max_steps=10"], "trainer.max_steps=10 instead of -1"),
+        (["trainer.limit_train_batches=5"], "trainer.limit_train_batches=5 instead of 1.0"),
+        (["data.image_size=160"], "data.image_size=160 instead of 224"),
+        (["data=sample_classification"], "made on sample data"),
+        (["data=cifar100"], "made on CIFAR100DataModule and not on the paper's data"),
+        (["backbone=deit_s_afbo"], "backbone=deit_s_afbo instead of deit_t_afbo"),
+    ],
+)
+def test_a_row_with_changes_is_shown_beside_the_paper_and_does_not_compare(typed, reason):
+    name = "afbo_t2_deit_t_afbo"
+    config = composed(f"experiment={name}", "data.root=/data/imagenet", *typed)
+    found = compared(config, summary(name, top1=70.0))
+    assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 70.0}
+    assert reason in found["why_not"]
+    assert report.beside_paper({"paper": found})["does not compare"] == found["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "metrics"),
+    [
+        ("iffn_t7_swin_t_iffn", ["data=sample_detection"], {"AP": 0.1}),
+        ("iffn_t8_swin_t", ["data=sample_segmentation"], {"mIoU": 3.0}),
+        ("sbm_t2_sbm_b_finetune", ["data=sample_transfer"], {"top1": 3.0}),
+        ("iffn_t7_swin_t_iffn", ["head=retinanet"], {"AP": 0.1}),
+        ("posmlp_t2_posmlp_b", ["backbone.drop_path_rate=0.3", "trainer.max_epochs=2"],
+         {"top1": 3.0}),
+    ],
+)  # fmt: skip
+def test_rows_of_all_tasks_are_shown_beside_the_paper_with_changes(name, typed, metrics):
+    config = composed(f"experiment={name}", "data.root=/data", *typed)
+    found = compared(config, summary(name, **metrics))
+    ((figure, value),) = metrics.items()
+    assert found["metrics"][figure]["ours"] == value
+    assert "difference" not in found["metrics"][figure]
+    assert found["why_not"]
 
 
 def test_label_maps_may_lie_anywhere_but_not_be_left_out():

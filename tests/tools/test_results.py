@@ -2,13 +2,21 @@
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import matplotlib.image
 import pytest
+import torch
 import yaml
+from PIL import Image
 
+from backbones import create_backbone
+from backbones.analysis.description import describe_network
 from backbones.registry import mixers, temporary_registrations
+from datamodules.image_folder import ImageFolderDataModule
+from datamodules.sample import SampleDetection
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
@@ -18,8 +26,10 @@ from tools import results
 from tools.command_line.lazy_groups import register
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
+from tools.running.fingerprints import fingerprints
 from tools.running.outcome import failure_noted
 
+CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
         "detection": DetectionTask, "segmentation": SegmentationTask}  # fmt: skip
 
@@ -33,7 +43,16 @@ def _backbones_are_options():
 def run(tmp_path):
     """Writes a run folder; its settings are those of the real config."""
 
-    def write(*overrides, seed=0, metrics=None, parameters=5e6, macs=1e9, finished=True):
+    def write(
+        *overrides,
+        seed=0,
+        metrics=None,
+        parameters=5e6,
+        macs=1e9,
+        finished=True,
+        data=None,
+        network=None,
+    ):
         config = composed(*overrides, f"seed={seed}")
         name = config["backbone"]["name"]
         parent = tmp_path / "outputs" / config["task_name"] / name
@@ -44,6 +63,8 @@ def run(tmp_path):
         if finished:
             content = {"metrics": metrics or {"top1": 50.0}, "parameters": parameters,
                        "backbone_macs": macs, "macs_at": [64, 64], "seconds": 60.0}  # fmt: skip
+            content |= {"data": data} if data else {}
+            content |= {"network": network} if network else {}
             (folder / "summary.json").write_text(json.dumps(content))
         return folder
 
@@ -79,8 +100,8 @@ def test_seeds_are_averaged_and_a_link_counts_no_run_twice(run, shown):
 
 @pytest.mark.parametrize(
     "other",
-    ["trainer.max_epochs=9", "data.image_size=32", "optimizer.lr=0.1", "data.batch_size=4",
-     "data=sample_transfer", "callbacks.early_stopping.patience=3", "backbone.mixer.g2=6"],
+    ["trainer.max_epochs=9", "optimizer.lr=0.1", "data.batch_size=4", "data.train_share=0.5",
+     "callbacks.early_stopping.patience=3", "backbone.mixer.g2=6"],
 )  # fmt: skip
 def test_other_settings_are_named_and_never_averaged(other, run, shown):
     run("backbone=deit_t_afbo", seed=0)
@@ -89,8 +110,154 @@ def test_other_settings_are_named_and_never_averaged(other, run, shown):
     assert [record["runs"] for record in records] == [1, 1]
     assert all(record["top1_std"] is None for record in records)
     assert "2 runs are not averaged together, they differ in" in err
-    key = {"data=sample_transfer": "data._target_"}.get(other, other.partition("=")[0])
-    assert key in err
+    assert other.partition("=")[0] in err
+    assert {record["evaluation"] for record in records} == {""}
+
+
+def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
+    """The ``data`` of a summary."""
+    return {"images": {"train": train, "val": images}, "classes": number,
+            "fingerprints": {"classes": classes, "val": val}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "data", "said"),
+    [
+        (["data.image_size=32"], measured(), "data.image_size=32"),
+        (["data=sample_transfer"], measured(), "data=sample_transfer"),
+        (["data.sample_seed=1"], measured(), "data.sample_seed=1"),
+        (["trainer.limit_val_batches=2"], measured(), "trainer.limit_val_batches=2"),
+        ([], measured(classes="beef00"), "classes 10 (beef00)"),
+        ([], measured(number=8, classes="beef00"), "classes 8 (beef00)"),
+        ([], measured(val="fade00"), "validation images 100 (fade00)"),
+        ([], measured(images=50, val="fade00"), "validation images 50 (fade00)"),
+        ([], None, "classes unknown"),
+    ],
+)
+def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown, capsys, tmp_path):
+    run("backbone=deit_t", data=measured())
+    run("backbone=deit_t", *typed, seed=1, data=data)
+    run("backbone=deit_t_afbo", *typed, data=data)
+    records, err = shown()
+    assert [record["runs"] for record in records] == [1, 1, 1]
+    assert "not averaged" not in err
+    headings = [record["evaluation"] for record in records]
+    assert headings[0] not in headings[1:]
+    assert headings[1] == headings[2]
+    assert said in headings[1]
+    assert results.main([str(tmp_path / "outputs")]) == 0
+    text = capsys.readouterr().out
+    assert text.count("task=classification, ") == 2
+    one, other = text.split("task=classification, ")[1:]
+    assert (one.count("deit_t "), other.count("deit_t ")) >= (1, 1)
+    assert "deit_t_afbo" not in one
+
+
+def test_segmentation_and_detection_are_parted_by_how_they_are_tested(run, shown):
+    for extra in ("data.test_flip=true", "head.test_crop=64", "data.scene_size=64"):
+        run("task=segmentation", "backbone=swin_t", extra, metrics={"mIoU": 1.0})
+    run("task=segmentation", "backbone=swin_t", metrics={"mIoU": 1.0})
+    run("task=segmentation", "backbone=swin_t", "data.flip=0.25", metrics={"mIoU": 1.0})
+    records, _ = shown()
+    assert len({record["evaluation"] for record in records}) == 4
+    flipped = [one["evaluation"] for one in records if one["settings"].startswith("data.flip=")]
+    assert len(flipped) == 2
+    assert flipped[0] == flipped[1]
+    assert "data.test_flip=false" in flipped[0]
+
+
+def network_of(backbone, **options):
+    """What a run's summary says of its network."""
+    with torch.device("meta"):
+        return describe_network(create_backbone(backbone, **options))
+
+
+def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, capsys, tmp_path):
+    """IFFN builds DeiT without its class token, whatever the other rows have."""
+    typed = {"deit_t": [], "deit_t_afbo": [], "deit_t_iffn": []}
+    for name, more in typed.items():
+        run(f"backbone={name}", *more, network=network_of(name), data=measured())
+    for name in ("deit_t", "deit_t_afbo"):
+        run(f"backbone={name}", "backbone.class_token=false", data=measured(),
+            network=network_of(name, class_token=False))  # fmt: skip
+    assert results.main([str(tmp_path / "outputs"), "format=json"]) == 0
+    out, _ = capsys.readouterr()
+    terms = {f"{r['backbone']} {r['settings']}".strip(): r["terms"] for r in json.loads(out)}
+    without, token = (f"backbone.class_token={value}" for value in ("false", "true"))
+    assert terms["deit_t_iffn"] == terms[f"deit_t {without}"] == terms[f"deit_t_afbo {without}"]
+    assert terms[f"deit_t {token}"] == terms[f"deit_t_afbo {token}"]
+    assert {terms["deit_t_iffn"], terms[f"deit_t {token}"]} == {"a", "b"}
+    assert results.main([str(tmp_path / "outputs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("on equal terms but for the mixer: a: " in line for line in lines)
+    (line,) = (line for line in lines if "pooling mean of the map" in line)
+    assert "class tokens 0, pooling mean of the map, backbone.class_token=false: " in line
+    assert "deit_t_iffn" in line
+    assert "parameters outside" not in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("backbone.drop_path_rate=0.2", "backbone.drop_path_rate=0.2"),
+        ("optimizer.lr=0.01", "optimizer.lr=0.01"),
+        ("trainer.max_epochs=9", "trainer.max_epochs=9"),
+        ("data.augmentation.shift=0.1", "data.augmentation.shift=0.1"),
+        ("trainer.limit_train_batches=7", "trainer.limit_train_batches=7"),
+        ("task.ema={decay: 0.9}", "task.ema.decay=0.9"),
+    ],
+)
+def test_what_differs_besides_the_mixer_is_listed(typed, said, run, capsys, tmp_path):
+    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
+    run("backbone=swin_t_afbo", typed, network=network_of("swin_t_afbo"), data=measured())
+    assert results.main([str(tmp_path / "outputs")]) == 0
+    out = capsys.readouterr().out
+    assert "besides the mixer these differ:" in out
+    assert f"{said}: swin_t_afbo" in out
+    assert "on equal terms" not in out
+
+
+def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_path):
+    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
+    run("backbone=swin_t_afbo", network=network_of("swin_t_afbo"), data=measured())
+    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_of("swin_t_afbo"),
+        data=measured())  # fmt: skip
+    run("backbone=deit_t", network=network_of("deit_t"), data=measured(train=500))
+    run("backbone=deit_t_afbo", data=measured(), seed=3)
+    assert results.main([str(tmp_path / "outputs")]) == 0
+    out = capsys.readouterr().out
+    assert "a: swin_t, swin_t_afbo backbone.mixer.g2=3, swin_t_afbo backbone.mixer.g2=6" in out
+    assert "host swin_t" in out
+    assert "host deit_t" in out
+    assert "training images 500: deit_t" in out
+    assert "not known to be on equal terms: deit_t_afbo (summary.json has no network)" in out
+
+
+def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
+    run("backbone=deit_t", data=measured())
+    run("backbone=deit_t_afbo", data=measured(), macs=2e9)
+    run("backbone=deit_t", "data.image_size=32", data=measured())
+    path = tmp_path / "plot.svg"
+    assert results.main([str(tmp_path / "outputs"), "plot=macs", f"out={path}"]) == 0
+    assert not path.exists()
+    first, second = (path.with_stem(f"plot_{number}") for number in (1, 2))
+    err = capsys.readouterr().err
+    assert f"plot: {first}\n" in err
+    assert f"plot: {second}\n" in err
+    assert "deit_t_afbo" in first.read_text()
+    assert "deit_t_afbo" not in second.read_text()
+    assert "data.image_size=32" in second.read_text()
+
+
+def test_a_plot_lists_what_differs(run, capsys, tmp_path):
+    for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
+        run(f"backbone={name}", network=network_of(name), data=measured())
+    path = tmp_path / "plot.svg"
+    assert results.main([str(tmp_path / "outputs"), "plot=params", f"out={path}"]) == 0
+    drawn = path.read_text()
+    assert "pooling mean of the map" in drawn
+    assert "<!-- deit_t_afbo (a) -->" in drawn
+    assert "<!-- deit_t_iffn -->" in drawn
 
 
 def test_rows_name_what_their_metric_does_not_count(run, shown):
@@ -182,9 +349,12 @@ def published(run):
     row = next(r for r in load_rows("afbo", "classification")
                if (str(r), r.table) == ("deit_t_afbo", 2))  # fmt: skip
     own = ("experiment=afbo_t2_deit_t_afbo", "data.root=/data/imagenet")
+    data = measured(images=50000, number=1000)
     for seed, top1 in enumerate((74.2, 74.4)):
-        run(*own, seed=seed, metrics={"top1": top1}, parameters=row.params, macs=row.macs * 1e9)
-    return lambda *more: run(*own, *more, seed=5, metrics={"top1": 60.0}, parameters=row.params)
+        run(*own, seed=seed, metrics={"top1": top1}, parameters=row.params, macs=row.macs * 1e9,
+            data=data)  # fmt: skip
+    return lambda *more: run(*own, *more, seed=5, metrics={"top1": 60.0}, parameters=row.params,
+                             data=data)  # fmt: skip
 
 
 def test_a_published_row_is_compared_with_the_paper(published, shown):
@@ -221,7 +391,8 @@ def test_formats(form, run, tmp_path, capsys):
 
 @pytest.mark.parametrize("cost", ["params", "macs"])
 def test_plot(cost, published, run, tmp_path, capsys):
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", metrics={"top1": 72.0}, macs=2e8)
+    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
+        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
     path = tmp_path / "plot.png"
     assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
     err = capsys.readouterr().err
@@ -240,8 +411,10 @@ def gone():
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
 def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
-    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", "paper={name: afbo, table: 2}")
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", metrics={"top1": 72.0}, macs=2e8)
+    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
+        "paper={name: afbo, table: 2}", data=measured(images=50000, number=1000))  # fmt: skip
+    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
+        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
     gone("afbo")
     path = tmp_path / "plot.svg"
     options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]
@@ -315,3 +488,51 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     (record,) = json.loads(capsys.readouterr().out)
     own = json.loads((folder / "summary.json").read_text())
     assert record["top1"] == pytest.approx(own["metrics"]["top1"], abs=1e-6)
+    assert own["network"] == network_of("deit_t", img_size=64)
+    assert own["data"]["classes"] == 10
+    assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
+
+
+def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
+    """By classes and their order, names and sizes of the validation images, and labels."""
+
+    def prints(root):
+        data = ImageFolderDataModule(root, image_size=32, batch_size=2, num_workers=0)
+        data.setup()
+        return fingerprints(data)
+
+    first = tmp_path / "first"
+    for split, size in (("train", 8), ("val", 9)):
+        for number, name in enumerate(("ant", "bee")):
+            folder = first / split / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (size, size), (number, 0, 0)).save(folder / "0.png")
+    own = prints(first)
+    moved = shutil.copytree(first, tmp_path / "moved")
+    assert prints(moved) == own
+    (moved / "train" / "bee" / "1.png").write_bytes((first / "train/bee/0.png").read_bytes())
+    assert prints(moved) == own  # of the images that are evaluated, not of training
+    (moved / "val" / "bee" / "0.png").rename(moved / "val" / "ant" / "1.png")
+    Image.new("RGB", (9, 9)).save(moved / "val" / "bee" / "1.png")
+    assert prints(moved)["val"] != own["val"]
+    assert prints(moved)["classes"] == own["classes"]
+    other = shutil.copytree(first, tmp_path / "other")
+    Image.effect_noise((9, 9), 50).convert("RGB").save(other / "val" / "ant" / "0.png")
+    assert prints(other)["val"] != own["val"]
+    for split in ("train", "val"):
+        (other / split / "ant").rename(other / split / "cat")
+    assert prints(other)["classes"] != own["classes"]
+
+
+def test_fingerprints_of_detection_know_the_annotations(tmp_path):
+    pytest.importorskip("mmdet")
+    data = SampleDetection(tmp_path, num_train=2, num_val=2, scene_size=64)
+    data.prepare_data()
+    data.setup()
+    own = fingerprints(data)
+    file = data.root / data.val_annotations
+    content = json.loads(file.read_text())
+    content["annotations"] = content["annotations"][1:]
+    file.write_text(json.dumps(content))
+    assert fingerprints(data)["val"] != own["val"]
+    assert fingerprints(data)["classes"] == own["classes"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.comparing.published import Row
@@ -41,13 +42,19 @@ def experiment_config(row: Row) -> dict[str, Any]:
     return content
 
 
-def check_runs(row: Row) -> None:
-    """Refuse a row that nothing here can train.
+def check_runs(row: Row, typed: Sequence[str] = ()) -> None:
+    """Refuse to train a row of which a setting is published nowhere and not typed either.
+
+    Args:
+        row: The row.
+        typed: The command's options.
 
     Raises:
         ValueError: The row's own reason.
     """
-    if row.train.cannot_run:
+    options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
+    evaluates = options.get("mode", "fit") != "fit"
+    if row.train.cannot_run and not evaluates and not options.keys() & set(row.train.needs):
         raise ValueError(f"experiment={row.name} cannot run: {row.train.cannot_run}")
 
 

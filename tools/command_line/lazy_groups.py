@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import experiment_config
 from tools.comparing.experiments import experiments
-from tools.running.recipes import register_resolvers
+from tools.running.recipes import NO_RECIPE, register_resolvers
 
 
 class LazyGroup(dict[str, ConfigNode | None]):
@@ -64,6 +64,7 @@ def register() -> None:
         LazyGroup("experiment", rows, lambda name: experiment_config(rows[name]), "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
+    ConfigStore.instance().store(NO_RECIPE, {}, "recipe", "_global_")
     register_resolvers()
 
 

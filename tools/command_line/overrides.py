@@ -19,6 +19,7 @@ from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, for_hydra, line_of
 from tools.running.config_checks import tasks_of
 from tools.running.processes import is_first_process
+from tools.running.recipes import without_null
 from tools.running.sweeps import check_launcher, expanded
 
 SWEEP = ("--multirun", "-m")
@@ -68,6 +69,7 @@ def read(typed: Sequence[str]) -> Command:
     arguments = one_token_mixer(arguments)
     arguments = [one for argument in arguments for one in _whole(argument, arguments)]
     arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
+    arguments = without_null(arguments)
     overrides = _of_run(arguments)
     if not flags:
         config = composed(overrides)

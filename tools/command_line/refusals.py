@@ -26,7 +26,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
     for override in overrides:
-        _check_group(override)
+        _check_group(override, overrides)
         _check_removal(override)
     try:
         _check_names(overrides)
@@ -47,7 +47,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         raise ValueError(f"{' or '.join(wrong)} is no name of an option; leave it out") from None
 
 
-def _check_group(override: str) -> None:
+def _check_group(override: str, overrides: Sequence[str]) -> None:
     key, equals, value = override.partition("=")
     group = key.removeprefix("~")
     if key == "backbone.name":
@@ -60,7 +60,7 @@ def _check_group(override: str) -> None:
     if key == "backbone" and re.fullmatch(r"[\w-]+", value) and value not in catalogue().backbones:
         raise ValueError(_refusal(value))
     if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
-        check_runs(find_experiment(value))
+        check_runs(find_experiment(value), overrides)
     if group in GROUPS and value.startswith("["):
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
 

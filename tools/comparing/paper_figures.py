@@ -85,9 +85,13 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
     target = run.config.get("data._target_")
-    if name is None or not _is_published_data(run):
+    if name is None:
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
+    if not _is_published_data(run):
+        made = "sample data" if str(target).startswith(SAMPLE) else str(target).rpartition(".")[2]
+        notes.append(f"{what}: made on {made} and not on the paper's data")
+        return None
     if run.host is None:
         notes.append(f"{what}: this checkout has no backbone {run.config['backbone.name']}")
         return None
@@ -142,9 +146,12 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         if row is not None:
             run = replace(run, config={**run.config, "paper.experiment": row.name})
             groups = () if trained is None else None  # how others trained it is not known
+    other: list[str] = []
+    if row is None and not on_sets:
+        row, other = _changed(run)
     if row is None:
         return None
-    why_not = _other_data(run, row)
+    why_not = other or _other_data(run, row)
     why_not = why_not or _differences(run, row, groups)
     theirs = _metrics(row, run)
     metrics = {}
@@ -250,6 +257,18 @@ def _claimed(run: RunRecord) -> Row | None:
     return next((row for row in rows if row.table == run.config.get("paper.table")), None)
 
 
+def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
+    """The row that a run names and is not, by its task or backbone, and what it has instead."""
+    row = experiments().get(str(run.config.get("paper.experiment")))
+    if row is None:
+        return None, []
+    own = {"task": run.task, "backbone": run.config["backbone.name"]}
+    meant = {"task": row.task, "backbone": row.backbone}
+    return row, [
+        f"{key}={own[key]} instead of {meant[key]}" for key in own if own[key] != meant[key]
+    ]
+
+
 def _on_sets(run: RunRecord) -> Row | None:
     """The first row of any paper that reports robustness of a run's network."""
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
@@ -314,8 +333,14 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
 
     register()
 
+    # What the paper does not give is as the run has it, and said.
+    given = [
+        f"{key}={run.config[key]}"
+        for key in row.train.needs
+        if "." in key and run.config.get(key) is not None
+    ]
     composed: Any = OmegaConf.to_container(
-        compose_config([f"experiment={experiment}"]), resolve=True
+        compose_config([f"experiment={experiment}", *given]), resolve=True
     )
     meant = fixed(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
@@ -331,4 +356,6 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     ]  # fmt: skip
     if row.train.start and groups is None and not run.config.get("backbone.pretrained"):
         differ.insert(0, "trained from random weights")
+    if row.train.cannot_run and groups is None:
+        differ.insert(0, row.train.cannot_run.partition(";")[0])
     return differ

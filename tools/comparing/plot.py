@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ METRIC_NAMES = {
 }  # fmt: skip
 LOGARITHMIC_FROM = 3.0  # the largest cost over the smallest
 ROUNDS = 15
+WIDE, LINE = 105, 0.14  # characters of a line beneath the axes, and inches for it
 COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 # Where a label may stand beside its point, in points, the nearest first.
 PLACES = [
@@ -32,14 +34,24 @@ PLACES = [
 ]
 
 
-def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
+def plot(
+    rows: Sequence[Row],
+    metric: str,
+    cost: str,
+    path: Path,
+    *,
+    heading: str = "",
+    beneath: Sequence[str] = (),
+) -> list[str]:
     """Write the picture.
 
     Args:
-        rows: Of one task.
+        rows: Of one evaluation.
         metric: On the vertical axis, higher is better.
         cost: A key of ``AXES``.
         path: Of the PNG.
+        heading: What the evaluation has otherwise than those of other pictures.
+        beneath: Lines below the axes: which rows are on equal terms, and what else differs.
 
     Returns:
         What is to be said about it.
@@ -57,23 +69,29 @@ def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
     rows = [row for row, _ in costs]
     ours = [(x, row.mean[metric]) for row, x in costs]
     reported = _reported(rows, metric, cost)
-    figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    lines = [
+        part for line in beneath for part in textwrap.wrap(line, WIDE, subsequent_indent="    ")
+    ]
+    figure, axis = plt.subplots(figsize=(7.5, 5 + LINE * len(lines)), layout="constrained")
     _draw_rows(axis, rows, ours, metric)
     if reported:
         axis.scatter([x for _, x, _ in reported], [y for _, _, y in reported], s=34, marker="D",
                      facecolor="white", edgecolor="#555555", linewidth=1.1, zorder=3,
                      label="papers")  # fmt: skip
     task = rows[0].first.task
-    axis.set_xlabel(AXES[cost])
+    axis.set_xlabel("\n".join([AXES[cost], *lines]))
+    if lines:
+        axis.xaxis.label.set(fontsize=8, ha="left", x=0)
     axis.set_ylabel(METRIC_NAMES.get(metric, metric))
-    axis.set_title(f"{task}: {metric} over {cost}", loc="left", fontsize=11)
+    title = [f"{task}: {metric} over {cost}", *textwrap.wrap(heading, WIDE)]
+    axis.set_title("\n".join(title), loc="left", fontsize=11 if len(title) == 1 else 9)
     _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
     axis.margins(x=0.14, y=0.12)
     _draw_front(axis, ours)
     axis.grid(alpha=0.25, which="both", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, loc="lower right")
-    labels = [(row.name, x, y) for row, (x, y) in zip(rows, ours, strict=True)]
+    labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     _place_labels(figure, axis, labels, reported)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +109,11 @@ def plot(rows: Sequence[Row], metric: str, cost: str, path: Path) -> list[str]:
         notes.append("no paper reports these runs' data and costs, so the plot has no points of "
                      "papers")  # fmt: skip
     return notes
+
+
+def _named(row: Row) -> str:
+    """A row's name, with the letter of those on equal terms."""
+    return f"{row.name} ({row.terms})" if row.terms else row.name
 
 
 def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:

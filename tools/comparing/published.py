@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,60 @@ from tools.comparing.row_names import row_names
 from tools.comparing.training import Training, training_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
-ROUNDING = 0.005  # residuals and tolerances are written with two decimals
-# Why a figure is further off than its file's tolerance.
-CAUSES = ("misprint", "rounding", "quoted", "counting", "unexplained")
+# Counts as papers print them; a change is against the row's base.
+COUNTS = ("params", "flops", "params_delta", "flops_delta")
+UNITS = {"params": "M", "flops": "G"}
+# Why a count differs from ours; "by" names the rule of count_macs that gives the printed one.
+CAUSES = (
+    "misprint", "rounding", "quoted", "counting", "counting by fvcore", "counting by torchprofile",
+)  # fmt: skip
+
+
+class Printed(float):
+    """A count with the digits that a paper prints, such as "5.70".
+
+    Args:
+        text: The count as printed.
+
+    Raises:
+        ValueError: It is not the text of a decimal number.
+    """
+
+    text: str
+
+    def __new__(cls, text: str) -> Printed:
+        """Keep the text beside the number."""
+        if not isinstance(text, str) or not re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+            raise ValueError(f'must be text with the printed digits, such as "5.70"; got {text!r}')
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        """Return the count as printed."""
+        return self.text
+
+    def is_printed_for(self, exact: Decimal, *, change: bool = False) -> bool:
+        """Return True if an exact count gives these digits.
+
+        Args:
+            exact: In the unit of the printed count.
+            change: The count is a change, which is rounded; other counts may be cut off too.
+        """
+        printed = Decimal(self.text)
+        unit = Decimal(1).scaleb(int(printed.as_tuple().exponent))
+        modes = [ROUND_HALF_UP] if change else [ROUND_HALF_UP, ROUND_DOWN]
+        return any(exact.quantize(unit, rounding=mode) == printed for mode in modes)
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of a table of a paper, with what ours counts for it.
 
-    ``usual_tolerance`` is the file's; ``tolerance`` is the same with the row's own values in it.
-    ``rule`` is the file's too: how ``macs`` are counted, since the paper counts them so. ``cause``
-    has one of ``CAUSES`` for each figure that is further off than usual. ``name`` is what
-    ``experiment=`` takes, empty for a row without a metric, and ``train`` what it then trains with.
+    ``reported`` has its counts as ``Printed``. ``rule`` is the file's: how ``macs`` are counted,
+    since the paper counts them so. ``cause`` has one of ``CAUSES`` for each count that differs for
+    a known reason. ``name`` is what ``experiment=`` takes, empty for a row without a metric, and
+    ``train`` what it then trains with.
 
     A dense row has ``macs`` of the whole model for an image of (H, W) ``counted_at``, with
     ``head_options`` in place of those of its head's file and, if they are not its task's usual
@@ -38,9 +81,6 @@ class Row:
     task: str
     reported: Mapping[str, float]
     params: int
-    residual: Mapping[str, float]
-    usual_tolerance: Mapping[str, float]
-    tolerance: Mapping[str, float]
     options: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     base: str | None = None
@@ -62,56 +102,99 @@ class Row:
         size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
         return " ".join([label((self.backbone, dict(self.options))), *size])
 
-    def changes(self, params: float, macs: float, base: tuple[float, float]) -> dict[str, float]:
-        """Our change against the base, in M and G, of the figures that a paper prints a change of.
+    @property
+    def exact_macs(self) -> int | None:
+        """Our multiply-adds, each counted."""
+        return None if self.macs is None else round(1e9 * self.macs)
+
+    def changes(
+        self, params: int, macs: int | None, base: tuple[int, int | None]
+    ) -> dict[str, Decimal]:
+        """Our change against the base, in M and G, of the counts that a paper prints a change of.
 
         Args:
-            params: Our parameters in M.
-            macs: Our multiply-adds in G.
+            params: Our parameters.
+            macs: Our multiply-adds, None if they are not counted.
             base: The same two of ``self.base``.
         """
-        ours = {"params": params - base[0], "flops": macs - base[1]}
-        return {name: value for name, value in ours.items() if f"{name}_delta" in self.reported}
+        ours, plain = _in_units(params, macs), _in_units(*base)
+        return {
+            name: value - plain[name]
+            for name, value in ours.items()
+            if f"{name}_delta" in self.reported and name in plain
+        }
 
     def residuals(
-        self, params: float, macs: float, base: tuple[float, float] | None = None
-    ) -> dict[str, float]:
-        """Ours minus reported, in M and G; of the change against the base where one is printed.
+        self, params: int, macs: int | None, base: tuple[int, int | None] | None = None
+    ) -> dict[str, Decimal]:
+        """Ours minus printed, in M and G; of the change against the base where one is printed.
 
         Args:
-            params: Our parameters in M.
-            macs: Our multiply-adds in G.
+            params: Our parameters.
+            macs: Our multiply-adds, None if they are not counted.
             base: The same two of ``self.base``.
         """
-        ours = {"params": params, "flops": macs}
-        changes = self.changes(params, macs, base) if base else {}
-        found = {}
-        for name in ("params", "flops"):
-            if f"{name}_delta" in self.reported:
-                found[name] = changes[name] - self.reported[f"{name}_delta"]
-            elif name in self.reported:
-                found[name] = ours[name] - self.reported[name]
-        return found
+        ours = _in_units(params, macs)
+        if base is not None:
+            ours |= self.changes(params, macs, base)
+        return {
+            name: value - Decimal(printed.text)
+            for name, value in ours.items()
+            if (printed := self.printed(name)) is not None
+        }
 
-    def far(self, found: Mapping[str, float]) -> list[str]:
-        """Which of these residuals are beyond the file's tolerance."""
-        return [name for name, value in found.items() if not self._within(name, value)]
+    def printed(self, name: str) -> Printed | None:
+        """The count that ours is compared with: the printed change, else the printed total."""
+        found = self.reported.get(f"{name}_delta", self.reported.get(name))
+        return found if isinstance(found, Printed) else None
 
-    def verdict(self, found: Mapping[str, float]) -> str:
-        """Judge residuals: "agrees" by the file's tolerance, "known: why" by the row's, "DIFFERS".
+    def far(self, found: Mapping[str, Decimal]) -> list[str]:
+        """The counts of which ours, with these residuals, does not give the printed digits."""
+        return [name for name, value in found.items() if not self._agrees(name, value)]
 
-        Why is what ``cause`` says of the figures that are beyond the file's tolerance.
+    def verdict(self, found: Mapping[str, Decimal], *, as_published: bool = True) -> str:
+        """Judge residuals: "agrees", "differs by X: cause" or "DIFFERS by X", count by count.
+
+        Args:
+            found: From ``residuals``.
+            as_published: Ours are counted as the row says, so that its causes hold.
         """
-        far = self.far(found)
-        if not far:
-            return "agrees"
-        limits = self.tolerance
-        if any(abs(found[name]) >= limits[name] + ROUNDING for name in far):
-            return "DIFFERS"
-        return f"known: {', '.join(dict.fromkeys(self.cause[name] for name in far))}"
+        causes = self.cause if as_published else {}
+        known: list[str] = []
+        unknown: list[str] = []
+        for name in self.far(found):
+            printed = self.printed(name)
+            assert printed is not None
+            decimals = len(printed.text.partition(".")[2])
+            amount = f"by {found[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
+            if name in causes:
+                known.append(f"differs {amount}: {causes[name]}")
+            else:
+                unknown.append(f"DIFFERS {amount}")
+        return "; ".join([*unknown, *known]) or "agrees"
 
-    def _within(self, name: str, value: float) -> bool:
-        return abs(value) < self.usual_tolerance[name] + ROUNDING
+    def _agrees(self, name: str, residual: Decimal) -> bool:
+        printed = self.printed(name)
+        assert printed is not None
+        change = f"{name}_delta" in self.reported
+        return printed.is_printed_for(Decimal(printed.text) + residual, change=change)
+
+
+def _in_units(params: int, macs: int | None) -> dict[str, Decimal]:
+    """Exact parameters in M and multiply-adds in G."""
+    exact = {"params": Decimal(params) / 10**6}
+    return exact if macs is None else exact | {"flops": Decimal(macs) / 10**9}
+
+
+def _as_printed(reported: Mapping[str, Any]) -> dict[str, float]:
+    """The reported figures, counts with their digits."""
+    found = {}
+    for name, value in reported.items():
+        try:
+            found[name] = Printed(value) if name in COUNTS else float(value)
+        except ValueError as error:
+            raise ValueError(f"reported.{name} {error}") from None
+    return found
 
 
 def list_papers() -> list[str]:
@@ -130,15 +213,13 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     path = FOLDER / f"{paper}.yaml"
     content = read_yaml(path)
     tables = content.get("tables", {})
-    usual = content["tolerance"]
     rows = []
     for number, entry in enumerate(content["rows"], start=1):
-        tolerance = usual | entry.pop("tolerance", {})
         try:
             shared = tables.get(entry.get("table"), {})
             typed = label(("", entry.get("options", {}))).strip()
             train = training_of(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
-            entry |= {"usual_tolerance": usual, "tolerance": tolerance, "train": train}
+            entry |= {"train": train, "reported": _as_printed(entry.get("reported", {}))}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
         except (TypeError, ValueError) as error:
             problem = (

@@ -6,11 +6,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.command_line.tables import Columns, Record, write
+from tools.comparing.evaluations import described, tables_of
 from tools.comparing.records import RunRecord, read_run
-from tools.comparing.table import Row, chosen_metrics, make_rows, record, setting
+from tools.comparing.table import (
+    Row,
+    chosen_metrics,
+    make_rows,
+    record,
+    refuse_unknown,
+    setting,
+)
+from tools.comparing.terms import describe_terms
 
 # What may be asked for; results.py says what each is.
 DEFAULTS = {"by": "", "metric": "", "free": "", "format": "table", "plot": "", "out": ""}
@@ -22,8 +32,34 @@ STATES = {
 }
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows of one evaluation.
+
+    Attributes:
+        rows: The rows.
+        metrics: Metrics that are shown.
+        records: The rows as they are written.
+        columns: Of a text table.
+        heading: What the evaluation has otherwise than those of the other tables.
+        beneath: Lines on what differs between the rows besides their mixers.
+    """
+
+    rows: Sequence[Row]
+    metrics: Sequence[str]
+    records: list[Record]
+    columns: Columns
+    heading: str
+    beneath: Sequence[str]
+
+    @property
+    def task(self) -> str:
+        """The task of all rows."""
+        return self.rows[0].first.task
+
+
 def show(folders: Sequence[Path], options: dict[str, str]) -> None:
-    """Print the table of some run folders, draw the plot, and name what is in neither.
+    """Print the tables of some run folders, draw their plots, and name what is in neither.
 
     Raises:
         ValueError: No run is finished, or an option names what no run has.
@@ -35,15 +71,23 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         raise ValueError(f"none of {len(runs)} runs is a finished training run")
     notes: list[str] = []
     free = options["free"].split(",") if options["free"] else []
-    tables: list[tuple[list[Record], Columns]] = []
+    tables: list[Table] = []
     for task in sorted({run.task for run in finished}):
         own = [run for run in finished if run.task == task]
         by = options["by"].split(",") if options["by"] else _usual_labels(own)
-        rows = make_rows(own, by, free, notes)
-        metrics = chosen_metrics(rows, task, options["metric"])
-        tables.append(_table(rows, by, metrics))
-        if options["plot"]:
-            _plot(rows, metrics[0], options, notes, several=len({r.task for r in finished}) > 1)
+        refuse_unknown(own, [*by, *free])
+        groups = [
+            (evaluation, make_rows(runs, by, free, notes))
+            for evaluation, runs in tables_of(own, free)
+        ]
+        metrics = chosen_metrics([row for _, rows in groups for row in rows], task,
+                                 options["metric"])  # fmt: skip
+        for evaluation, rows in groups:
+            beneath = describe_terms(rows)
+            heading = described(evaluation)
+            tables.append(_table(rows, by, metrics, heading, beneath))
+    if options["plot"]:
+        _plots(tables, options, notes)
     if options["out"] and not options["plot"]:
         try:
             with Path(options["out"]).open("w") as file, contextlib.redirect_stdout(file):
@@ -62,10 +106,15 @@ def _usual_labels(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _table(
-    rows: Sequence[Row], by: Sequence[str], metrics: Sequence[str]
-) -> tuple[list[Record], Columns]:
-    """The records of a task and the columns that have something in them."""
-    records = [dict(record(row, by, metrics)) for row in rows]
+    rows: Sequence[Row],
+    by: Sequence[str],
+    metrics: Sequence[str],
+    heading: str,
+    beneath: Sequence[str],
+) -> Table:
+    """The records of one evaluation and the columns that have something in them."""
+    metrics = [name for name in metrics if any(name in row.mean for row in rows)]
+    records = [{**record(row, by, metrics), "evaluation": heading} for row in rows]
     columns: dict[str, tuple[str, str]] = {key: (key, "{}") for key in (*by, "settings")}
     columns["runs"] = ("runs", "{}")
     for name in metrics:
@@ -83,45 +132,54 @@ def _table(
         "backbone_macs_g": ("MACs G", "{:.3f}"),
         "image_size": ("at", "{}"),
         "seconds": ("time s", "{:.0f}"),
+        "terms": ("terms", "{}"),
     }
     always = {*by, *metrics, *(f"{name}_std" for name in metrics), "runs"}
     for key in [key for key in columns if key not in always]:
         if not any(record[key] for record in records):
             del columns[key]
-    return records, columns
+    return Table(rows, metrics, records, columns, heading, beneath)
 
 
-def _print(tables: Sequence[tuple[list[Record], Columns]], form: str) -> None:
-    if form in ("json", "csv"):  # one document, with an empty field where a task has no such figure
-        keys = dict.fromkeys(key for records, _ in tables for one in records for key in one)
-        write([{key: one.get(key) for key in keys} for records, _ in tables for one in records],
-              form, {})  # fmt: skip
+def _print(tables: Sequence[Table], form: str) -> None:
+    if form in (
+        "json",
+        "csv",
+    ):  # one document, with an empty field where a table has no such figure
+        records = [one for table in tables for one in table.records]
+        keys = dict.fromkeys(key for one in records for key in one)
+        write([{key: one.get(key) for key in keys} for one in records], form, {})
         return
-    for number, (records, columns) in enumerate(tables):
+    for number, table in enumerate(tables):
         if len(tables) > 1:
-            title = f"task={records[0]['task']}"
+            title = ", ".join(filter(None, [f"task={table.task}", table.heading]))
             marks = {"markdown": f"**{title}**\n", "latex": f"% {title}"}
             print(f"{chr(10) * bool(number)}{marks.get(form, title)}")
-        write(records, form, columns)
+        write(table.records, form, table.columns)
+        for place, line in enumerate(table.beneath):
+            marks = {"markdown": f"{chr(10) * (not place)}{line}  ", "latex": f"% {line}"}
+            print(marks.get(form, line))
 
 
-def _plot(
-    rows: Sequence[Row],
-    metric: str,
-    options: dict[str, str],
-    notes: list[str],
-    *,
-    several: bool,
-) -> None:
+def _plots(tables: Sequence[Table], options: dict[str, str], notes: list[str]) -> None:
+    """A picture for each table; points of different evaluations are in different pictures."""
     from tools.comparing.plot import plot
 
-    task, cost = rows[0].first.task, options["plot"]
-    beside = os.path.commonpath([run.folder.parent for row in rows for run in row.runs])
-    path = Path(options["out"] or f"{beside}/results_{task}_{cost}.png")
-    if options["out"] and several:  # a picture for each task
-        path = path.with_name(f"{path.stem}_{task}{path.suffix}")
-    notes += plot(rows, metric, cost, path)
-    notes.append(f"plot: {path}")
+    cost = options["plot"]
+    for task in dict.fromkeys(table.task for table in tables):
+        own = [table for table in tables if table.task == task]
+        for number, table in enumerate(own, start=1):
+            runs = [run for other in own for row in other.rows for run in row.runs]
+            beside = os.path.commonpath([run.folder.parent for run in runs])
+            path = Path(options["out"] or f"{beside}/results_{task}_{cost}.png")
+            words = [task] if options["out"] and len(own) < len(tables) else []
+            words += [str(number)] if len(own) > 1 else []
+            path = path.with_name("_".join([path.stem, *words]) + path.suffix)
+            notes += plot(
+                table.rows, table.metrics[0], cost, path, heading=table.heading,
+                beneath=table.beneath,
+            )  # fmt: skip
+            notes.append(f"plot: {path}")
 
 
 def _name_others(runs: Sequence[RunRecord]) -> None:

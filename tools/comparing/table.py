@@ -7,16 +7,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tools.command_line.yaml_files import read_yaml
+from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.records import RunRecord
 from tools.running.folder import may_differ
 
-DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
-SAMPLE = "datamodules.sample."
 # The metric that a table is about if none is asked for.
 HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
 # Settings that change what a metric counts, with their usual value: a row always names another one.
@@ -35,6 +32,7 @@ class Row:
         mean: Mean of each metric over the runs.
         deviation: Sample deviation of each metric; None of a single run.
         paper: What the paper reports of this run, or None.
+        terms: A letter that rows share which differ in the mixer alone, from ``terms.mark_terms``.
     """
 
     label: tuple[str, ...]
@@ -43,6 +41,7 @@ class Row:
     mean: dict[str, float] = field(default_factory=dict)
     deviation: dict[str, float | None] = field(default_factory=dict)
     paper: Figures | None = None
+    terms: str = ""
 
     @property
     def first(self) -> RunRecord:
@@ -62,25 +61,14 @@ class Row:
 def make_rows(
     runs: Sequence[RunRecord], by: Sequence[str], free: Sequence[str], notes: list[str]
 ) -> list[Row]:
-    """Group finished runs of one task and average each group over its seeds.
+    """Group finished runs of one evaluation and average each group over its seeds.
 
     Args:
-        runs: Of one task.
+        runs: Of one task and evaluation.
         by: Settings that name the rows, dotted or one of ``ALIASES``.
         free: Settings that may differ within a row, besides those that change no result.
         notes: Gets a sentence for all that was not put together or left out.
-
-    Raises:
-        ValueError: No run has a setting of that name.
     """
-    known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
-    for key in [*by, *free]:
-        if key not in known:
-            from backbones.options import unknown  # and with it torch
-
-            raise ValueError(
-                unknown("setting of these runs", key, known, "see a run's config.yaml")
-            )
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
@@ -97,9 +85,25 @@ def make_rows(
     return rows
 
 
+def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
+    """Refuse names of settings that no run has.
+
+    Raises:
+        ValueError: No run has a setting of that name.
+    """
+    known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
+    for key in keys:
+        if key not in known:
+            from backbones.options import unknown  # and with it torch
+
+            raise ValueError(
+                unknown("setting of these runs", key, known, "see a run's config.yaml")
+            )
+
+
 def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
-    """All of a run that makes it another experiment: its settings, and the size of its model."""
-    sample = str(run.config.get("data._target_", "")).startswith(SAMPLE)
+    """All of a run that makes it another experiment: its settings, its data and its network."""
+    sample = on_sample_data(run)
     paths = [setting(run, key)[0] for key in free if key not in COUNTED]
     same = {
         key: value
@@ -111,7 +115,9 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     for key, usual in COUNTED.items():
         if same.get(key) == usual:  # runs of before the setting existed have no value
             del same[key]
-    return same | {"data.root": root, "parameters": run.summary["parameters"]}
+    images = (run.summary.get("data") or {}).get("images") or {}
+    own = {"data.root": root, "parameters": run.summary["parameters"]}
+    return same | own | {"training images": images.get("train")}
 
 
 def setting(run: RunRecord, key: str) -> tuple[str, Any]:
@@ -122,20 +128,6 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
     if key == "head" and path not in run.config:
         return path, str(run.config.get("head._target_", "")).rpartition(".")[2]
     return path, run.config.get(path)
-
-
-def data_name(run: RunRecord) -> str:
-    """The name that the run's data has on the command line."""
-    target = run.config.get("data._target_")
-    for path in sorted(DATA.glob("*.yaml")):
-        if read_yaml(path)["data"]["_target_"] == target:
-            return path.stem
-    return str(target)
-
-
-def on_sample_data(run: RunRecord) -> bool:
-    """Whether a run's data was made here."""
-    return str(run.config.get("data._target_", "")).startswith(SAMPLE)
 
 
 def _value(run: RunRecord, key: str) -> str:
@@ -256,4 +248,5 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
         "backbone_macs_g": row.average("backbone_macs") / 1e9,
         "image_size": f"{height}x{width}",
         "seconds": row.average("seconds"),
+        "terms": row.terms or None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ class Training:
     """What a row trains with; configs/published/README.md explains the fields.
 
     ``start`` is what trains the weights that the row starts from, as it is typed behind run.py.
+    A row that ``cannot_run`` as it is runs with any of the options that it ``needs``.
     """
 
     data: str = ""
@@ -22,6 +23,7 @@ class Training:
     start: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     cannot_run: str | None = None
+    needs: Sequence[str] = ()
 
 
 def training_of(

@@ -19,6 +19,7 @@ from tasks.saved import CONFIG, IDENTITY, SavedRun, identity, saved_run
 from tools.command_line.yaml_files import read_yaml
 from tools.running.folder import flatten
 from tools.running.processes import is_first_process
+from tools.running.recipes import without_null
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ NOT_OF_EVALUATION = "backbone.pretrained"
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """The config of a run, from the files and a command's overrides."""
-    return _compose("run", overrides)
+    return _compose("run", without_null(overrides))
 
 
 def config_of(overrides: Sequence[str]) -> DictConfig:

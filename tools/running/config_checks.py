@@ -12,6 +12,7 @@ from tasks.saved import SOLVED, checkpoint_file
 from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
 from tools.running.automatic import CHOSEN, check_auto, fixed
+from tools.running.changed_rows import adapt
 from tools.running.config import CONFIGS
 from tools.running.recipes import check_data, choice
 
@@ -57,10 +58,11 @@ def resolved(config: Any) -> dict[str, Any]:
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
-    recipe = _check_made_for(config)
+    recipe, like = _check_made_for(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = fixed(config)
     _check_mode(config)
+    adapt(config, like)
     _check_solved(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
@@ -73,16 +75,20 @@ def resolved(config: Any) -> dict[str, Any]:
     return config
 
 
-def _check_made_for(config: dict[str, Any]) -> Mapping[str, Any]:
-    """Refuse a head, data or recipe made for others; take out its marks and return the recipe."""
+def _check_made_for(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Refuse a head, data or recipe made for others, and take out the marks that say so.
+
+    Returns:
+        The recipe, and the data whose recipes serve the run's data, too.
+    """
     for group in ("head", "data"):
         _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
     config["data"].pop("_as_run_", None)
     recipe: Mapping[str, Any] = config.pop("recipe", {})
     _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
-    like = config["data"].pop("_like_", None)
+    like: str | None = config["data"].pop("_like_", None)
     check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
-    return recipe
+    return recipe, like
 
 
 def _name_files(config: dict[str, Any]) -> None:
@@ -220,6 +226,8 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
 def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
         return
+    if "backbone.pretrained=null" in config.get("overrides", ()):
+        return  # typed, as false is
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
     experiment = (config.get("paper") or {}).get("experiment")
     if experiment is not None:

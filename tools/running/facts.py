@@ -17,6 +17,7 @@ from datamodules import BaseDataModule
 from tasks.batches import batches_of_step
 from tasks.optim import scaled_lr
 from tasks.pace import Pace
+from tools.running.fingerprints import fingerprints
 
 
 def of_run(
@@ -29,6 +30,8 @@ def of_run(
             "root": None if datamodule.root is None else str(datamodule.root),
             "images": datamodule.sizes(),
             **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
+            "classes": len(datamodule.class_names),
+            "fingerprints": fingerprints(datamodule),
         },
         "precision": str(trainer.precision),
         "device": _device_name(trainer.strategy.root_device),

@@ -116,6 +116,7 @@ def work(
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
+    report.announce_network(task.model.backbone, config["backbone"])
     if isinstance(task.model, FrozenFeatures):
         return frozen.solve(engine, task, datamodule, config["seed"])
     report.announce(parts.facts, config, datamodule, engine.world_size)

@@ -11,12 +11,21 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from tools.command_line.catalogue import catalogue
-from tools.command_line.typed_network import label
 from tools.command_line.yaml_files import read_yaml
-from tools.comparing.experiments import find_experiment
-from tools.comparing.row_names import UNTRAINED
 
+NO_RECIPE = "none"  # what ``recipe=null`` stands for
 DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
+
+
+def without_null(overrides: Sequence[str]) -> list[str]:
+    """Overrides in which ``recipe=null`` names a recipe without settings, as Hydra wants it.
+
+    Hydra takes null for a group only where nothing else, such as an experiment, chooses it.
+    """
+    return [
+        re.sub(r"\bnull\b", NO_RECIPE, one) if re.match(r"\+*recipe=", one) else one
+        for one in overrides
+    ]
 
 
 def register_resolvers() -> None:
@@ -33,7 +42,7 @@ def register_resolvers() -> None:
 def check_data(
     recipe: Mapping[str, Any], target: str, like: str | None = None, typed: Sequence[str] = ()
 ) -> None:
-    """Refuse a recipe that is made for other data.
+    """Refuse a recipe that is made for other data, unless an experiment brings it.
 
     Args:
         recipe: The group of the config.
@@ -50,33 +59,24 @@ def check_data(
     file = read_yaml(DATA / f"{wanted}.yaml")
     if file["data"]["_target_"] == target:
         return
-    own = {group: choice(group, typed) for group in ("experiment", "recipe", "data")}
-    if own["experiment"] and not own["recipe"]:
-        raise ValueError(
-            f"{own['experiment']} trains by a recipe that is made for data={wanted}: leave "
-            f"{own['data'] or 'other data'} out and pass data.root=<its folder>, which may hold "
-            f"any set of the same layout; for other data type {_network(own['experiment'])} in "
-            f"place of {own['experiment']}"
-        )
+    if choice("experiment", typed):
+        return  # the row's settings on other data, which is said where it is beside the paper
+    chosen = choice("recipe", typed) or "recipe="
     raise ValueError(
         f"this recipe is made for data={wanted}: pass data={wanted} data.root=<its folder>, "
-        f"which may hold any set of the same layout, or leave {own['recipe'] or 'recipe='} out"
+        f"which may hold any set of the same layout, or leave {chosen} out"
     )
 
 
 def choice(group: str, typed: Sequence[str]) -> str | None:
     """Return the word that chooses an option of a group, if one is typed."""
     words = [re.sub(r"^\++|['\"]", "", word) for word in typed]
-    chosen = [word for word in words if word.startswith(f"{group}=") and word != f"{group}=null"]
+    chosen = [
+        word
+        for word in words
+        if word.startswith(f"{group}=") and word not in (f"{group}=null", f"{group}={NO_RECIPE}")
+    ]
     return chosen[-1] if chosen else None
-
-
-def _network(experiment: str) -> str:
-    """What an experiment trains, as it is typed without its name."""
-    row = find_experiment(experiment.partition("=")[2])
-    options = {key: value for key, value in row.options.items() if key not in UNTRAINED}
-    head = [f"head={row.head}"] if row.head else []
-    return " ".join([f"task={row.task}", f"backbone={label((row.backbone, options))}", *head])
 
 
 def _of_host(option: str, *, _root_: Any) -> Any:

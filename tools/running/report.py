@@ -16,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
 from backbones.analysis.counting import count_macs, count_parameters
+from backbones.analysis.description import describe_network, unlike_host
+from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
@@ -43,8 +45,8 @@ PACKAGES = (
 def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """What can be said about a run before it begins.
 
-    That is its settings, the parameters of model and backbone, and the backbone's multiply-adds at
-    the training size.
+    That is its settings, the parameters of model and backbone, the backbone's multiply-adds at the
+    training size, and what the network is besides its mixers.
     """
     height, width = training_size(config["data"])
     return {
@@ -58,6 +60,7 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, (height, width)),
         "macs_at": [height, width],
+        "network": describe_network(model.backbone),
         "strategy": config["trainer"]["strategy"],
     }
 
@@ -94,6 +97,18 @@ def announce(
     lines = (describe_choice(config, images, per_epoch), describe_rate(config, processes))
     for line in filter(None, lines):
         say(line)
+
+
+def announce_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
+    """Name what a network has otherwise than its plain host, such as a missing class token.
+
+    Args:
+        backbone: As built.
+        options: The config's.
+    """
+    unlike = unlike_host(backbone, options)
+    if unlike is not None:
+        say(unlike)
 
 
 def _length(trainer: Mapping[str, Any], batches: int) -> str:

@@ -46,14 +46,19 @@ def expanded(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
             continue
         if not sweep:
             raise ValueError(f"{argument} names several; pass -m {argument}")
-        names = select(value) if key == "backbone" else _options(key, value, fits)
+        names = select(value) if key == "backbone" else _options(key, value, fits, arguments)
         found.append(f"{key}={','.join(names)}")
     return found
 
 
-def _options(group: str, value: str, fits: Fits) -> list[str]:
+def _options(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
     if group == "experiment":
-        known = [name for name, row in experiments().items() if not row.train.cannot_run]
+        typed = {argument.partition("=")[0].lstrip("+") for argument in arguments}
+        known = [
+            name
+            for name, row in experiments().items()
+            if not row.train.cannot_run or typed & set(row.train.needs)
+        ]
     else:
         known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     names = []

@@ -1,0 +1,106 @@
+"""What the figures of a run were measured on: only figures of equal evaluations share a table."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.command_line.yaml_files import read_yaml
+from tools.comparing.records import RunRecord
+from tools.running.config import CONFIGS
+
+UNKNOWN = "unknown"
+# Of ``data`` what concerns training alone, or how images are loaded. All else is evaluation.
+TRAINING = (
+    "root", "num_classes", "batch_size", "eval_batch_size", "num_workers", "cache_dir", "train_*",
+    "num_train", "repeated_augmentation", "token_*", "augmentation.*", "scale_jitter", "flip",
+    "photometric", "cat_max_ratio", "crop_size", "with_mask", "_*",
+)  # fmt: skip
+# But these belong to evaluation, wherever they stand.
+EVALUATION = (
+    "data.augmentation._target_", "data.augmentation.crop_pct", "head.test_*",
+    "trainer.limit_val_batches",
+)  # fmt: skip
+# Values that are the same as none.
+USUAL: Mapping[str, Any] = {"data.augmentation.crop_pct": 0.9, "trainer.limit_val_batches": 1.0}
+
+
+def evaluation_of(run: RunRecord) -> dict[str, Any]:
+    """What a finished run was evaluated on and how, by names for people.
+
+    Data sets are told apart by the fingerprints in summary.json. A run without them, of an older
+    version, shares a table only with runs of the same data option and folder.
+    """
+    data = run.summary.get("data") or {}
+    prints, images = data.get("fingerprints") or {}, data.get("images") or {}
+    known = bool(prints.get("classes") and prints.get("val"))
+    found: dict[str, Any] = {"data": data_name(run)}
+    if known:
+        found["classes"] = f"{data.get('classes')} ({prints['classes'][:6]})"
+        found["validation images"] = f"{images.get('val')} ({prints['val'][:6]})"
+    else:
+        found["data.root"] = None if on_sample_data(run) else run.config.get("data.root")
+        found["classes"] = UNKNOWN
+        found["validation images"] = images.get("val", UNKNOWN)
+    for key, value in sorted(run.config.items()):
+        if is_evaluation(key) and value is not None and value != USUAL.get(key):
+            found[key] = value
+    return found
+
+
+def is_evaluation(key: str) -> bool:
+    """Return True if a setting, by its dotted name, decides what is evaluated or how."""
+    if any(fnmatch.fnmatchcase(key, pattern) for pattern in EVALUATION):
+        return True
+    group, _, option = key.partition(".")
+    return group == "data" and not any(fnmatch.fnmatchcase(option, one) for one in TRAINING)
+
+
+def tables_of(
+    runs: Sequence[RunRecord], free: Sequence[str] = ()
+) -> list[tuple[dict[str, Any], list[RunRecord]]]:
+    """Group runs of one task by their evaluation, in the order of the first of each.
+
+    Args:
+        runs: Of one task.
+        free: Settings that may differ within a table.
+
+    Returns:
+        Of each group what differs from the other groups, by name, and its runs.
+    """
+    groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
+    for run in runs:
+        own = {name: value for name, value in evaluation_of(run).items() if name not in free}
+        key = json.dumps(own, sort_keys=True, default=str)
+        groups.setdefault(key, (own, []))[1].append(run)
+    evaluations = [evaluation for evaluation, _ in groups.values()]
+    names = list(dict.fromkeys(name for one in evaluations for name in one))
+    differ = [name for name in names if len({str(one.get(name)) for one in evaluations}) > 1]
+    return [({name: one.get(name) for name in differ}, group) for one, group in groups.values()]
+
+
+def described(evaluation: Mapping[str, Any]) -> str:
+    """Words for what differs: ``data=imagenet, data.image_size=224``."""
+    parts = []
+    for name, value in evaluation.items():
+        shown = "null" if value is None else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
+        option = name == "data" or "." in name
+        parts.append(f"{name}={shown}" if option else f"{name} {shown}")
+    return ", ".join(parts)
+
+
+def data_name(run: RunRecord) -> str:
+    """The name that the run's data has on the command line."""
+    target = run.config.get("data._target_")
+    for path in sorted((CONFIGS / "data").glob("*.yaml")):
+        if read_yaml(path)["data"]["_target_"] == target:
+            return path.stem
+    return str(target)
+
+
+def on_sample_data(run: RunRecord) -> bool:
+    """Return True if a run's data was made here."""
+    return str(run.config.get("data._target_", "")).startswith("datamodules.sample.")

@@ -1,0 +1,141 @@
+"""Which rows of a table are on equal terms: networks that differ in their mixers alone."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.comparing.evaluations import UNKNOWN, is_evaluation
+from tools.comparing.records import RunRecord
+from tools.comparing.table import Row
+from tools.running.folder import may_differ
+
+# Of a run's settings these name the mixers, or make no other network and no other training.
+MIXERS = ("backbone.name", "backbone.mixer", "backbone.token_mixer")
+OTHER = ("seed", "data.root", "mode", "task_name")
+# Facts of summary.json's ``network`` and what they are called here.
+FACTS = {
+    "host": "host",
+    "class_tokens": "class tokens",
+    "pooling": "pooling",
+    "norms": "norms",
+    "host_parameters": "parameters outside of mixers",
+}
+COUNT = FACTS["host_parameters"]
+MANY = 6  # differences that a line lists
+
+
+def terms_of(run: RunRecord) -> dict[str, Any]:
+    """All of a run but its mixers that a comparison of mixers has to keep equal."""
+    terms = {
+        key: value
+        for key, value in run.config.items()
+        if value is not None
+        and key not in OTHER
+        and not may_differ(key)
+        and not is_evaluation(key)
+        and not any(f"{key}.".startswith(f"{mixer}.") for mixer in MIXERS)
+    }
+    if "backbone.pretrained" in terms:
+        terms["backbone.pretrained"] = _start(terms["backbone.pretrained"])
+    images = (run.summary.get("data") or {}).get("images") or {}
+    terms["training images"] = images.get("train", UNKNOWN)
+    network = run.summary.get("network") or {}
+    return terms | {said: network.get(fact, UNKNOWN) for fact, said in FACTS.items()}
+
+
+def _start(pretrained: Any) -> str:
+    """What a network starts from; the files of two networks are two by nature."""
+    if isinstance(pretrained, str):
+        return "trained weights"
+    return "timm's weights" if pretrained else "random weights"
+
+
+def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Give the rows on equal terms the same letter; rows of older runs get none.
+
+    Returns:
+        The names of the rows by letter, of groups of two or more.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        terms = terms_of(row.first)
+        if terms[COUNT] != UNKNOWN:
+            groups.setdefault(json.dumps(terms, sort_keys=True, default=str), []).append(row)
+    several = [group for group in groups.values() if len(group) > 1]
+    letters = {}
+    for number, group in enumerate(several):
+        letter = string.ascii_lowercase[number] if number < 26 else f"a{number}"
+        for row in group:
+            row.terms = letter
+        letters[letter] = [row.name for row in group]
+    return letters
+
+
+def describe_terms(rows: Sequence[Row]) -> list[str]:
+    """Lines for beneath a table or plot: who is on equal terms, and what else differs.
+
+    Args:
+        rows: Of one table.
+    """
+    letters = mark_terms(rows)
+    if len(rows) < 2:
+        return []
+    lines = []
+    if letters:
+        named = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
+        lines.append(f"on equal terms but for the mixer: {named}")
+    unknown = [row.name for row in rows if terms_of(row.first)[COUNT] == UNKNOWN]
+    if unknown:
+        lines.append(
+            f"not known to be on equal terms: {', '.join(unknown)} (summary.json has no network)"
+        )
+    differ = _differences(rows)
+    if differ:
+        lines.append("besides the mixer these differ:")
+        lines += [f"  {line}" for line in differ]
+    return lines
+
+
+def _differences(rows: Sequence[Row]) -> list[str]:
+    """What differs between rows; settings that part the rows alike share a line."""
+    terms = {row.name: terms_of(row.first) for row in rows}
+    keys = [*FACTS.values(), *sorted({key for one in terms.values() for key in one})]
+    hosts = len({one[FACTS["host"]] for one in terms.values()}) > 1
+    partitions: dict[str, list[str]] = {}
+    for key in dict.fromkeys(keys):
+        if hosts and key.startswith("backbone.") and any(key not in one for one in terms.values()):
+            continue  # an option that one of the hosts does not have
+        values = {name: _shown(one.get(key)) for name, one in terms.items()}
+        if len(set(values.values())) > 1:
+            order = list(dict.fromkeys(values.values()))
+            parts = json.dumps([order.index(value) for value in values.values()])
+            partitions.setdefault(parts, []).append(key)
+    if len(partitions) > 1 or any(len(keys) > 1 for keys in partitions.values()):
+        for shared in partitions.values():  # the count only shows what nothing else does
+            if COUNT in shared and (len(shared) > 1 or len(partitions) > 1):
+                shared.remove(COUNT)
+    lines = [_line(shared, terms) for shared in partitions.values() if shared]
+    more = [f"and {len(lines) - MANY} more"] if len(lines) > MANY else []
+    return [*lines[:MANY], *more]
+
+
+def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
+    """``class tokens 1, pooling class token: deit_t; class tokens 0, ...: deit_t_iffn``."""
+    groups: dict[str, list[str]] = {}
+    for name, own in terms.items():
+        words = [
+            f"{key}={_shown(own.get(key))}" if "." in key else f"{key} {_shown(own.get(key))}"
+            for key in keys[:MANY]
+        ]
+        words += [f"and {len(keys) - MANY} more"] if len(keys) > MANY else []
+        groups.setdefault(", ".join(words), []).append(name)
+    return "; ".join(f"{words}: {', '.join(names)}" for words, names in groups.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

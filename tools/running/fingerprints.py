@@ -1,0 +1,50 @@
+"""Short names of what a run was evaluated on, by which other runs recognise the same data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules import BaseDataModule
+
+DIGITS = 12
+MEASURED = 200  # files whose sizes are looked at, evenly spaced
+
+
+def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
+    """Fingerprints of the classes, in their order, and of the validation images.
+
+    An image is known by its file and the folder around it, whatever lies above; some are measured.
+    A set with an annotation file of its own is known by that file's content, too.
+
+    Returns:
+        ``classes`` and ``val``; None for validation images that there are not.
+    """
+    if "val" not in datamodule.sizes():
+        return {"classes": _digest(list(datamodule.class_names)), "val": None}
+    dataset = datamodule.dataset("val")
+    files = [dataset.describe(index) for index in range(len(dataset))]
+    parts: list[Any] = [sorted(_short(file) for file in files), _sizes(files)]
+    annotations = getattr(datamodule, "val_annotations", None)
+    if isinstance(annotations, str) and datamodule.root is not None:
+        content = (datamodule.root / annotations).read_bytes()
+        parts.append(hashlib.sha256(content).hexdigest())
+    return {"classes": _digest(list(datamodule.class_names)), "val": _digest(parts)}
+
+
+def _short(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])
+
+
+def _sizes(files: Sequence[str]) -> list[int | None]:
+    """Sizes of some files; None for images that are no files of their own."""
+    chosen = sorted(files)[:: max(1, len(files) // MEASURED)]
+    return [path.stat().st_size if (path := Path(file)).is_file() else None for file in chosen]
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
