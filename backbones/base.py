@@ -81,7 +81,7 @@ class Backbone(nn.Module):
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
     img_size: tuple[int, int] = (224, 224)
-    pooling: str = "mean"
+    pooling: str = "mean of the map"
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,11 +97,6 @@ class Backbone(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
         raise NotImplementedError
-
-    @property
-    def pooling(self) -> str:
-        """What ``embed`` reads: the mean of the map, unless the host says otherwise."""
-        return "mean of the map"
 
     def features(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.

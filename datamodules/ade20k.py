@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files import list_images, require_folder, require_names
+from datamodules.console import say
+from datamodules.files import list_images, require_folder, require_names, skipped_notice, suffix_of
 from datamodules.masks import consecutive, read_class_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
 
@@ -66,6 +68,16 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return read_class_names(file) if file.is_file() else tuple(ade20k_metainfo()["classes"])
 
 
+def stems(folder: Path, ending: str) -> set[str]:
+    """Return the names of a folder's files without their ending; log how many have another."""
+    skipped: Counter[str] = Counter()
+    names = list_images(folder, skipped)
+    skipped.update(suffix_of(name) for name in names if not name.endswith(ending))
+    for line in skipped_notice(folder, skipped):
+        say(line)
+    return {name.removesuffix(ending) for name in names if name.endswith(ending)}
+
+
 def checked_pairs(images: Path, masks: Path) -> list[Pair]:
     """Each image (.jpg) with its mask (.png), in the order of their names.
 
@@ -74,8 +86,7 @@ def checked_pairs(images: Path, masks: Path) -> list[Pair]:
     """
     for folder in (images, masks):
         require_folder(folder, f"an ADE20K folder has {ADE20KDataModule.layout}")
-    image_stems = {name[:-4] for name in list_images(images) if name.endswith(".jpg")}
-    mask_stems = {name[:-4] for name in list_images(masks) if name.endswith(".png")}
+    image_stems, mask_stems = stems(images, ".jpg"), stems(masks, ".png")
     if not image_stems:
         raise ValueError(
             f"no .jpg images in {images}; an ADE20K folder has {ADE20KDataModule.layout}"

@@ -15,6 +15,7 @@ from lightning import LightningDataModule
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
+from datamodules.class_order import ClassOrder, other_orders
 from datamodules.console import say
 from datamodules.files import first_few
 from datamodules.headers import check_each
@@ -48,6 +49,7 @@ class BaseDataModule(LightningDataModule):
     Attributes:
         class_names: Names of the classes, in label order; known after ``setup``.
         category_ids: What the files of the set call each label, where that is not the label.
+        class_order: In which names of folders become labels; None if the files number the classes.
         upright: Whether images are turned as their EXIF orientation says.
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
@@ -62,6 +64,7 @@ class BaseDataModule(LightningDataModule):
     upright: ClassVar[bool] = False
     class_names: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
+    class_order: ClassOrder | None = None
     repeated_augmentation: int = 1
     told_absent: bool = False
     parts: Sequence[Any] = ()
@@ -106,6 +109,11 @@ class BaseDataModule(LightningDataModule):
                 f"{type(self).__name__} knows its classes only after setup(); call it first"
             )
         return len(self.class_names)
+
+    @property
+    def other_orders(self) -> dict[str, tuple[str, ...]]:
+        """The classes by each other ``data.class_order`` that would number them differently."""
+        return other_orders(self.class_names, self.class_order)
 
     @property
     def folder(self) -> Path:

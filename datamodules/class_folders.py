@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import at_least
+from datamodules.class_listing import list_classes
+from datamodules.class_order import in_order
 from datamodules.console import say
-from datamodules.files import first_few, list_images
+from datamodules.files import first_few, validation_folder
 from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.sampling import SeededDataset
 
@@ -17,9 +19,9 @@ from datamodules.sampling import SeededDataset
 class ClassFoldersDataModule(ImageFolderDataModule):
     """Class folders directly in ``root`` or in ``root/train``; validation is drawn from them.
 
-    A folder ``val`` beside ``train`` is taken instead, if there is one. Which images are drawn
-    depends on their names and ``split_seed`` alone: the same ones in every run, and images that are
-    added later hardly move others from one side to the other.
+    A folder ``val`` (or ``valid``, ``validation``) beside ``train`` is taken instead, if there is
+    one. Which images are drawn depends on their names and ``split_seed`` alone: the same ones in
+    every run, and images that are added later hardly move others from one side to the other.
 
     Args:
         root: The folder.
@@ -55,12 +57,12 @@ class ClassFoldersDataModule(ImageFolderDataModule):
     def build(self) -> dict[Any, SeededDataset]:
         """List the images and divide them, unless they are divided already."""
         train = self.folder / "train"
-        if train.is_dir() and (self.folder / "val").is_dir():
+        if train.is_dir() and validation_folder(self.folder).is_dir():
             return super().build()
         folder = train if train.is_dir() else self.folder
-        self.class_names = tuple(class_folders(folder))
+        self.class_names = tuple(in_order(class_folders(folder), self.class_order))
         self.check_count(folder)
-        images = {name: list_images(folder / name) for name in self.class_names}
+        images = list_classes(folder, self.class_names)
         few = [name for name, found in images.items() if len(found) < 2]
         if few:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Finds images on disk, decodes them strictly, and words complaints about files."""
+"""Find images on disk, decode them strictly, and word complaints about files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import io
 import os
 import stat
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError, features
 
+from datamodules.console import say
+
+# torchvision's and timm's endings, and further names of what Pillow decodes.
 IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
-)
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff",
+     ".ppm", ".pgm", ".pbm", ".pnm", ".jp2"}
+)  # fmt: skip
+HIDDEN, NO_ENDING = "hidden", "no ending"  # kinds of skipped files, beside endings
+VALIDATION = ("val", "valid", "validation")  # names of the folder of validation images
 ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
 MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
 
@@ -27,17 +34,70 @@ def first_few(items: Iterable[object], limit: int = 5) -> str:
     return f"{text}, ... ({len(listed)} in all)" if len(listed) > limit else text
 
 
-def list_images(folder: Path) -> list[str]:
-    """Sorted names of the image files directly in a folder; hidden and other files are left out."""
+def suffix_of(name: str) -> str:
+    """Return the ending of a file name in lower case, such as ``.jpg``."""
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a third of pathlib's time
+
+
+def list_images(folder: Path, skipped: Counter[str] | None = None) -> list[str]:
+    """Return the sorted names of the images in a folder and its sub-folders.
+
+    Args:
+        folder: Names are relative to it, with slashes: ``1.jpg``, ``close/2.jpg``.
+        skipped: Counts the other files by their endings. Hidden files count where they end as
+            images do; hidden folders are skipped.
+    """
+    return sorted(_images_in(folder, "", Counter() if skipped is None else skipped, ()))
+
+
+def _images_in(
+    folder: Path, prefix: str, skipped: Counter[str], above: tuple[tuple[int, int], ...]
+) -> Iterator[str]:
+    """Yield the images of a folder; a link to a folder above is not followed."""
+    status = folder.stat()
+    place = (status.st_dev, status.st_ino)
+    if place in above:
+        return
     with os.scandir(folder) as entries:
-        return sorted(
-            entry.name
-            for entry in entries
-            if not entry.name.startswith(".")
-            and Path(entry.name).suffix.lower() in IMAGE_SUFFIXES
-            # A dangling link counts, so that decoding names it.
-            and not entry.is_dir(follow_symlinks=False)
+        for entry in entries:
+            suffix = suffix_of(entry.name)
+            if not entry.is_file(follow_symlinks=False) and Path(entry).is_dir():
+                if not entry.name.startswith("."):
+                    inner = f"{prefix}{entry.name}/"
+                    yield from _images_in(Path(entry), inner, skipped, (*above, place))
+            elif entry.name.startswith("."):
+                skipped[HIDDEN] += suffix in IMAGE_SUFFIXES
+            elif suffix in IMAGE_SUFFIXES:  # a dangling link counts, so that decoding names it
+                yield f"{prefix}{entry.name}"
+            else:
+                skipped[suffix or NO_ENDING] += 1
+
+
+def skipped_notice(folder: Path, skipped: Counter[str]) -> list[str]:
+    """Return the line about skipped files with their endings; none if no file was skipped."""
+    total = skipped.total()
+    if not total:
+        return []
+    counted = [f"{count} {kind}" for kind, count in skipped.most_common() if count]
+    why = "1 file is skipped because of its ending"
+    if total > 1:
+        why = f"{total} files are skipped because of their endings"
+    return [f"{folder}: {why}: {first_few(counted, 10)}"]
+
+
+def validation_folder(root: Path) -> Path:
+    """Return the folder of validation images: ``val``, or ``valid`` or ``validation`` instead.
+
+    Raises:
+        ValueError: More than one of them exists.
+    """
+    there = [root / name for name in VALIDATION if (root / name).is_dir()]
+    if len(there) > 1:
+        raise ValueError(
+            f"{root} has several folders of validation images: "
+            f"{', '.join(folder.name for folder in there)}; keep one of them"
         )
+    return there[0] if there else root / VALIDATION[0]
 
 
 def list_folders(folder: Path) -> list[str]:
@@ -60,15 +120,18 @@ def require_names(missing: Collection[str], what: str, remedy: str) -> None:
 
 
 def images_at(path: str | Path) -> list[Path]:
-    """The image itself, or all images of a folder, for prediction."""
+    """Return the image itself, or all images of a folder and its sub-folders, for prediction."""
     path = Path(path).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"the input {path} is neither an image nor a folder of images")
-    names = list_images(path)
+    skipped: Counter[str] = Counter()
+    names = list_images(path, skipped)
     if not names:
         raise ValueError(f"no images in the input {path}; known endings: {sorted(IMAGE_SUFFIXES)}")
+    for line in skipped_notice(path, skipped):
+        say(line)
     return [path / name for name in names]
 
 
@@ -159,6 +222,10 @@ def readable(path: str | Path) -> Iterator[None]:
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
         reason = "is empty (0 bytes)" if empty else "is not an image, whatever its name says"
+        if suffix_of(str(path)) == ".avif" and not features.check("avif"):
+            raise ValueError(
+                f"{path}: this Pillow cannot read AVIF; type pip install -U pillow"
+            ) from error
         raise ValueError(f"{path} {reason}; replace or remove it") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path} has more than {MAX_PIXELS:,} pixels; make it smaller") from error

@@ -10,10 +10,19 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
+from datamodules.class_listing import list_classes
+from datamodules.class_order import ClassOrder, checked_order, in_order
 from datamodules.classification import REQUIRED, ClassificationDataModule
-from datamodules.files import first_few, list_folders, list_images, require_folder
+from datamodules.files import (
+    first_few,
+    list_folders,
+    list_images,
+    require_folder,
+    validation_folder,
+)
 from datamodules.headers import check_header
 from datamodules.sampling import SeededDataset
+from datamodules.shares import checked_share
 from datamodules.token_labels import LabelledTransform, TokenLabelledFiles
 from datamodules.transforms import Transform
 
@@ -27,12 +36,15 @@ FLAT_FOLDER = (
 class ImageFolderDataModule(ClassificationDataModule):
     """Images in class folders; the classes are the sorted names of the training folders.
 
-    Images are decoded strictly: a broken file is an error that names it, in training too. Hidden
-    files and files without an image's ending are ignored.
+    Images in sub-folders have the class of the outermost folder. Images are decoded strictly: a
+    broken file is an error that names it, in training too. Hidden files and files without an
+    image's ending are skipped, which is logged.
 
     Args:
-        root: Folder that holds ``train`` and ``val``.
+        root: Folder that holds ``train`` and ``val`` (or ``valid``, ``validation``).
         num_classes: Expected number of classes; None accepts any.
+        class_order: Order of the classes: "text" as torchvision sorts the folders (1, 10, 2), or
+            "natural" as timm does (1, 2, 10).
         train_share: Part of each class's training images that is used, the first by their names.
         **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
@@ -46,21 +58,21 @@ class ImageFolderDataModule(ClassificationDataModule):
         root: str | Path | None = None,
         *,
         num_classes: int | None = None,
+        class_order: ClassOrder = "text",
         train_share: float = 1.0,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
-        if not 0 < train_share <= 1:
-            raise ValueError(f"data.train_share must be above 0 and at most 1; got {train_share}")
-        self.train_share = train_share
+        self.class_order = checked_order(class_order)
+        self.train_share = checked_share(train_share)
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and list their images."""
-        train, val = self.folder / "train", self.folder / "val"
+        train, val = self.folder / "train", validation_folder(self.folder)
         for folder in (train, val):
             require_folder(folder, f"an image folder has {self.layout}")
-        self.class_names = tuple(class_folders(train))
+        self.class_names = tuple(in_order(class_folders(train), self.class_order))
         self.check_count(train)
         strays = sorted(set(class_folders(val)) - set(self.class_names))
         if strays:
@@ -85,7 +97,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         """Labelled image files as a seeded dataset, with their label maps if there are any."""
         if not isinstance(transform, LabelledTransform):
             return super().files(root, names, labels, transform)
-        images = TokenLabelledFiles(root, names, labels, transform, self.num_classes)
+        images = TokenLabelledFiles(root, names, labels, transform, self.class_names)
         return self.seeded(images, images.path)
 
     def check_files(self, seconds: float = 60.0) -> None:
@@ -113,10 +125,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         return check
 
     def _split(self, folder: Path, transform: Any, share: float = 1.0) -> SeededDataset:
-        found = {
-            name: list_images(folder / name) if (folder / name).is_dir() else []
-            for name in self.class_names
-        }
+        found = list_classes(folder, self.class_names)
         empty = [name for name, images in found.items() if not images]
         if empty and (folder.name == "train" or len(empty) == len(found)):
             raise ValueError(

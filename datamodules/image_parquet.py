@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from timm.data import ImageNetInfo
 
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.console import say
 from datamodules.files import decode_bytes, first_few, to_rgb
 from datamodules.sampling import SeededDataset
+from datamodules.shares import checked_share, first_by_name, share_notice
+from datamodules.synsets import as_synsets
 from datamodules.transforms import Transform
 
-SPLITS = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
+SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid")}
+TEST = "test"  # validates where there is no other split for it
 PLACE = re.compile(r"-(\d+)-of-(\d+)")
-# Of ImageNet's thousand names as many must be timm's at their places; a few are spelt otherwise.
-SAME_NAMES = 0.9
 LARGE = 1_000_000_000  # bytes whose copy takes a while
 
 
@@ -39,6 +39,8 @@ class ImageParquetDataModule(ClassificationDataModule):
     Args:
         root: Folder of the shards, or the one that holds ``data/``.
         num_classes: Expected number of classes; None accepts any.
+        train_share: Part of each class's training images that is used, the first by the names in
+            ``path``; where the shards have none, the first rows.
         cache_dir: Where the copy lies; None for datasets' own place (``HF_DATASETS_CACHE``).
         image_column: What the shards call their images.
         label_column: What they call the labels.
@@ -53,6 +55,7 @@ class ImageParquetDataModule(ClassificationDataModule):
         root: str | Path | None = None,
         *,
         num_classes: int | None = None,
+        train_share: float = 1.0,
         cache_dir: str | Path | None = None,
         image_column: str = "image",
         label_column: str = "label",
@@ -60,6 +63,7 @@ class ImageParquetDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
+        self.train_share = checked_share(train_share)
         self.cache_dir = None if cache_dir is None else str(Path(cache_dir).expanduser().absolute())
         self.image_column, self.label_column = image_column, label_column
 
@@ -96,6 +100,10 @@ class ImageParquetDataModule(ClassificationDataModule):
             )
             for split, transform in transforms.items()
         }
+        if self.train_share < 1:
+            names = datasets["train"].file_names()
+            say(share_notice(self.train_share, names))
+            datasets["train"].keep(first_by_name(names, labels["train"], self.train_share))
         return {split: self.seeded(images, images.place) for split, images in datasets.items()}
 
     def _rows_of(self, shard: Path) -> int:
@@ -203,19 +211,35 @@ class ParquetImages:
     ) -> None:
         self.table, self.labels, self.transform = table, labels, transform
         self.shards, self.ends = tuple(shards), np.cumsum(list(shards.values()))
+        self.rows: NDArray[np.int64] = np.arange(len(labels), dtype=np.int64)
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self.labels)
 
+    def keep(self, indices: NDArray[np.int64]) -> None:
+        """Keep these rows, in this order."""
+        self.rows, self.labels = self.rows[indices], self.labels[indices]
+
+    def file_names(self) -> list[str] | None:
+        """The file names that the shards give their images; None where one has none."""
+        from pyarrow import compute
+
+        (column,) = self.table.column_names
+        paths = compute.struct_field(self.table.data.column(column), "path").to_pylist()
+        if not all(paths):
+            return None
+        return [path.rpartition("/")[2] for path in paths]
+
     def place(self, index: int) -> str:
         """The shard of a sample and its row there."""
-        shard = int(np.searchsorted(self.ends, index, side="right"))
-        return f"{self.shards[shard]}, row {index - int(self.ends[shard - 1] if shard else 0)}"
+        row = int(self.rows[index])
+        shard = int(np.searchsorted(self.ends, row, side="right"))
+        return f"{self.shards[shard]}, row {row - int(self.ends[shard - 1] if shard else 0)}"
 
     def __getitem__(self, index: int, /) -> Sample:
         """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
-        (value,) = self.table[index].values()
+        (value,) = self.table[int(self.rows[index])].values()
         name, content = self.place(index), value["bytes"]
         if content is None:
             raise ValueError(f"{name} has no bytes of an image; take shards that hold the images")
@@ -228,22 +252,32 @@ def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
 
     Args:
         folder: Holds them, or ``data`` which does.
-        names: What the split may be called; the first that is there counts.
+        names: What the split may be called. A test split serves as validation where there is none.
 
     Raises:
         FileNotFoundError: There are none, or some of those that are counted in the names are not.
+        ValueError: The split has several names there.
     """
+    fallback = (TEST,) if tuple(names) == SPLITS["val"] else ()
     for place in (folder, folder / "data"):
-        for name in names:
-            found = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
-            found = sorted(found or place.glob(f"{name}/*.parquet"))
-            if found:
-                _require_all(found)
-                return found
+        found = {name: held for name in names if (held := _named(place, name))}
+        found = found or {name: held for name in fallback if (held := _named(place, name))}
+        if len(found) > 1:
+            raise ValueError(
+                f"{place} has shards of {' and of '.join(found)}, both validation images; keep one"
+            )
+        for held in found.values():
+            _require_all(held)
+            return held
     raise FileNotFoundError(
         f"{folder} has no {names[0]}-*.parquet; pass the folder that holds "
         f"{ImageParquetDataModule.layout}"
     )
+
+
+def _named(place: Path, name: str) -> list[Path]:
+    found = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
+    return sorted(found or place.glob(f"{name}/*.parquet"))
 
 
 def _require_all(shards: Sequence[Path]) -> None:
@@ -259,24 +293,6 @@ def _require_all(shards: Sequence[Path]) -> None:
             f"{len(missing)} of {total} shards are missing in {shards[0].parent}, the first of "
             f"them {named}; download them"
         )
-
-
-def as_synsets(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of classes; ImageNet's thousand, if they are in its order, as synsets.
-
-    Source: timm's list of both.
-    """
-    info: Any = ImageNetInfo()
-    synsets = info.label_names()
-    if len(names) != len(synsets):
-        return tuple(names)
-    known = (info.label_name_to_description(synset) for synset in synsets)
-    same = [_first(one) == _first(two) for one, two in zip(names, known, strict=True)]
-    return tuple(synsets if sum(same) >= SAME_NAMES * len(same) else names)
-
-
-def _first(lemmas: str) -> str:
-    return lemmas.partition(",")[0].strip().lower()
 
 
 @contextmanager

@@ -43,6 +43,9 @@ class INaturalist2019DataModule(ImageFolderDataModule):
         """Read both files, check them against each other and against the images' folders."""
         if self.train_share != 1:
             raise ValueError("data.train_share is for class folders; leave it out")
+        if self.class_order != "text":
+            raise ValueError("data.class_order is for class folders; leave it out")
+        self.class_order = None
         content = {split: read_split(self.folder / name) for split, name in FILES.items()}
         categories = content["train"]["categories"]
         if content["val"]["categories"] != categories:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
+from datamodules.class_order import ClassOrder, checked_order
 from datamodules.classification import ClassificationDataModule
 from datamodules.console import say
 from datamodules.files import first_few
@@ -28,6 +29,8 @@ class RobustnessDataModule(ClassificationDataModule):
         crop_pct: Share of the resized image's side that is seen: 0.875, 224 of 256, as the sets'
             authors do; ImageNet-C is never cropped. An augmentation that sees whole images stays.
         published_counts: Whether a set without the published number of images is incomplete.
+        class_order: Of a copy of other class folders in ImageNet-C's layout, as in
+            ``ImageFolderDataModule``.
         **options: Of ``ClassificationDataModule``.
 
     Attributes:
@@ -49,6 +52,7 @@ class RobustnessDataModule(ClassificationDataModule):
         roots: Mapping[str, str | None] | None = None,
         crop_pct: float = 0.875,
         published_counts: bool = True,
+        class_order: ClassOrder = "text",
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
@@ -58,6 +62,7 @@ class RobustnessDataModule(ClassificationDataModule):
         if not 0 < crop_pct <= 1:
             raise ValueError(f"data.crop_pct={crop_pct} must be above 0 and at most 1")
         self.sets, self.roots = tuple(sets), dict(roots or {})
+        self.class_order = checked_order(class_order)
         self.crop_pct, self.published_counts = crop_pct, published_counts
         self.found: dict[str, Found] = {}
         self.absent: tuple[str, ...] = ()
@@ -71,7 +76,12 @@ class RobustnessDataModule(ClassificationDataModule):
         for name in self.sets:
             place = locate(name, root, given[name], alone=alone)
             if place is not None:
-                self.found[name] = find(name, place, published=self.published_counts)
+                self.found[name] = find(
+                    name,
+                    place,
+                    published=self.published_counts,
+                    class_order=self.class_order,
+                )
         self.absent = tuple(name for name in self.sets if name not in self.found)
         if not self.found:
             names = [usual for name in self.sets for usual in USUAL[name][:1]]

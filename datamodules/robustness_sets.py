@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from timm.data import ImageNetInfo
 
+from datamodules.class_listing import Listing, list_classes
+from datamodules.class_order import ClassOrder, in_order
 from datamodules.corruptions import KINDS, SEVERITIES
-from datamodules.files import first_few, list_folders, list_images
+from datamodules.files import first_few, list_folders, validation_folder
+from datamodules.synsets import SYNSETS
 
 # What folders of the sets are called, below a folder that holds several.
 USUAL: Mapping[str, tuple[str, ...]] = {
@@ -35,8 +37,6 @@ IMAGES: Mapping[str, int] = {
 }
 GROUPS = ("noise", "blur", "weather", "digital")  # folders that the archives of -C unpack to
 SUBSETS = ("imagenet_a", "imagenet_r")  # of 200 classes each
-INNER = {"imagenet": "val", "imagenet_sketch": "sketch"}  # folders that their class folders lie in
-SYNSETS: tuple[str, ...] = tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,22 @@ def locate(name: str, root: Path | None, given: str | None, *, alone: bool) -> P
     return root if alone else None
 
 
-def find(name: str, folder: Path, *, published: bool = True) -> Found:
+def find(
+    name: str, folder: Path, *, published: bool = True, class_order: ClassOrder | None = "text"
+) -> Found:
     """A set in its folder.
 
     Args:
         name: Of the set.
         folder: That holds it.
         published: Whether the number of images has to be the published one.
+        class_order: Of the classes of a copy in ImageNet-C's layout that are not ImageNet's.
 
     Raises:
         ValueError: Folders that are none of the set's.
     """
     if name == "imagenet_c":
-        return _c(folder, published)
+        return _c(folder, published, class_order)
     if name == "imagenet_v2":
         return _v2(folder, published)
     return _of_synsets(name, folder, published)
@@ -136,8 +139,7 @@ def _of_synsets(name: str, folder: Path, published: bool) -> Found:
     """A set of folders that are called by WordNet's numbers: of all 1000 classes, or of 200."""
     masked = name in SUBSETS
     classes = subset_of(name) if masked else tuple(range(len(SYNSETS)))
-    inner = folder / INNER.get(name, name)
-    folder = inner if inner.is_dir() else folder
+    folder = _inner(name, folder)
     wanted = {SYNSETS[label]: label for label in classes}
     found = list_folders(folder)
     foreign = [one for one in found if one not in wanted]
@@ -146,10 +148,17 @@ def _of_synsets(name: str, folder: Path, published: bool) -> Found:
             f"{folder} has folders that are none of the {len(wanted)} classes of {name}: "
             f"{first_few(foreign)}; pass the folder that holds the class folders alone"
         )
-    images = {one: list_images(folder / one) for one in found}
+    images = list_classes(folder, found)
     part = _part(name, folder, images, wanted, classes if masked else ())
     missing = [one for one in wanted if not images.get(one)]
     return Found((part,), _lacks(part, missing, published))
+
+
+def _inner(name: str, folder: Path) -> Path:
+    """Return the folder that holds a set's class folders: one inside, or the set's own."""
+    inside = {"imagenet": validation_folder(folder), "imagenet_sketch": folder / "sketch"}
+    inner = inside.get(name, folder / name)
+    return inner if inner.is_dir() else folder
 
 
 def _v2(folder: Path, published: bool) -> Found:
@@ -161,7 +170,7 @@ def _v2(folder: Path, published: bool) -> Found:
             f"{first_few(foreign)}; pass one of its three sets"
         )
     # By number: as text, 10 would stand before 2.
-    images = {one: list_images(folder / one) for one in sorted(found, key=int)}
+    images = list_classes(folder, sorted(found, key=int))
     part = _part("imagenet_v2", folder, images, {one: int(one) for one in found})
     held = {int(one) for one in found if images[one]}
     missing = [str(label) for label in range(len(SYNSETS)) if label not in held]
@@ -173,7 +182,7 @@ def _lacks(part: Part, missing: list[str], published: bool) -> tuple[str, ...]:
     return (*lacks, *(_count(part, IMAGES[part.name]) if published else ()))
 
 
-def _c(folder: Path, published: bool) -> Found:
+def _c(folder: Path, published: bool, class_order: ClassOrder | None) -> Found:
     """ImageNet-C, or a copy of any class folder in its layout."""
     there = {
         (kind, severity): place
@@ -186,12 +195,11 @@ def _c(folder: Path, published: bool) -> Found:
             f"{folder} holds no <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass the folder "
             "of ImageNet-C, or make a copy of your own data with tools/corrupt.py"
         )
-    images = {
-        key: {one: list_images(place / one) for one in list_folders(place)}
-        for key, place in there.items()
-    }
-    classes = sorted({one for held in images.values() for one in held})
-    names = SYNSETS if set(classes) <= set(SYNSETS) else tuple(classes)
+    listing = Listing(folder)
+    images = {key: listing.images(place, list_folders(place)) for key, place in there.items()}
+    listing.say()
+    classes = {one for held in images.values() for one in held}
+    names = SYNSETS if classes <= set(SYNSETS) else tuple(in_order(classes, class_order))
     labels = {one: label for label, one in enumerate(names)}
     parts = [
         _part(f"imagenet_c/{kind}/{severity}", there[kind, severity], held, labels)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files import first_few, list_images, require_folder, require_names
+from datamodules.console import say
+from datamodules.files import (
+    IMAGE_SUFFIXES,
+    VALIDATION,
+    first_few,
+    list_images,
+    require_folder,
+    require_names,
+    skipped_notice,
+    suffix_of,
+    validation_folder,
+)
 from datamodules.mask_colours import IGNORED
 from datamodules.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
@@ -19,6 +31,9 @@ LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
 
 class SegmentationFolderDataModule(SegmentationDataModule):
     """Images and masks of the same names; a mask's pixel holds its class's number, from 0 on.
+
+    Folders may have sub-folders, which images and masks share. ``images/valid`` serves where there
+    is no ``images/val``.
 
     Args:
         root: Folder that holds the others.
@@ -77,9 +92,14 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self.code = self._code()
         self.category_ids = self.code.values
         return {
-            split: self._paired(self.folder / images, self.folder / masks)
+            split: self._paired(self._place(images), self._place(masks))
             for split, (images, masks) in self.folders.items()
         }
+
+    def _place(self, name: str) -> Path:
+        """Return a folder of the set; for ``val`` the folder of validation images there is."""
+        folder = self.folder / name
+        return validation_folder(folder.parent) if folder.name == VALIDATION[0] else folder
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
@@ -114,8 +134,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     def _paired(self, images: Path, masks: Path) -> list[Pair]:
         for folder in (images, masks):
             require_folder(folder, f"such a set has {self.layout}, or other folders that are named")
-        of_image = _by_stem(images, list_images(images))
-        of_mask = _by_stem(masks, [n for n in list_images(masks) if n.lower().endswith(LOSSLESS)])
+        of_image = _by_stem(images, _listed(images, IMAGE_SUFFIXES))
+        of_mask = _by_stem(masks, _listed(masks, LOSSLESS))
         if not of_image:
             raise ValueError(f"no images in {images}; such a set has {self.layout}")
         wanted = {stem: f"{stem}{self.mask_suffix}" for stem in of_image}
@@ -132,10 +152,20 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         return [Pair(images / of_image[s], masks / of_mask[m]) for s, m in sorted(wanted.items())]
 
 
+def _listed(folder: Path, suffixes: Collection[str]) -> list[str]:
+    """Return the files with one of the endings; log how many others are skipped."""
+    skipped: Counter[str] = Counter()
+    names = list_images(folder, skipped)
+    skipped.update(suffix_of(name) for name in names if suffix_of(name) not in suffixes)
+    for line in skipped_notice(folder, skipped):
+        say(line)
+    return [name for name in names if suffix_of(name) in suffixes]
+
+
 def _by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    by_stem = {Path(name).stem: name for name in names}
+    by_stem = {str(Path(name).with_suffix("")): name for name in names}
     if len(by_stem) < len(names):
-        twice = [name for name in names if by_stem[Path(name).stem] != name]
+        twice = [name for name in names if name not in by_stem.values()]
         raise ValueError(
             f"{folder} has files that differ in their ending only: {first_few(twice)}; remove one "
             "of each"

@@ -3,7 +3,8 @@
 A label map is a file ``<folder>/<class>/<image>.pt`` of a tensor (2, T, h, w), float16 or float32:
 of each place of the image, as a grid of h x w, the scores of its T best classes and their numbers.
 That is the format of the published maps (``label_top5_train_nfnet``: T = 5, 18 x 18);
-``tools/annotate.py`` makes others.
+``tools/annotate.py`` makes others, and lists the classes that their numbers mean in
+``classes.json``.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
 NeurIPS 2021, https://arxiv.org/abs/2104.10858.
@@ -12,6 +13,7 @@ NeurIPS 2021, https://arxiv.org/abs/2104.10858.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from datamodules.classification import Boxes, ImageFiles, Sample, sample
 from datamodules.files import load_rgb, require_folder, require_names
 from datamodules.transforms import PaperAugmentation, augment_ops
 
+CLASSES = "classes.json"  # beside label maps: the names of the classes, in label order
 Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
 
 
@@ -164,6 +167,40 @@ def moved(label_map: Tensor, matrix: Matrix) -> Tensor:
     return torch.stack([taken[0] * inside, taken[1]])
 
 
+def write_classes(folder: Path, names: Sequence[str]) -> None:
+    """List the classes of a folder of label maps, in label order.
+
+    Raises:
+        ValueError: The folder has label maps of other classes or another order.
+    """
+    check_map_classes(folder, names)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CLASSES).write_text(json.dumps(list(names), indent=0) + "\n", encoding="utf-8")
+
+
+def check_map_classes(folder: Path, names: Sequence[str]) -> None:
+    """Compare the classes of label maps with the data's, if the folder lists them.
+
+    Raises:
+        ValueError: They differ by name or order.
+    """
+    file = folder / CLASSES
+    if not file.is_file():
+        return
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if found == list(names):
+        return
+    if sorted(found) == sorted(names):
+        raise ValueError(
+            f"{folder} has label maps of these classes in another order; pass the class_order that "
+            "they were made with, or make them again with tools/annotate.py"
+        )
+    raise ValueError(
+        f"{file} lists {len(found)} classes, not the {len(names)} of the data; make label maps "
+        "with an annotator of these classes"
+    )
+
+
 class TokenLabelledFiles(ImageFiles):
     """Image files with labels and label maps, of which nothing is read before it is needed.
 
@@ -172,7 +209,7 @@ class TokenLabelledFiles(ImageFiles):
         names: File names, ``<class>/<image>``.
         labels: Their labels.
         transform: Of images and label maps.
-        num_classes: Of the data.
+        class_names: Of the data.
     """
 
     transform: Any
@@ -183,20 +220,21 @@ class TokenLabelledFiles(ImageFiles):
         names: Sequence[str],
         labels: Sequence[int],
         transform: LabelledTransform,
-        num_classes: int,
+        class_names: Sequence[str],
     ) -> None:
         super().__init__(root, names, labels, cast("Any", transform))
-        self.num_classes = num_classes
+        self.class_names, self.num_classes = tuple(class_names), len(class_names)
 
     def check(self) -> None:
         """Look for all label maps, and into the first.
 
         Raises:
             FileNotFoundError: Their folder, or some of them, are not there.
-            ValueError: The first of them is none.
+            ValueError: The first of them is none, or their classes are others or in another order.
         """
         folder = self.transform.folder
         require_folder(folder, "data.token_labels=<folder> holds <class>/<image>.pt")
+        check_map_classes(folder, self.class_names)
         there: dict[Path, set[str]] = {}
         missing = []
         for index in range(len(self)):

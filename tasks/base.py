@@ -16,7 +16,7 @@ from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments
 from tasks.batches import Row
-from tasks.classes import check_classes
+from tasks.classes import Orders, check_classes, warn_of_order
 from tasks.ema import WeightEMA
 from tasks.evaluation import Evaluation
 from tasks.judgement import SecondJudgement
@@ -44,6 +44,7 @@ class BaseTask(Training, Evaluation, Prediction):
     Attributes:
         monitor: The metric, higher is better, that chooses the best checkpoint.
         category_ids: What the data's files call each label, if not by itself; kept in checkpoints.
+        other_orders: The classes in each other order that their data can be read in.
         data: The datamodule that prepares images for ``predict``.
         preview_images: How many images a run draws its predictions for.
         headline: The metrics that progress lines show.
@@ -73,6 +74,7 @@ class BaseTask(Training, Evaluation, Prediction):
         self.model: Any = model
         self.class_names = tuple(class_names)
         self.category_ids: tuple[int, ...] = ()
+        self.other_orders: Orders = {}
         self.data: Any = None
         self.optimizer_options = dict(optimizer)
         self.schedule_options = dict(schedule)
@@ -108,7 +110,7 @@ class BaseTask(Training, Evaluation, Prediction):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse one of other classes, and take over the average."""
-        check_classes(checkpoint, self.class_names, "the checkpoint")
+        check_classes(checkpoint, self.class_names, "the checkpoint", self.other_orders)
         place = EMA if EMA in checkpoint else UNREPORTED
         if self.ema is not None and place in checkpoint:
             self.ema.is_reported = place == EMA
@@ -129,5 +131,7 @@ class BaseTask(Training, Evaluation, Prediction):
             ValueError: Weights of another model or for other classes; what differs is listed.
         """
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
-        check_classes(opened.values, self.class_names, opened.path)
+        check_classes(opened.values, self.class_names, opened.path, self.other_orders)
         adopt(self.model, opened)
+        if opened.class_names is None:
+            warn_of_order(opened.path, self.class_names, self.other_orders)

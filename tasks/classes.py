@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
 from timm.data import ImageNetInfo
 
 from backbones.checkpoints.opening import Checkpoint
@@ -16,6 +17,8 @@ from backbones.checkpoints.opening import Checkpoint
 SYNSET = re.compile(r"n\d{8}")  # WordNet's numbers of nouns, by which ImageNet's folders are called
 LISTED = 20  # classes that are listed whole
 SHOWN = 5  # differences shown of longer lists
+ORDER = "data.class_order"  # chooses the order in which class folders become labels
+Orders = Mapping[str, tuple[str, ...]]  # the names of classes by order
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,21 @@ def check_several(names: Sequence[str], missing: str) -> None:
         )
 
 
-def check_classes(checkpoint: Mapping[str, Any], names: Sequence[str], source: str | Path) -> None:
+def check_classes(
+    checkpoint: Mapping[str, Any],
+    names: Sequence[str],
+    source: str | Path,
+    others: Orders | None = None,
+    option: str = ORDER,
+) -> None:
     """Refuse a checkpoint that was trained on other classes, or on these in another order.
 
     Args:
         checkpoint: What the file holds; without names, nothing is compared.
         names: Of the data.
         source: The file, for the message.
+        others: The data's classes in each other order that they can be read in.
+        option: Name of the option that chooses the order.
 
     Raises:
         ValueError: Shows both lists, of long ones where they differ.
@@ -93,9 +104,35 @@ def check_classes(checkpoint: Mapping[str, Any], names: Sequence[str], source: s
         lists = f"checkpoint: {', '.join(trained)}; data: {', '.join(data)}"
     else:
         lists = _differences(trained, data)
-    raise ValueError(
-        f"{source} was trained on {how} ({lists}); pass data with the classes of the checkpoint, "
-        "in its order"
+    fitting = [order for order, found in (others or {}).items() if found == trained]
+    remedy = (
+        f"pass {option}={fitting[0]}"
+        if fitting
+        else "pass data with the classes of the checkpoint, in its order"
+    )
+    raise ValueError(f"{source} was trained on {how} ({lists}); {remedy}")
+
+
+def warn_of_order(
+    source: str | Path, names: Sequence[str], others: Orders, option: str = ORDER
+) -> None:
+    """Warn of a classifier without class names if timm would number the data's classes otherwise.
+
+    Args:
+        source: The classifier's file or name.
+        names: Of the data.
+        others: The data's classes in each other order that they can be read in.
+        option: Name of the option that chooses the order.
+    """
+    natural = others.get("natural")
+    if natural is None:
+        return
+    first = next(i for i, pair in enumerate(zip(names, natural, strict=True)) if len({*pair}) > 1)
+    rank_zero_warn(
+        f"{source} does not name its classes, and their order is open: class {first} is "
+        f"{names[first]!r} here (folders sorted as text) and {natural[first]!r} in timm (sorted "
+        f"by number); pass {option}=natural for a classifier that timm trained",
+        stacklevel=3,
     )
 
 

@@ -124,7 +124,9 @@ class ClassificationTask(BaseTask):
             check_token_labels(self.model, self.mixup)
         if self.distillation.how is not None and self._teacher is None:
             images = datamodule.normalisation
-            self._teacher = load_teacher(self.distillation, self.class_names, images), images
+            orders = getattr(datamodule, "other_orders", {})
+            teacher = load_teacher(self.distillation, self.class_names, images, orders)
+            self._teacher = teacher, images
 
     def setup(self, stage: str) -> None:
         """Load what only training needs where a trainer is used without ``tools/run.py``."""

@@ -14,7 +14,7 @@ from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete, check_value
 from tasks.base import BaseTask
-from tasks.classes import Classes, check_classes, classes_of
+from tasks.classes import Classes, check_classes, classes_of, warn_of_order
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tasks.saved import saved_run
@@ -60,8 +60,10 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
     backbone = build_backbone(config) if backbone is None else backbone
     model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
     if start is not None:
-        check_classes(start.values, data.class_names, start.path)
+        check_classes(start.values, data.class_names, start.path, data.other_orders)
         adopt(model, convert(start, backbone))
+        if start.class_names is None:
+            warn_of_order(start.path, data.class_names, data.other_orders)
     task: BaseTask = build(
         config,
         "task",
@@ -71,6 +73,7 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
         schedule=config["schedule"],
     )
     task.category_ids = data.category_ids
+    task.other_orders = data.other_orders
     return task
 
 

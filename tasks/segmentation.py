@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -56,6 +57,8 @@ class SegmentationTask(BaseTask):
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._said_absent = False
         self._stems: Counter[str] = Counter()
+        self._names: Counter[str] = Counter()
+        self._above = Path()
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -123,20 +126,27 @@ class SegmentationTask(BaseTask):
         return results
 
     def on_predict_start(self) -> None:
-        """Find out which files share a name but for its ending."""
+        """Find out which files share a name, or a name but for its ending."""
         trainer: Any = self.trainer
-        self._stems = Counter(Path(name).stem for name in trainer.datamodule.predict_names())
+        paths = [Path(name) for name in trainer.datamodule.predict_names()]
+        self._stems = Counter(path.stem for path in paths)
+        self._names = Counter(path.name for path in paths)
+        folders = {str(path.parent) for path in paths}
+        self._above = Path(os.path.commonpath(folders)) if len(folders) > 1 else Path()
 
     def filed(self, row: Row) -> Row:
         """The row with its labels in a file."""
         trainer: Any = self.trainer
         folder = Path(trainer.default_root_dir) / LABELS
-        folder.mkdir(exist_ok=True)
         path = Path(row["image"])
-        target = folder / f"{path.stem if self._stems[path.stem] == 1 else path.name}.png"
+        name = path.stem if self._stems[path.stem] == 1 else path.name
+        # Of sub-folders that hold files of one name the label maps have sub-folders as well.
+        inner = path.parent.relative_to(self._above) if self._names[path.name] > 1 else Path()
+        target = folder / inner / f"{name}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
         colours = trainer.datamodule.metainfo["palette"]
         label_map(row["labels"], self.category_ids, colours).save(target)
-        return row | {"labels": f"{LABELS}/{target.name}"}
+        return row | {"labels": f"{LABELS}/{target.relative_to(folder).as_posix()}"}
 
     def answer(self, row: Row) -> str:
         """The classes with their shares of the pixels, the largest first."""

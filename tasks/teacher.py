@@ -20,7 +20,8 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_value
 from heads.distillation import Distillation, Taught
 from heads.linear import LinearClassifier
-from tasks.saved import saved_run
+from tasks.classes import ORDER, Orders, check_classes, warn_of_order
+from tasks.saved import checkpoint_file, saved_run
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -143,11 +144,23 @@ class Teacher:
 
 
 def load_teacher(
-    options: TeacherOptions, class_names: Sequence[str], normalisation: Normalisation
+    options: TeacherOptions,
+    class_names: Sequence[str],
+    normalisation: Normalisation,
+    other_orders: Orders | None = None,
+    order_option: str = ORDER,
 ) -> Teacher:
-    """Build the teacher of a student with these classes, whose images are so normalised.
+    """Build the teacher of a student.
 
     The random numbers of the run are left as they are.
+
+    Args:
+        options: Which network teaches, and how.
+        class_names: Of the data.
+        normalisation: Of the student's images.
+        other_orders: The classes in each other order that the data can be read in; a teacher that
+            does not name its classes may know them in that one.
+        order_option: Name of the option that chooses the order, for the warning.
 
     Raises:
         ValueError: No such weights, weights of another network, or of other classes.
@@ -155,6 +168,7 @@ def load_teacher(
     assert options.how is not None
     with torch.random.fork_rng(devices=[]):
         network, name, own, size = _load(options, class_names, normalisation)
+    _check_order(options, name, class_names, other_orders or {}, order_option)
     teacher = Teacher(network, name, own, options.image_size or size, options.how)
     count = sum(parameter.numel() for parameter in network.parameters())
     notes = [] if _equal(own, normalisation) else ["normalised as its own training's"]
@@ -194,6 +208,23 @@ def _load(
     return network, name, (data["mean"], data["std"]), fixed
 
 
+def _check_order(
+    options: TeacherOptions, name: str, class_names: Sequence[str], others: Orders, option: str
+) -> None:
+    """Compare a teacher's classes by name and order, or warn where it does not name them.
+
+    Raises:
+        ValueError: They differ.
+    """
+    file = options.checkpoint
+    source = f"the teacher {file or name}"
+    opened = file and open_checkpoint(checkpoint_file(file), values_only=True)
+    if opened and opened.class_names is not None:
+        check_classes(opened.values, class_names, source, others, option)
+    else:
+        warn_of_order(source, class_names, others, option)
+
+
 def _of_run(
     config: Mapping[str, Any], name: str | None, file: str | Path, class_names: Sequence[str]
 ) -> Loaded:
@@ -211,12 +242,6 @@ def _of_run(
         )
     task = load_run(file)
     _check_count(len(task.class_names), class_names, str(file))
-    if task.class_names != tuple(class_names):
-        raise ValueError(
-            f"the teacher {file} was trained on other classes than the data have, or on the same "
-            f"in another order; it begins with {', '.join(task.class_names[:3])}, the data with "
-            f"{', '.join(class_names[:3])}"
-        )
     return task.model, trained, task.data.normalisation, None
 
 

@@ -7,12 +7,14 @@ usage: python tools/annotate.py root=FOLDER out=FOLDER teacher=NAME [key=value .
   teacher=NAME     a network of timm's, such as dm_nfnet_f6.dm_in1k, or a backbone here
   checkpoint=FILE  its weights with the classifier, or a run folder, which says the name, too
   size=N           side that the whole image is resized to (default: the teacher's own, or 224)
+  class_order=text order of the class folders, natural as timm sorts them; as data.class_order
   top=5            classes kept of each place
   batch=32         images at a time
   device=cpu       or cuda
 
 A file holds a tensor (2, top, h, w): of each place of the teacher's last map the scores of its best
-classes, and their numbers among the sorted names of the class folders. The published maps of
+classes, and their numbers among the sorted names of the class folders, which classes.json lists.
+The published maps of
 ImageNet have this format. Train with them by  python tools/run.py recipe=lvt backbone=lvt_r2
 data=imagenet data.root=FOLDER data.token_labels=FOLDER
 """
@@ -36,6 +38,7 @@ DEFAULTS = {
     "teacher": "",
     "checkpoint": "",
     "size": "",
+    "class_order": "text",
     "top": "5",
     "batch": "32",
     "device": "cpu",
@@ -55,7 +58,9 @@ def annotate(arguments: Sequence[str]) -> None:
     Raises:
         ValueError: An option that is missing or cannot be used.
     """
-    options = parse(arguments, DEFAULTS, {"device": ("cpu", "cuda")})
+    options = parse(
+        arguments, DEFAULTS, {"device": ("cpu", "cuda"), "class_order": ("text", "natural")}
+    )
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
@@ -67,20 +72,24 @@ def annotate(arguments: Sequence[str]) -> None:
     import torch
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+    from datamodules.class_order import checked_order, in_order, other_orders
     from datamodules.image_folder import class_folders
+    from datamodules.token_labels import write_classes
     from tasks.teacher import TeacherOptions, load_teacher
 
     if options["device"] == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU here; leave device= out")
     root, out = (Path(options[key]).expanduser() for key in ("root", "out"))
     folder = root / "train" if (root / "train").is_dir() else root
-    names = class_folders(folder)
+    order = checked_order(options["class_order"])
+    names = in_order(class_folders(folder), order)
     images = list(images_of(folder, names))
     own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights that record no statistics
     asked = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
-    teacher = load_teacher(asked, names, own)
+    teacher = load_teacher(asked, names, own, other_orders(names, order), "class_order")
     if top > len(names):
         raise ValueError(f"top={top} is more than the {len(names)} classes there are")
+    write_classes(out, names)
     side = size or usual_size(teacher.network)
     wanted = [name for name in images if not target(out, name).exists()]
     for start in range(0, len(wanted), batch):
@@ -100,12 +109,12 @@ def images_of(folder: Path, names: Sequence[str]) -> Iterator[str]:
     Raises:
         ValueError: Two of a class would have one label map.
     """
-    from datamodules.files import list_images
+    from datamodules.class_listing import list_classes
 
-    for name in names:
+    for name, files in list_classes(folder, names).items():
         taken: dict[str, str] = {}
-        for file in list_images(folder / name):
-            stem = Path(file).stem
+        for file in files:
+            stem = str(Path(file).with_suffix(""))
             if stem in taken:
                 raise ValueError(
                     f"{folder / name} has {taken[stem]} and {file}, whose label maps would have "

@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -46,6 +46,12 @@ class LoadReport:
     initialised: tuple[str, ...]
     skipped: tuple[str, ...]
     dead: tuple[str, ...] = ()
+
+    def with_classifier(self) -> LoadReport:
+        """Return the report where the file's classifier is loaded as well."""
+        used = [key for key in self.skipped if key.startswith(CLASSIFIER)]
+        rest = tuple(key for key in self.skipped if key not in used)
+        return replace(self, loaded=self.loaded + len(used), skipped=rest)
 
     def __str__(self) -> str:
         """One line for a log."""
@@ -214,6 +220,7 @@ def adopt(
     report = conversion.check(trained=trained or not alone)
     if not alone:
         _load_classifier(network.classifier, conversion)
+        report = report.with_classifier()
     own, match = backbone.state_dict(), conversion.match
     _warn_of_interpolation(conversion.source, conversion.interpolated)
     _warn_of_equations(conversion.source, backbone, conversion.record, match.absent_mixers)

@@ -26,7 +26,11 @@ from backbones.options import variant_of
 from backbones.registry import register_host
 
 GRID = "pos_grid"  # rows and columns of an oblong position table
-POOLING = ("mean", "class token", "class and distillation token")  # by the number of tokens
+POOLING = (
+    "mean of the map",
+    "class token",
+    "class and distillation token",
+)  # by the number of tokens
 NO_TOKENS = {"class_token": False, "distilled": False}
 
 
@@ -139,13 +143,6 @@ class DeiT(IsotropicBackbone):
             return self.features(images).mean(dim=1)
         tokens, _ = self._tokens(images)
         return self.norm(tokens[:, 0])
-
-    @property
-    def pooling(self) -> str:
-        """What ``embed`` reads: the class token, both tokens, or the mean of the map."""
-        if self.cls_token is None:
-            return super().pooling
-        return "class token" if self.dist_token is None else "class and distillation token"
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> the embedding, or of a distilled network its two tokens (B, 2, C)."""

@@ -16,9 +16,10 @@ import numpy as np
 from PIL import Image
 from torchvision import transforms
 
+from datamodules.class_listing import list_classes
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
-from datamodules.files import first_few, images_at, list_folders, list_images, load_rgb
+from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
 JPEG = {"quality": 85, "optimize": True}  # as the published files
@@ -55,7 +56,7 @@ def write_copy(
     """Write ``out/<kind>/<severity>/<class>/<image>``; files that are there already stay.
 
     Args:
-        root: Holds class folders, or ``val`` with class folders.
+        root: Holds class folders, or ``val`` (``valid``, ``validation``) with class folders.
         out: New, or begun by the same call.
         how: What is made.
         workers: Processes.
@@ -69,10 +70,12 @@ def write_copy(
     """
     if how.resize < how.size:
         raise ValueError(f"resize={how.resize} is below size={how.size}, which is cut out of it")
-    folder = root / "val" if (root / "val").is_dir() else root
+    inner = validation_folder(root)
+    folder = inner if inner.is_dir() else root
     if not folder.is_dir():
         raise ValueError(f"root={root} is no folder; pass one that holds class folders")
-    names = [f"{one}/{name}" for one in list_folders(folder) for name in list_images(folder / one)]
+    found = list_classes(folder, list_folders(folder))
+    names = [f"{one}/{name}" for one, held in found.items() for name in held]
     if not names:
         raise ValueError(f"{folder} holds no class folders with images: <class>/*.jpg")
     targets = {saved_name(name) for name in names}

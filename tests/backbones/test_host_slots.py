@@ -150,17 +150,17 @@ def function_without_annotation(dim):
         ("token", Joint, "class token"),
         ("token", function_of_a_joint_mixer, "class token"),
         ("token", variant_of_a_joint_mixer, "class token"),
-        ("token", function_without_annotation, "mean"),
+        ("token", function_without_annotation, "mean of the map"),
         ("token", Pooled, "class token"),
         ("token", PooledPointwise, "class token"),
-        ("token", Recorder, "mean"),  # mix_prefix alone would leave a class token blind
-        ("token", Apart, "mean"),
-        ("token", WithoutPrefix, "mean"),
+        ("token", Recorder, "mean of the map"),  # mix_prefix alone would leave a class token blind
+        ("token", Apart, "mean of the map"),
+        ("token", WithoutPrefix, "mean of the map"),
         ("channel", Joint, "class token"),
         ("channel", Pooled, "class token"),
         ("channel", Recorder, "class token"),
         ("channel", Apart, "class token"),
-        ("channel", WithoutPrefix, "mean"),
+        ("channel", WithoutPrefix, "mean of the map"),
     ],
 )
 @pytest.mark.parametrize("dense", [False, True])
@@ -188,11 +188,21 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog
     caplog.set_level("INFO")
     with torch.device("meta"):
         for name, token_mixer, pooling, said in (
-            ("deit_t_blind", "joint", "mean", ["deit_t has no class token beside blind"]),
-            ("deit_t_recorded", "pooling", "mean", ["deit_t has no class token beside pooling"]),
-            ("deit_t_iffn", "joint", "mean", ["deit_t has no class token beside iffn"]),
+            (
+                "deit_t_blind",
+                "joint",
+                "mean of the map",
+                ["deit_t has no class token beside blind"],
+            ),
+            (
+                "deit_t_recorded",
+                "pooling",
+                "mean of the map",
+                ["deit_t has no class token beside pooling"],
+            ),
+            ("deit_t_iffn", "joint", "mean of the map", ["deit_t has no class token beside iffn"]),
             ("deit_t_recorded", "joint", "class token", []),
-            ("swin_t_blind", "pooling", "mean", []),
+            ("swin_t_blind", "pooling", "mean of the map", []),
         ):
             caplog.clear()
             assert create_backbone(name, token_mixer=token_mixer).pooling == pooling

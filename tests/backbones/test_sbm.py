@@ -410,7 +410,7 @@ def test_unknown_filter_is_refused():
 def test_hosts_with_class_tokens_pool_the_map_beside_it(name, dense):
     with torch.device("meta"):
         backbone = create_backbone(name, token_mixer="sbm", dense=dense)
-    assert backbone.pooling == "mean"
+    assert backbone.pooling == "mean of the map"
     assert "cls_token" not in backbone.state_dict()
 
 

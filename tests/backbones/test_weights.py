@@ -583,3 +583,18 @@ def test_nearly_nothing_is_not_taken_over_in_silence():
         UserWarning, match=r"gave \d\.\d% .*30 mixers begin anew \(blocks\.0\.mlp_channels, "
     ):
         adopt(backbone, in_memory(weights, "file"))
+
+
+def test_a_classifier_that_is_loaded_is_not_called_unused(tmp_path, caplog):
+    network = LinearClassifier(create_backbone("deit_t", img_size=64), 3)
+    torch.save(network.state_dict(), tmp_path / "timm.pth")
+    with caplog.at_level("INFO"):
+        again = LinearClassifier.from_pretrained("deit_t", tmp_path / "timm.pth", img_size=64)
+        report = again.load_weights(tmp_path / "timm.pth")
+    assert report.skipped == ()
+    assert report.loaded == len(network.state_dict())
+    assert caplog.text.count("0 in the file not used") == 2
+    assert "classifier.weight" not in caplog.text
+    with caplog.at_level("INFO"):
+        create_backbone("deit_t", img_size=64, pretrained=tmp_path / "timm.pth")
+    assert "2 in the file not used (classifier.weight, classifier.bias)" in caplog.text

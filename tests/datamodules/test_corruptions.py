@@ -9,8 +9,10 @@ from PIL import Image
 from scipy import ndimage
 from sklearn.datasets import load_sample_image
 
+from datamodules import RobustnessDataModule
 from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
 from datamodules.corruptions.copies import Copy, write_copy
+from tests.numbered import NATURAL, TEXT, write_folders
 from tools.corrupt import main
 
 SIDE = 96
@@ -281,3 +283,23 @@ def test_what_no_copy_is_made_of(folder, capsys):
     assert "not empty" in said(root, f"out={folder}/set")
     (folder / "set/val/cat/0.png").write_bytes(b"no image")
     assert "0.png is not an image" in said(root, f"out={folder}/c3", "size=32", "workers=1")
+
+
+def test_a_copy_has_nested_images_and_is_read_in_either_order(tmp_path, caplog):
+    write_folders(tmp_path / "data", val="valid")
+    nested = tmp_path / "data/valid/3/close"
+    nested.mkdir()
+    grey(9).save(nested / "1.jfif")
+    (tmp_path / "data/valid/3/notes.txt").write_text("x")
+    how = Copy(kinds=("brightness",), severities=(1,), size=SIDE // 2, resize=SIDE // 2)
+    with caplog.at_level("INFO"):
+        assert write_copy(tmp_path / "data", tmp_path / "copy", how) == 13
+    assert "1 file is skipped because of its ending: 1 .txt" in caplog.text
+    assert (tmp_path / "copy/brightness/1/3/close/1.jfif.jpg").is_file()
+    for order, names in (("text", TEXT), ("natural", NATURAL)):
+        data = RobustnessDataModule(tmp_path / "copy", sets=["imagenet_c"], class_order=order)
+        data.setup()
+        assert data.class_names == names
+        (part,) = data.parts
+        assert len(part.files) == 13
+        assert [names[label] for label in part.labels] == [f.split("/")[0] for f in part.files]

@@ -7,12 +7,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm.utils.misc
 import torch
+import torchvision.datasets
 from PIL import Image, ImageFile
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 
-from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation, base, headers
-from datamodules.files import decode, load_rgb
+from datamodules import (
+    ClassFoldersDataModule,
+    ImageFolderDataModule,
+    LightAugmentation,
+    PaperAugmentation,
+    base,
+    headers,
+)
+from datamodules.class_order import in_order, natural_key
+from datamodules.files import IMAGE_SUFFIXES, decode, images_at, load_rgb
 from datamodules.transforms import augment_ops, guarded_posterize
+from tests.numbered import write_folders
 from tests.threads import in_threads
 
 
@@ -261,8 +273,14 @@ def test_predict(root, tmp_path):
     assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
     with pytest.raises(FileNotFoundError, match="neither an image nor a folder"):
         module(root, predict_path=tmp_path / "nothing").setup()
+    nested = module(root, predict_path=root / "val")
+    nested.setup()
+    assert nested.predict_names() == [
+        str(root / f"val/{name}/{copy}.JPEG") for name in ("n01", "n02") for copy in range(3)
+    ]
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no images in the input"):
-        module(root, predict_path=root / "val").setup()
+        module(root, predict_path=tmp_path / "empty").setup()
 
 
 def test_posterize_guard():
@@ -362,3 +380,111 @@ def test_a_share_takes_the_first_training_images_of_each_class(root, share, each
 def test_a_share_of_nothing_or_more_than_all_is_refused(root, share):
     with pytest.raises(ValueError, match=r"data\.train_share must be above 0 and at most 1"):
         module(root, train_share=share)
+
+
+# Nested and unusual files
+
+
+def said(caplog, root, **options):
+    """The data module, and what it logs."""
+    data = module(root, **options)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        data.setup()
+    return data, caplog.text
+
+
+def test_images_in_sub_folders_are_of_the_outermost_class_as_in_torchvision(root, caplog):
+    assert "sub-folders" not in said(caplog, root)[1]
+    (root / "train/n01/close/blurred").mkdir(parents=True)
+    (root / "train/n01/.thumbnails").mkdir()
+    for name in ("close/a.JPEG", "close/blurred/b.JPEG", ".thumbnails/c.JPEG"):
+        picture().save(root / "train/n01" / name)
+    (root / "train/n01/close/again").symlink_to(root / "train/n01")  # leads to itself for ever
+    data, lines = said(caplog, root)
+    train = data.dataset("train")
+    found = {train.describe(i): int(train[0, i]["label"]) for i in range(len(train))}
+    shutil.rmtree(root / "train/n01/.thumbnails")
+    (root / "train/n01/close/again").unlink()
+    reference = torchvision.datasets.ImageFolder(root / "train")
+    assert found == dict(reference.samples)
+    assert "2 images are in sub-folders (n01/close/a.JPEG, n01/close/blurred/b.JPEG)" in lines
+    assert "timm names classes by the innermost folder" in lines
+
+
+def test_every_ending_is_read(root, tmp_path):
+    folder = root / "val/n01"
+    for suffix in IMAGE_SUFFIXES:
+        picture().save(folder / f"x{suffix.upper()}")
+    assert {".jfif", ".avif", ".pgm", *torchvision.datasets.folder.IMG_EXTENSIONS} <= IMAGE_SUFFIXES
+    data = module(root)
+    data.setup()
+    assert data.sizes()["val"] == 6 + len(IMAGE_SUFFIXES)
+    assert sum(len(batch["label"]) for batch in data.val_dataloader()) == data.sizes()["val"]
+    data.check_files()
+
+
+def test_skipped_files_are_counted_by_their_endings(root, caplog):
+    for name in ("a.txt", "b.TXT", "c.heic", "README", ".d.jpg", ".DS_Store"):
+        (root / "train/n01" / name).write_bytes(b"x")
+    picture().save(root / "train/stray.png")
+    data, lines = said(caplog, root)
+    assert data.sizes() == {"train": 6, "val": 6}
+    assert f"{root}/train: 5 files are skipped because of their endings: 2 .txt, 1 " in lines
+    assert all(f"1 {kind}" in lines for kind in (".heic", "no ending", "hidden"))
+    assert f"{root}/train: 1 image is skipped, in no class folder: stray.png" in lines
+    with caplog.at_level("INFO"):
+        assert len(images_at(root / "train/n01")) == 3
+    assert f"{root}/train/n01: 5 files are skipped" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_the_validation_folder_may_have_another_name(root, name):
+    (root / "val").rename(root / name)
+    data = module(root)
+    data.setup()
+    assert data.sizes() == {"train": 6, "val": 6}
+    (root / "val").mkdir()
+    with pytest.raises(ValueError, match=rf"several folders of validation images: val, {name};"):
+        module(root).setup()
+
+
+# The order of classes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[str(number) for number in range(1, 13)], ["Zebra", "ant", "Cat"], ["a10b2", "a10b10", "a9"],
+     ["x1", "1x", "x"], ["n02", "n01"]],
+)  # fmt: skip
+def test_the_natural_order_is_timms(names):
+    assert in_order(names, "natural") == sorted(names, key=timm.utils.misc.natural_key)
+    assert in_order(names, "text") == sorted(names)
+    assert [natural_key(name)[0] for name in names] == [
+        timm.utils.misc.natural_key(name) for name in names
+    ]
+
+
+def test_names_that_are_equal_to_timm_have_an_order():
+    assert in_order(["1", "01", "001"], "natural") == ["001", "01", "1"]
+    assert in_order(["x²", "x1"], "natural") == ["x1", "x²"]
+
+
+@pytest.mark.parametrize("kind", [ImageFolderDataModule, ClassFoldersDataModule])
+def test_folders_are_numbered_as_torchvision_or_timm_does(kind, tmp_path):
+    write_folders(tmp_path)
+    reader = ReaderImageFolder(str(tmp_path / "val"))
+    for order, theirs in (
+        ("text", torchvision.datasets.ImageFolder(tmp_path / "val").class_to_idx),
+        ("natural", reader.class_to_idx),
+    ):
+        data = kind(tmp_path, class_order=order, num_workers=0)
+        data.setup()
+        assert {name: label for label, name in enumerate(data.class_names)} == theirs
+        dataset = data.dataset("val")
+        for index in range(len(dataset)):
+            folder = dataset.describe(index).split("/")[-2]
+            assert dataset.dataset.labels[index] == theirs[folder]
+        assert list(data.other_orders) == [{"text": "natural", "natural": "text"}[order]]
+    with pytest.raises(ValueError, match=r"data\.class_order=size is not one of text, natural"):
+        kind(tmp_path, class_order="size")

@@ -1,18 +1,22 @@
 """Parquet shards give what class folders give, in any order and in any process."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from timm.data import ImageNetInfo
 
 from datamodules import ImageFolderDataModule, ImageParquetDataModule
-from datamodules.image_parquet import as_synsets, find_shards
-from datamodules.robustness_sets import SYNSETS
+from datamodules.image_parquet import find_shards
+from datamodules.synsets import SYNSETS, as_synsets, file_name
 from tests.stand_ins import write_classes, write_parquet
 
 pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 CLASSES = ("cat", "dog", "fox")
 
 
@@ -170,3 +174,46 @@ def test_an_image_that_is_none(folders, tmp_path):
         data.dataset("val")[0, 0]
     with pytest.raises(ValueError, match=r"3 classes but data.num_classes is 1000"):
         module(ImageParquetDataModule, tmp_path / "shards", num_classes=1000)
+
+
+def test_a_share_has_the_images_of_class_folders(tmp_path, caplog):
+    """Names and images as Hugging Face has them, and their order as it may be."""
+    synsets = ("n01440764", "n01443537")
+    for split in ("train", "val"):
+        for synset in synsets:
+            (tmp_path / "folders" / split / synset).mkdir(parents=True)
+            for number in (2, 10, 33, 104, 1000):
+                image = Image.new("RGB", (8, 8), (number % 256, 0, 0))
+                image.save(tmp_path / "folders" / split / synset / f"{synset}_{number}.JPEG")
+    theirs = module(ImageFolderDataModule, tmp_path / "folders", train_share=0.5)
+    files = map(theirs.dataset("train").describe, range(theirs.sizes()["train"]))
+    expected = {Path(file).name for file in files}
+    for named in (True, False):
+        root = tmp_path / f"shards-{named}"
+        root.mkdir()
+        for split, name in (("train", "train"), ("val", "validation")):
+            files = sorted((tmp_path / "folders" / split).rglob("*.JPEG"), reverse=True)
+            rows = [
+                {
+                    "image": {
+                        "bytes": file.read_bytes(),
+                        "path": f"{file.stem}_{file.parent.name}.JPEG" if named else None,
+                    },
+                    "label": synsets.index(file.parent.name),
+                }
+                for file in files
+            ]
+            parquet.write_table(pa.Table.from_pylist(rows), root / f"{name}.parquet")
+        with caplog.at_level("INFO"):
+            data = module(ImageParquetDataModule, root, train_share=0.5)
+        train = data.dataset("train").dataset
+        assert len(train) == 6
+        assert ("have no file names: not the same images as of class folders" in caplog.text) != (
+            named
+        )
+        if named:
+            assert {file_name(name) for name in (train.file_names()[i] for i in train.rows)} == (
+                expected
+            )
+            assert "such as n01440764_10.JPEG: the same as of class folders" in caplog.text
+        assert data.dataset("train").describe(0).endswith(f"row {train.rows[0]}")

@@ -1,6 +1,8 @@
 """Tar files give what class folders give, in any order and in any process."""
 
 import io
+import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -8,7 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules import ImageFolderDataModule, ImageTarsDataModule
+from datamodules import ImageFolderDataModule, ImageTarsDataModule, tar_shards
+from datamodules.robustness_sets import SYNSETS
+from datamodules.tar_index import members, read
+from datamodules.tar_shards import KEY
 
 CLASSES = ("10", "2", "cat")  # timm alone would put 2 before 10
 
@@ -149,3 +154,307 @@ def test_label_maps_are_of_class_folders(folders, tmp_path):
     data = module(ImageTarsDataModule, tmp_path, token_labels=str(tmp_path))
     with pytest.raises(ValueError, match=r"data=imagenet and data=folder .*token_labels=null"):
         data.check_files()
+
+
+def pack(file, content):
+    """A tar file of these members: text, json's objects, or images by their number."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for name, value in content.items():
+            data = value if isinstance(value, bytes) else encoded(name, value)
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def encoded(name, value):
+    if isinstance(value, dict):
+        return json.dumps(value).encode()
+    if isinstance(value, str):
+        return value.encode()
+    file = io.BytesIO()
+    kind = {"jpg": "jpeg", "jfif": "jpeg", "pgm": "ppm"}
+    ending = name.rpartition(".")[2].lower()
+    Image.new("RGB", (8, 8), (value, 0, 0)).save(file, kind.get(ending, ending))
+    return file.getvalue()
+
+
+def shard(labels, start=0, ending="jpg"):
+    """Samples of WebDataset; an image's red is ten times its label."""
+    content = {}
+    for number, label in enumerate(labels, start):
+        content |= {f"{number:06d}.{ending}": 10 * label, f"{number:06d}.cls": f"{label}\n"}
+    return content
+
+
+def webdataset(root, **more):
+    """Two numbered shards to train and one to validate, of the classes 0 to 11."""
+    pack(root / "train/train-000000.tar", shard(range(6)))
+    pack(root / "train/train-000001.tar", shard(range(6, 12)))
+    pack(root / "val/val-000000.tar", shard(range(12), ending="png"))
+    for name, content in more.items():
+        (root / name.replace("_", ".")).write_text(content)
+    return root
+
+
+def labels_by_red(data, split):
+    """The label of each image, by what its red says that it should be."""
+    dataset = data.dataset(split)
+    images = dataset.dataset
+    reds = []
+    for index in range(len(dataset)):
+        offset, size = images.places[index].tolist()
+        content = read(images.archives[images.archive[index]], offset, size)
+        reds.append(round(Image.open(io.BytesIO(content)).getpixel((0, 0))[0] / 10))
+    return dict(zip(reds, [int(dataset[0, i]["label"]) for i in range(len(dataset))], strict=True))
+
+
+def test_webdatasets_numbers_are_the_labels(tmp_path):
+    data = module(ImageTarsDataModule, webdataset(tmp_path))
+    assert data.class_names == tuple(map(str, range(12)))
+    for split in ("train", "val"):
+        assert labels_by_red(data, split) == {label: label for label in range(12)}
+    assert data.other_orders == {}
+    place = f"{tmp_path}/train/train-000001.tar/000000.jpg"
+    assert data.dataset("train").describe(6) == place
+    names = "\n".join(f"class {number}" for number in range(12))
+    data = module(ImageTarsDataModule, webdataset(tmp_path, classnames_txt=names))
+    assert data.class_names == tuple(f"class {number}" for number in range(12))
+    assert labels_by_red(data, "val") == {label: label for label in range(12)}
+
+
+@pytest.mark.parametrize("pattern", ["{}-000000.tar", "imagenet1k-{}-0000.tar", "{}.tar"])
+@pytest.mark.parametrize("val", ["val", "validation"])
+def test_shards_may_lie_in_the_root(pattern, val, tmp_path):
+    pack(tmp_path / pattern.format("train"), shard(range(3)))
+    pack(tmp_path / pattern.format(val), shard(range(3)))
+    assert module(ImageTarsDataModule, tmp_path).sizes() == {"train": 3, "val": 3}
+
+
+def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
+    for split in ("train", "val"):
+        pack(tmp_path / split / "000000.tar", {
+            "a/1.webp": 0, "a/1.json": {"label": 0, "text": "x"}, "a/1.txt": "a caption",
+            "a/2.jpeg": 10, "a/2.json": {"label": 1.0}, "__index__": "x",
+            "b/1.png": 20, "b/1.json": {"label": "2"}, "b/3.seg.png": 90, "b/3.jpg": 10,
+            "b/3.json": {"label": "dog"}, "b/1.txt": "a caption",
+        })  # fmt: skip
+    with caplog.at_level("INFO"):
+        assert module(ImageTarsDataModule, tmp_path).class_names == ("a", "b")
+    assert "have .json members (label, text); data.label_key=<field> takes" in caplog.text
+    (tmp_path / "classnames.txt").write_text("cat\ndog\nfox\n")
+    data = module(ImageTarsDataModule, tmp_path, label_key="label")
+    assert data.class_names == ("cat", "dog", "fox")
+    assert data.dataset("train").dataset.labels.tolist() == [0, 1, 2, 1]
+    with pytest.raises(ValueError, match="no field 'class'; it has: label, text"):
+        module(ImageTarsDataModule, tmp_path, label_key="class")
+    (tmp_path / "classnames.txt").write_text("cat\nfox\nowl\n")
+    with pytest.raises(ValueError, match=r"3\.jpg has the label 'dog'; classnames\.txt lists 3 cl"):
+        module(ImageTarsDataModule, tmp_path, label_key="label")
+    pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": 0, "text": "x"}})
+    with pytest.raises(ValueError, match=r"name the field .* data\.label_key=.* has: label, text"):
+        module(ImageTarsDataModule, tmp_path)
+    pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": True}})
+    with pytest.raises(
+        ValueError, match=r"'label' in its \.json must be the number or name of a cl"
+    ):
+        module(ImageTarsDataModule, tmp_path, label_key="label")
+
+
+OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"2.jpg": 1}, r"sample '2': it has no \.cls member \(\.jpg\); write one, or pass data"),
+        ({"2.cls": "1"}, r"sample '2': it has no image \(\.cls\)"),
+        ({"2.heic": "x", "2.cls": "1"}, r"sample '2': it has no image \(\.heic, \.cls\)"),
+        ({"2.jpg": 1, "2.png": 1, "2.cls": "1"}, r"several images \(\.jpg, \.png, \.cls\)"),
+        ({"a.2.jpg": 1, "a.2.cls": "1"}, r"keys end at the first dot of a file name"),
+        ({"2.jpg": 1, "2.JPG": 1, "2.cls": "1"}, r"sample '2' has 2 members \.jpg; keep one"),
+        ({"2.jpg": 1, "2.cls": ""}, r"its \.cls must hold the number of a class; got b''"),
+        ({"2.jpg": 1, "2.cls": b"\xff\xfe1"}, r"its \.cls must hold the number of a class"),
+        ({"2.jpg": 1, "2.cls": "cat"}, r"2\.jpg has the label 'cat'; without classnames\.txt"),
+        ({"2.jpg": 1, "2.cls": "-1"}, r"2\.jpg has the label -1; without classnames\.txt"),
+        ({"2.jpg": 1, "2.cls": "1e3"}, r"has the label '1e3'"),
+        ({"2.jpg": 1, "2.cls": "9"}, r"labels go up to 9, but training has only 3 of them; list"),
+    ],
+)  # fmt: skip
+def test_samples_that_are_not_webdatasets_are_refused(content, message, tmp_path):
+    pack(tmp_path / "train/000000.tar", OK | content)
+    pack(tmp_path / "val/000000.tar", OK)
+    with pytest.raises(ValueError, match=message):
+        module(ImageTarsDataModule, tmp_path)
+
+
+@pytest.mark.parametrize("names", ["a\nb", "a\nb\n\nc", "a\nb\nb", ""])
+def test_lists_of_names_that_do_not_fit_are_refused(names, tmp_path):
+    for split in ("train", "val"):
+        pack(tmp_path / split / "000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
+    (tmp_path / "classnames.txt").write_text(names)
+    with pytest.raises(ValueError, match=r"classnames\.txt (lists 2|must have one name per class)"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+def test_gaps_and_labels_of_validation_alone_are_said(tmp_path):
+    pack(tmp_path / "train/000000.tar", OK | {"2.jpg": 30, "2.cls": "3"})
+    pack(tmp_path / "val/000000.tar", OK)
+    with pytest.warns(UserWarning, match="no training images of 2") as warned:
+        data = module(ImageTarsDataModule, tmp_path)
+    assert any("no validation images of 2, 3" in str(one.message) for one in warned)
+    assert data.class_names == ("0", "1", "2", "3")
+    pack(tmp_path / "val/000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
+    with pytest.raises(ValueError, match="validation has labels that training lacks: 2; list all"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [
+        ("train/train-000000.tar", "val/train-000000.tar"),
+        ("train/000000.tar", "val/000000.tar"),
+        ("train/00.tar", "val/00.tar"),
+        ("train/shard_1.tar", "val/shard_1.tar"),
+        ("train.tar", "val.tar"),
+        ("train-0.tar", "val-0.tar"),
+    ],
+)
+def test_neither_layout_is_refused(train, val, tmp_path):
+    """Numbered shards of images alone: their names are no classes."""
+    for file in (train, val):
+        pack(tmp_path / file, {"0.jpg": 1, "1.jpg": 2})
+        other = file.replace("00000.tar", "00001.tar").replace("00.tar", "01.tar")
+        pack(tmp_path / other, {"0.jpg": 1, "1.jpg": 2})
+    with pytest.raises(ValueError, match=r"has images without a class; tar files need <class>/"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+def test_layouts_are_not_mixed(tmp_path):
+    pack(tmp_path / "train/000000.tar", OK)
+    pack(tmp_path / "val/000000.tar", {"0/0.jpg": 1, "1/1.jpg": 2})
+    with pytest.raises(ValueError, match=r"mixes two layouts: .*val/000000\.tar lacks the labels"):
+        module(ImageTarsDataModule, tmp_path)
+    pack(tmp_path / "val/000000.tar", {"0/0.jpg": 1, "stray.jpg": 2})
+    pack(tmp_path / "train/000000.tar", {"0/0.jpg": 1, "stray.jpg": 2})
+    with pytest.raises(ValueError, match="has images without a class"):
+        module(ImageTarsDataModule, tmp_path)
+    pack(tmp_path / "validation/000000.tar", OK)
+    with pytest.raises(ValueError, match="tar files of val and of validation, both"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+def test_missing_shards_are_said(tmp_path):
+    webdataset(tmp_path)
+    pack(tmp_path / "train/train-000004.tar", shard(range(3)))
+    with pytest.warns(UserWarning, match=r"between others: train-000002\.tar, train-000003\.tar"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
+    pack(tmp_path / "train.tar", {
+        "./train/a/1.jpg": 1, "./train/a/close/2.jfif": 1, "./train/b/1.avif": 1,
+        "./train/b/notes.txt": "x", "./train/.DS_Store": "x",
+    })  # fmt: skip
+    pack(tmp_path / "val.tar", {"val/a/1.jpg": 1, "val/b/1.pgm": 1})
+    with caplog.at_level("INFO"):
+        data = module(ImageTarsDataModule, tmp_path)
+    assert data.class_names == ("a", "b")
+    assert data.dataset("train").dataset.labels.tolist() == [0, 0, 1]
+    assert "train: 1 images lie in sub-folders (a/close/2.jfif)" in caplog.text
+    assert "1 file is skipped because of its ending: 1 .txt" in caplog.text
+    assert all(torch.isfinite(batch["image"]).all() for batch in data.val_dataloader())
+
+
+def test_tar_files_that_lose_members_are_refused(folders, tmp_path):
+    for split in ("train", "val"):
+        in_one(folders, tmp_path, split)
+    whole = (tmp_path / "train.tar").read_bytes()
+    second = [offset for offset in range(512, len(whole), 512) if b"ustar" in whole[offset:][:512]]
+    damaged = bytearray(whole)
+    damaged[second[1] : second[1] + 100] = b"x" * 100
+    for content, message in (
+        (bytes(damaged), "more follows after its end"),  # tarfile stops there in silence
+        (whole[: second[3]], "ends without a mark of its end"),
+        (whole[: second[3] - 512], "damaged"),
+        (whole + whole, "more follows after its end"),
+        (b"\x1f\x8b" + whole, "is compressed; unpack it"),
+    ):
+        (tmp_path / "train.tar").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            module(ImageTarsDataModule, tmp_path)
+
+
+def test_hard_links_stand_for_their_file(tmp_path):
+    file = tmp_path / "x.tar"
+    with tarfile.open(file, "w") as tar:
+        member = tarfile.TarInfo("a.jpg")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("b.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
+        tar.addfile(link)
+    assert [(m.name, read(str(file), m.offset, m.size)) for m in members(file)] == [
+        ("a.jpg", b"abc"), ("b.jpg", b"abc"),
+    ]  # fmt: skip
+
+
+def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
+    root = webdataset(tmp_path / "data")
+    first = module(ImageTarsDataModule, root)
+    assert len(list((tmp_path / "cache/tar-indices").glob("*.json"))) == 3
+    monkeypatch.setattr(tar_shards, "_read_shard", None)
+    again = module(ImageTarsDataModule, root)
+    assert labels_by_red(again, "train") == labels_by_red(first, "train")
+    assert again.class_names == first.class_names
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "d.e/a.b.jpg", "d/a", "a.tar.gz", "x/y/z.cls"])
+def test_keys_are_webdatasets(name):
+    """Source: webdataset/tariterators.py, base_plus_ext."""
+    theirs = re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", name)
+    ours = KEY.fullmatch(name)
+    assert (ours and ours.groups()) == (theirs and theirs.groups())
+
+
+def test_imagenets_shards_have_its_classes(tmp_path):
+    pixels = encoded("0.jpg", 0)
+    content = {}
+    for label, synset in enumerate(SYNSETS):
+        content |= {f"{synset}_{label}.jpg": pixels, f"{synset}_{label}.cls": str(label)}
+    for split in ("train", "validation"):
+        pack(tmp_path / f"imagenet1k-{split}-0000.tar", content)
+    assert module(ImageTarsDataModule, tmp_path, num_classes=1000).class_names == SYNSETS
+
+
+# The same share in each container
+
+NAMED = {"n01440764": (2, 10, 33, 104), "n01443537": (1, 20, 200)}
+SYNSET_LABELS = {"n01440764": 0, "n01443537": 1}
+
+
+@pytest.mark.parametrize("layout", ["folders", "numbers"])
+def test_a_share_has_the_images_of_class_folders(layout, tmp_path):
+    for split in ("train", "val"):
+        content = {}
+        for synset, numbers in NAMED.items():
+            folder = tmp_path / "folders" / split / synset
+            folder.mkdir(parents=True)
+            for number in numbers:
+                name = f"{synset}_{number}"
+                (folder / f"{name}.JPEG").write_bytes(encoded("0.jpg", 0))
+                if layout == "folders":
+                    content[f"{synset}/{name}.JPEG"] = encoded("0.jpg", 0)
+                else:
+                    content |= {f"{name}.jpg": 0, f"{name}.cls": str(SYNSET_LABELS[synset])}
+        pack(tmp_path / "tars" / split / f"{split}-0000.tar", dict(reversed(content.items())))
+    for share in (0.5, 0.3):
+        found = []
+        for kind, root in ((ImageFolderDataModule, "folders"), (ImageTarsDataModule, "tars")):
+            data = module(kind, tmp_path / root, train_share=share).dataset("train")
+            found.append({Path(data.describe(index)).stem for index in range(len(data))})
+        assert found[0] == found[1]
+    with pytest.raises(ValueError, match=r"data\.train_share must be above 0"):
+        module(ImageTarsDataModule, tmp_path, train_share=0)

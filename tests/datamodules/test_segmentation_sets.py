@@ -1,6 +1,7 @@
 """Cityscapes, Pascal VOC and any folder of masks: labels as mmseg's, and a message for faults."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +255,20 @@ def test_prediction_needs_no_data(kind):
     data.predict_only(("a", "b"))
     assert data.class_names == ("a", "b")
     assert len(data.category_ids) >= 2
+
+
+def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
+    root = folder(tmp_path)
+    for kind, ending in (("images", "tif"), ("masks", "png")):
+        (root / kind / "val").rename(root / kind / "valid")
+        (root / kind / "valid/north").mkdir()
+        (root / kind / f"valid/1.{ending}").rename(root / kind / f"valid/north/0.{ending}")
+    (root / "images/train/notes.txt").write_text("x")
+    with caplog.at_level("INFO"):
+        data = ready(SegmentationFolderDataModule, root)
+    names = [Path(path).relative_to(root).as_posix() for path in truths(data)]
+    assert names == ["images/valid/0.tif", "images/valid/north/0.tif"]
+    assert f"{root}/images/train: 1 file is skipped because of its ending: 1 .txt" in caplog.text
+    (root / "masks/val").mkdir()
+    with pytest.raises(ValueError, match="several folders of validation images: val, valid; keep"):
+        ready(SegmentationFolderDataModule, root)

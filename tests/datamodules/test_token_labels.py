@@ -235,3 +235,24 @@ def test_what_no_maps_are_made_of(root, small, tmp_path, capsys):
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
     assert "has 0.jpg and 0.png, whose label maps" in said(f"root={root}", *teacher)
     assert not (tmp_path / "maps").exists()
+
+
+def test_maps_name_the_order_of_their_classes(root, small, tmp_path, capsys):
+    for split in ("train", "val"):
+        for name, new in zip("abc", ("1", "10", "2"), strict=True):
+            (root / split / name).rename(root / split / new)
+    (root / "train/10/0.jpg").rename(root / "train/10/close.jpg")
+    typed = [f"root={root}", f"out={tmp_path / 'maps'}", "teacher=test_resnet", "top=2"]
+    with pytest.warns(UserWarning, match="teacher .* does not name its classes.*class_order=nat"):
+        assert main([*typed, f"checkpoint={small}"]) == 0
+    check(data(root, tmp_path / "maps"))
+    with pytest.raises(ValueError, match="label maps of these classes in another order; pass the"):
+        check(data(root, tmp_path / "maps", class_order="natural"))
+    assert main([*typed, f"checkpoint={small}", "class_order=natural"]) == 2
+    assert "label maps of these classes in another order" in capsys.readouterr().err
+    typed[1] = f"out={tmp_path / 'natural'}"
+    assert main([*typed, f"checkpoint={small}", "class_order=natural"]) == 0
+    check(data(root, tmp_path / "natural", class_order="natural"))
+    (tmp_path / "natural/classes.json").write_text('["1"]')
+    with pytest.raises(ValueError, match=r"classes\.json lists 1 classes, not the 3 of the data"):
+        check(data(root, tmp_path / "natural", class_order="natural"))

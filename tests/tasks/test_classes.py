@@ -31,6 +31,14 @@ def test_what_is_compared():
         check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
 
 
+def test_the_order_that_would_fit_is_named():
+    others = {"natural": ("1", "2", "10")}
+    with pytest.raises(ValueError, match=r"in another order .*; pass data\.class_order=natural$"):
+        check_classes({"class_names": ["1", "2", "10"]}, ("1", "10", "2"), "x", others)
+    with pytest.raises(ValueError, match="; pass data with the classes of the checkpoint"):
+        check_classes({"class_names": ["2", "1", "10"]}, ("1", "10", "2"), "x", others)
+
+
 def test_synsets_are_read_as_words(tmp_path):
     assert readable("n01440764") == "tench"
     assert readable("n02085620") == "Chihuahua"

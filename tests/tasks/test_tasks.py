@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,3 +208,21 @@ def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, 
     assert WeightEMA(decay=decay, warmup=True).slow_for(steps) is None
     assert WeightEMA(decay=decay, report="best").slow_for(steps) is None
     assert WeightEMA(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet
+
+
+def test_label_maps_of_files_with_one_name_lie_in_sub_folders(tmp_path):
+    names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
+    data = SimpleNamespace(
+        predict_names=lambda: names, metainfo={"palette": [[0, 0, 0], [9, 9, 9]]}
+    )
+    trainer = SimpleNamespace(default_root_dir=str(tmp_path / "run"), datamodule=data)
+    task = SimpleNamespace(trainer=trainer, category_ids=(0, 1))
+    (tmp_path / "run").mkdir()
+    SegmentationTask.on_predict_start(task)
+    labels = np.zeros((2, 2), np.uint8)
+    filed = [SegmentationTask.filed(task, {"image": name, "labels": labels}) for name in names]
+    assert [row["labels"] for row in filed] == [
+        "labels/a/1.jpg.png", "labels/b/1.jpg.png", "labels/2.png", "labels/3.jpg.png",
+        "labels/3.png.png",
+    ]  # fmt: skip
+    assert all((tmp_path / "run" / row["labels"]).is_file() for row in filed)

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 
 from backbones import create_backbone
+from datamodules import ImageFolderDataModule
 from heads.linear import LinearClassifier
 from tests.families import build_short
+from tests.numbered import write_folders
 from tests.tensors import tokens
 from tools import analyse
 from tools.analysing import analyses
@@ -19,6 +21,7 @@ from tools.analysing.coco_errors import KINDS, precision_curves
 from tools.analysing.judged import confused_pairs, confusion, reliability
 from tools.analysing.kinds import relations
 from tools.analysing.pictures import new_figure, overlaid
+from tools.analysing.subjects import Subject
 
 ENDINGS = {".csv", ".png", ".svg"}
 
@@ -255,3 +258,11 @@ def test_analyses_of_a_run(reported, tmp_path):
     keys = [row for row in rows(tmp_path / "coefficients" / "coefficients.csv") if row["top_keys"]]
     assert keys
     assert all(len(row["top_keys"].split()) == 5 for row in keys)
+
+
+def test_a_foreign_classifier_on_numbered_folders_is_warned_of(tmp_path):
+    data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
+    subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity())
+    subject.data = data
+    with pytest.warns(UserWarning, match=r"timm does not name its classes.*data\.class_order=nat"):
+        next(subject.batches(1))

@@ -24,7 +24,7 @@ from tools.command_line import overrides
 from tools.command_line.lazy_groups import register
 from tools.command_line.yaml_files import LOADER
 from tools.comparing.experiments import describe, experiments, find_experiment
-from tools.comparing.paper_figures import compared, measured_on
+from tools.comparing.paper_figures import IMAGENET, compared, measured_on
 from tools.comparing.published import list_papers, load_rows
 from tools.running import help as run_help
 from tools.running import report
@@ -403,6 +403,32 @@ def test_a_run_of_a_row_is_shown_beside_the_paper():
                                         "difference": pytest.approx(-0.5)}  # fmt: skip
     shown = report.beside_paper({"paper": found})
     assert shown == {"AFBO Table 2, top1": "paper 74.6, ours 74.1, difference -0.5"}
+
+
+@pytest.mark.parametrize("data", ["imagenet_tar", "imagenet_parquet", "folder"])
+@pytest.mark.parametrize(
+    "name",
+    others_slow(
+        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == IMAGENET],
+        "posmlp_t1_posmlp_t_sgu",
+    ),
+)
+def test_imagenet_compares_in_any_container(name, data):
+    """Each kind of training on ImageNet starts there, and its figure is compared."""
+    typed = [f"experiment={name}", f"data={data}", "data.root=/data"]
+    if ROWS[name].train.start:
+        typed.append("backbone.pretrained=/weights.ckpt")
+    config = composed(*typed)
+    config["backbone"]["pretrained"] = "/weights.ckpt" if ROWS[name].train.start else None
+    assert config["data"]["train_share"] == (0.5 if "posmlp_t1" in name else 1)
+    found = compared(config, summary(name, top1=50.0))
+    assert "why_not" not in found
+    assert found["metrics"]["top1"]["difference"] == 50.0 - found["metrics"]["top1"]["paper"]
+    found = compared(config, summary(name, 200, top1=50.0))
+    assert found["why_not"] == "200 test images instead of 50000, so other data"
+    config["data"]["train_share"] = 0.7
+    found = compared(config, summary(name, top1=50.0))
+    assert "data.train_share=0.7 instead of" in found["why_not"]
 
 
 def test_units_of_detectors_are_ours():

@@ -15,8 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from backbones import create_backbone, list_hosts
+from datamodules import LightAugmentation
+from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, by_turns, drawn, rest_slow, sparse
+from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
 from tests.runs import arguments, run_here
 from tools import export
 
@@ -705,3 +708,32 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
     if head == "ffnet_seg":
         assert export.main([*refused, SIZE]) == 2
         assert "leave standalone=true out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", [pytest.param("text", marks=pytest.mark.slow), "natural"])
+@torch.no_grad()
+def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
+    """Its own reader of class folders, or of the lists that the folder's script writes."""
+    from mmpretrain.registry import DATASETS
+
+    names = {"text": TEXT, "natural": NATURAL}[order]
+    root = write_folders(tmp_path / "data")
+    network = classifier(root, order)
+    save_ours(network, tmp_path / "last.ckpt", names)
+    typed = [f"backbone={BACKBONE}", "backbone.img_size=64", SIZE, "to=mmpretrain"]
+    out = exported(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
+    assert json.loads((out / "class_names.json").read_text()) == list(names)
+    assert (out / "annotations.py").exists() == (order == "natural")
+    if order == "natural":
+        assert "python annotations.py <data_root>" in (out / "README.md").read_text()
+        subprocess.run([sys.executable, out / "annotations.py", root], check=True)
+    config = Config.fromfile(out / "config.py").val_dataloader.dataset
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        dataset = DATASETS.build({**config, "data_root": str(root), "pipeline": []})
+    assert tuple(dataset.metainfo["classes"]) == names
+    prepare = LightAugmentation().eval(64)
+    for index in range(len(dataset)):
+        sample = dataset.get_data_info(index)
+        image = prepare(load_rgb(sample["img_path"], upright=False))
+        assert int(network(image[None]).argmax()) == sample["gt_label"]
+    assert len(dataset) == len(names)

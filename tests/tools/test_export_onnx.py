@@ -1,5 +1,6 @@
 """Backbones as ONNX models and torch.export programs: sizes, refusals, outputs."""
 
+import dataclasses
 import errno
 import importlib
 import json
@@ -13,6 +14,7 @@ from torch import nn
 from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, each_mixer, shorten
+from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import small_request
 from tools import export
 from tools.exporters import ExportRequest, exporter, tracing
@@ -262,3 +264,24 @@ def test_every_step_of_onnx_is_said(tmp_path):
     assert [line.split(": ")[1].split(" in ")[0] for line in said[2:4]] == [
         "comparing 2 x 3 x 64 x 96", "comparing 1 x 3 x 64 x 64",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["torch_export", "onnx"])
+def test_a_classifier_names_its_classes(to, tmp_path):
+    network = LinearClassifier(shorten(create_backbone("deit_t", img_size=(64, 96))), CLASSES)
+    save_ours(network, tmp_path / "last.ckpt", NATURAL)
+    (tmp_path / "out").mkdir()
+    request = small_request("deit_t", to, tmp_path / "out", network="classifier")
+    files = exporter(to)(dataclasses.replace(request, ckpt=tmp_path / "last.ckpt"))
+    assert tmp_path / "out" / "class_names.json" in files
+    assert json.loads((tmp_path / "out" / "class_names.json").read_text()) == list(NATURAL)
+    if to == "onnx":
+        session = onnxruntime.InferenceSession(tmp_path / "out" / "classifier.onnx")
+        text = session.get_modelmeta().custom_metadata_map["class_names"]
+    else:
+        extra = {"class_names.json": ""}
+        torch.export.load(tmp_path / "out" / "classifier.pt2", extra_files=extra)
+        text = extra["class_names.json"]
+    assert json.loads(text) == list(NATURAL)
+    assert "class_names" in (tmp_path / "out" / "README.md").read_text()

@@ -6,16 +6,20 @@ import pickle
 import pytest
 import timm
 import torch
-from timm.data import resolve_model_data_config
+from timm.data import create_dataset, resolve_model_data_config
+from timm.data.readers.class_map import load_class_map
 from timm.optim import create_optimizer_v2
 
 import backbones.timm_models
 from backbones import create_backbone, list_backbones, register_mixer
 from backbones.mixers.ffn import FFN
 from backbones.timm_models import TimmModel, timm_name
+from datamodules import LightAugmentation
 from heads.linear import LinearClassifier
 from tests.families import drawn
+from tests.numbered import BACKBONE, TEXT, classifier, save_foreign, save_ours, write_folders
 from tools import export
+from tools.exporters.class_lists import write_class_map
 
 SMALL = "deit_t_afbo"
 
@@ -313,3 +317,38 @@ def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["label_names"] == names
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     assert list(model.pretrained_cfg["label_names"]) == names
+
+
+@torch.no_grad()
+def test_numbered_folders_score_in_timm(tmp_path):
+    """What timm's validate.py does: its dataset, with the class map that the README names."""
+    root, out = write_folders(tmp_path / "data"), tmp_path / "out"
+    save_ours(classifier(root, "text"), tmp_path / "last.ckpt", TEXT)
+    typed = [f"backbone={BACKBONE}", "backbone.img_size=64", "image_size=64", "to=timm"]
+    assert export.main([*typed, f"ckpt={tmp_path / 'last.ckpt'}", f"out={out}"]) == 0
+    assert "--class-map <this folder>/class_map.txt" in (out / "README.md").read_text()
+    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+
+    def top1(**options):
+        data = create_dataset("", str(root), split="validation", **options)
+        data.transform = LightAugmentation().eval(64)
+        hits = [int(model(image[None]).argmax()) == label for image, label in data]
+        return 100 * sum(hits) / len(hits)
+
+    assert top1() == pytest.approx(100 / 12)
+    assert top1(class_map=str(out / "class_map.txt")) == 100
+
+
+def test_names_that_a_text_cannot_hold_are_in_a_pickled_map(tmp_path):
+    names = (" ant", "bee\nwasp", "cat")
+    (file,) = write_class_map(tmp_path, names)
+    assert load_class_map(str(file)) == {" ant": 0, "bee\nwasp": 1, "cat": 2}
+
+
+def test_classes_without_names_have_no_map(tmp_path):
+    save_foreign(LinearClassifier(create_backbone(SMALL, img_size=64), 3), tmp_path / "timm.pth")
+    typed = [f"backbone={SMALL}", "backbone.img_size=64", "to=timm", "image_size=64"]
+    out = tmp_path / "out"
+    assert export.main([*typed, f"ckpt={tmp_path / 'timm.pth'}", f"out={out}"]) == 0
+    assert "does not name its classes" in (out / "README.md").read_text()
+    assert not list(out.glob("class_map*"))

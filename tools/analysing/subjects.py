@@ -19,6 +19,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from datamodules.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
 from tasks.base import BaseTask
+from tasks.classes import warn_of_order
 from tasks.instantiate import build
 from tasks.loading import build_task
 from tasks.saved import checkpoint_file, saved_run
@@ -137,6 +138,8 @@ class Subject:
             if self.data.predict_path is None:
                 self.data.prepare_data()
                 self.data.setup()
+                if self.task is None and self.model is not None:
+                    warn_of_order(self.label, self.data.class_names, self.data.other_orders)
             self._ready = True
         return self.data._to_predict()
 

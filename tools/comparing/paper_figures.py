@@ -15,9 +15,16 @@ from tools.running.folder import flatten, may_differ
 
 SAMPLE = "datamodules.sample."
 
+# ImageNet, by the first of the data modules that read it, and the others.
+IMAGENET = "datamodules.image_folder.ImageFolderDataModule"
+CONTAINERS = (
+    "datamodules.class_folders.ClassFoldersDataModule",
+    "datamodules.image_tars.ImageTarsDataModule",
+    "datamodules.image_parquet.ImageParquetDataModule",
+)
 # The data that a paper's rows of a task were measured on.
 PUBLISHED_ON = {
-    "classification": "datamodules.image_folder.ImageFolderDataModule",
+    "classification": IMAGENET,
     "transfer": "datamodules.cifar100.CIFAR100DataModule",
     "detection": "datamodules.coco.CocoDataModule",
     "segmentation": "datamodules.ade20k.ADE20KDataModule",
@@ -59,6 +66,7 @@ FREE = {
     "seed",
     "mode",
     "data.root",
+    "data.class_order",  # ImageNet's folders have the same place in both
     "data.eval_batch_size",
     *(f"trainer.{name}" for name in DEVICES),
 }
@@ -84,7 +92,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
         notes: Gets the reason where a run names a row and is another one.
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
-    target = run.config.get("data._target_")
+    target = data_set(run.config.get("data._target_"))
     if name is None:
         return None
     what = f"{run.folder}: not compared with {name}, Table {table}"
@@ -170,10 +178,19 @@ def measured_on(row: Row) -> tuple[str, int]:
     return ALSO_PUBLISHED_ON.get(row.train.data, usual)
 
 
+def data_set(target: object) -> str:
+    """Return the data module that stands for a data set, in whatever container it lies."""
+    return IMAGENET if target in CONTAINERS else str(target)
+
+
 def _is_published_data(run: RunRecord) -> bool:
-    further = [target for target, _ in ALSO_PUBLISHED_ON.values()]
-    usual = PUBLISHED_ON.get(run.task)
-    return usual is not None and run.config.get("data._target_") in (usual, *further)
+    """Return True if a run was tested on as many images of a set as a paper's rows."""
+    if run.task not in PUBLISHED_ON:
+        return False
+    counts = dict(ALSO_PUBLISHED_ON.values()) | {PUBLISHED_ON[run.task]: TEST_IMAGES[run.task]}
+    target = data_set(run.config.get("data._target_"))
+    images = run.summary.get("data", {}).get("images", {}).get("val")
+    return target in counts and images in (None, counts[target])
 
 
 def _few(reasons: Sequence[str]) -> str:
@@ -195,7 +212,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                same = measured_on(row)[0] == run.config.get("data._target_")
+                same = measured_on(row)[0] == data_set(run.config.get("data._target_"))
                 if same and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
                     found.setdefault(point, set()).add(paper.upper())
@@ -211,7 +228,10 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         for row in load_rows(paper, run.task)
         if row.backbone == run.config["backbone.name"]
         and row.head in (None, run.config.get("head.name"))
-        and (not _is_published_data(run) or measured_on(row)[0] == run.config["data._target_"])
+        and (
+            not _is_published_data(run)
+            or measured_on(row)[0] == data_set(run.config["data._target_"])
+        )
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
     return [row for row in chosen if _has_options(run, row)]
@@ -288,7 +308,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     if target == ROBUSTNESS_DATA:
         return _other_sets(run)
     wanted, count = measured_on(row)
-    if target != wanted:
+    if data_set(target) != wanted:
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
     if images not in (None, count):
@@ -344,7 +364,8 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     )
     meant = fixed(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
-    if run.config.get("data._target_") == ROBUSTNESS_DATA:
+    target = run.config.get("data._target_")
+    if target == ROBUSTNESS_DATA or data_set(target) == measured_on(row)[0]:
         free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"

@@ -26,7 +26,14 @@ from heads.linear import LinearClassifier
 from heads.mm_adapter import quiet
 from tools.benchmarking.networks import unusual
 from tools.exporters import NUM_CLASSES, ExportRequest, check_equal
+from tools.exporters.class_lists import (
+    ANNOTATIONS,
+    class_names,
+    write_annotations,
+    write_names,
+)
 from tools.exporters.mm_configs import (
+    FOLDER_SUFFIXES,
     base_files,
     dataset_config,
     model_base,
@@ -111,6 +118,9 @@ def export(request: ExportRequest) -> list[Path]:
         files.append(write_standalone(name, request.options, folder))
         before = _outputs(package, request.images())
         check_standalone(folder, files[1], request.images(), before)
+    files += write_names(folder, package.metainfo.get("classes", ()))
+    if _lists_images(package):
+        files.append(write_annotations(folder, FOLDER_SUFFIXES))
     files.append(write_readme(request, package))
     compare(request, package)
     return files
@@ -185,7 +195,7 @@ def classifier_package(request: ExportRequest) -> Package:
                 "MMPretrain has; export it to=timm or to=onnx, or its backbone to=mmdet"
             )
         num_classes = whole.classifier.out_features
-        names = request.checkpoint.class_names
+        names = class_names(request, num_classes)
         metainfo = {"classes": names} if names else {}
     tensors = _prefixed(backbone)
     if whole is not None:
@@ -200,7 +210,10 @@ def classifier_package(request: ExportRequest) -> Package:
         backbone=backbone,
         whole=whole,
         data=dataset_config(
-            "mmpretrain", num_classes=num_classes, prepared=preprocessing_of(request.run)
+            "mmpretrain",
+            num_classes=num_classes,
+            class_names=metainfo.get("classes", ()),
+            prepared=preprocessing_of(request.run),
         ),
     )
 
@@ -244,6 +257,11 @@ def compare(request: ExportRequest, package: Package) -> None:
             check_equal(request.backbone, [package.whole(images)], after)
         else:
             check_equal(request.backbone, _outputs(package, images), opened.backbone(images))
+
+
+def _lists_images(package: Package) -> bool:
+    """Return True if the config reads lists of images, which number the classes."""
+    return bool(package.data["train_dataloader"]["dataset"].get("ann_file") == "train.txt")
 
 
 def _outputs(package: Package, images: Tensor) -> list[Tensor]:
@@ -300,14 +318,21 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
             f"\nThe config reads masks of 8 bits in which {first}; 255 is ignored. Convert others "
             "first: MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
         )
+    listed = (
+        "MMPretrain would number these class folders in another order. First run\n"
+        f"`python {ANNOTATIONS} <data_root>`, which writes the lists of images that the config "
+        "reads.\n\n"
+        if _lists_images(package)
+        else ""
+    )
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}
 
 `{name}.pth` and `{name}.safetensors` hold {trained}, tensors only. {needs}
 
-`{CONFIG}` says what differs from {to}'s own base configs, of which `_base_` has copies. Train and
-test, in this folder, after setting `data_root` in it{slash}:
+{listed}`{CONFIG}` says what differs from {to}'s own base configs, of which `_base_` has copies.
+Train and test, in this folder, after setting `data_root` in it{slash}:
 
 ```
 {path} python "{tools}/train.py" {CONFIG}

@@ -8,6 +8,8 @@ from typing import Any
 from mmengine import Config
 
 from backbones import Backbone
+from datamodules.files import IMAGE_SUFFIXES
+from datamodules.synsets import SYNSETS
 from heads.mm_adapter import base_configs, set_classes
 from heads.mmdet_adapter import DETECTORS, base_detector
 from heads.mmseg_adapter import DECODE_HEADS, SEGMENTORS, base_segmentor
@@ -20,6 +22,7 @@ SCHEDULES = {
     "mmseg": "schedule_160k",
     "mmpretrain": "imagenet_bs1024_adamw_swin",
 }
+FOLDER_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 # The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
 LEARNING = {
     "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
@@ -118,6 +121,7 @@ def dataset_config(
     *,
     with_mask: bool = True,
     num_classes: int = 1000,
+    class_names: Sequence[str] = (),
     prepared: Preprocessing | None = None,
 ) -> dict[str, Any]:
     """Datasets, pipelines and evaluators.
@@ -127,6 +131,7 @@ def dataset_config(
         datamodule: One of ours, whose classes and image sizes are taken.
         with_mask: Whether a detector of the datamodule's predicts masks.
         num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
+        class_names: Of MMPretrain's, in label order; empty if they are not known.
         prepared: How MMPretrain's images are prepared; None means as for its own Swin.
     """
     config = shipped(toolkit, f"datasets/{_dataset(toolkit, with_mask)}")
@@ -134,8 +139,8 @@ def dataset_config(
         config["data_root"] = config["train_dataloader"]["dataset"]["data_root"]
         if prepared is not None:
             _set_preprocessing(config, prepared)
-        if num_classes != 1000:
-            _set_folders(config, num_classes)
+        if num_classes != 1000 or tuple(class_names or SYNSETS) != SYNSETS:
+            _set_folders(config, num_classes, class_names)
     if datamodule is not None:
         _take_over(config, datamodule, toolkit)
     return config
@@ -185,7 +190,11 @@ def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
     }
 
 
-def _set_folders(config: dict[str, Any], num_classes: int) -> None:
+def _set_folders(config: dict[str, Any], num_classes: int, class_names: Sequence[str]) -> None:
+    """Let MMPretrain read class folders with these classes in this order.
+
+    Its dataset sorts folders as text. Classes in another order are read from lists of images.
+    """
     config["data_preprocessor"]["num_classes"] = num_classes
     config["data_root"] = "data"
     for split in ("val", "test"):  # of few classes the five best are all of them
@@ -196,6 +205,11 @@ def _set_folders(config: dict[str, Any], num_classes: int) -> None:
         folder = "train" if split == "train" else "val"
         dataset.pop("split")
         dataset |= {"type": "CustomDataset", "data_prefix": folder, "data_root": "data"}
+        dataset["extensions"] = FOLDER_SUFFIXES
+        if class_names:
+            dataset["metainfo"] = {"classes": tuple(class_names)}
+        if list(class_names) != sorted(class_names):
+            dataset["ann_file"] = f"{folder}.txt"
 
 
 def _steps(value: Any) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -13,6 +14,7 @@ from backbones.checkpoints.adoption import CLASSIFIER, Conversion, adopt, conver
 from backbones.checkpoints.opening import Checkpoint
 from heads.linear import LinearClassifier
 from tools.exporters import NUM_CLASSES, ExportRequest, seeded
+from tools.exporters.class_lists import class_names
 
 Content = Literal["classifier", "maps", "dense"]
 
@@ -108,6 +110,15 @@ def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]
     """Logits, or maps, as a list."""
     outputs = network(images)
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def names_of(
+    request: ExportRequest, parts: Mapping[str, LinearClassifier | Maps]
+) -> tuple[str, ...]:
+    """Return the names of the classes if a classifier is among the parts, else none."""
+    network = parts.get("classifier")
+    count = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    return class_names(request, count)
 
 
 def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.networks import outputs_of, parts_of
+from tools.exporters.class_lists import write_names
+from tools.exporters.networks import names_of, outputs_of, parts_of
 from tools.exporters.tracing import Graph, describe, inference_form, module_of, trace
 
 TOLERANCE = 1e-4
@@ -23,6 +26,13 @@ USE = """import onnxruntime
 session = onnxruntime.InferenceSession("{file}")
 outputs = session.run(None, {{"images": images}})  # (B, 3, H, W) float32, as in training
 """
+CLASSES = """The model names its classes, in the order of its outputs, as `class_names.json` does:
+
+```python
+import json
+
+names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+```"""
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -32,12 +42,14 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: An operator without ONNX form, with its module, or other outputs.
     """
     files, notes = [], []
-    for part, network in parts_of(request).items():
+    parts = parts_of(request)
+    names = names_of(request, parts)
+    for part, network in parts.items():
         path = request.folder / f"{part}.onnx"
         request.say(f"{path.name}: recording the network as a graph")
         graph = trace(inference_form(network), request)
         request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
-        _write(request, graph, path)
+        _write(request, graph, path, names if part == "classifier" else ())
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))
@@ -54,10 +66,11 @@ def export(request: ExportRequest) -> list[Path]:
             )
         files.append(path)
         notes.append((path.name, graph))
-    return [*files, describe(request, "ONNX", USE, notes)]
+    files += write_names(request.folder, names)
+    return [*files, describe(request, "ONNX", USE, notes, CLASSES if names else "")]
 
 
-def _write(request: ExportRequest, graph: Graph, path: Path) -> None:
+def _write(request: ExportRequest, graph: Graph, path: Path, names: Sequence[str]) -> None:
     """Convert a graph and write it as one file; the converter's progress stays unprinted."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -68,6 +81,8 @@ def _write(request: ExportRequest, graph: Graph, path: Path) -> None:
                 graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),)
             )
             assert model is not None
+            if names:
+                model.model.metadata_props["class_names"] = json.dumps(list(names))
             model.save(path, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:
             messages = _messages(error)

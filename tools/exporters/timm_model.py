@@ -3,7 +3,8 @@
 It holds what timm itself writes for the Hugging Face hub, ``config.json`` and
 ``model.safetensors``; the model's class comes from ``import backbones.timm_models``. Of a run
 folder the config has the preprocessing that the run was validated with, and of a checkpoint of ours
-the names of the classes (``label_names``).
+the names of the classes (``label_names``). timm's scripts number class folders in another order
+than ours: ``class_map.txt`` gives them this one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from timm.models import save_for_hf
 from backbones.timm_models import around
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
+from tools.exporters.class_lists import class_names, write_class_map
 from tools.exporters.networks import Maps, held_by
 from tools.exporters.preprocessing import preprocessing_of
 
@@ -32,6 +34,29 @@ maps = timm.create_model("local-dir:<this folder>", pretrained=True, features_on
 ```
 
 Uploaded to the Hugging Face hub as it is, it is opened as `hf-hub:<owner>/<name>`.
+"""
+SCRIPTS = """
+## Classes
+
+`{file}` lists the classes in the order of the classifier's outputs. timm sorts class folders by the
+numbers in their names and would number them otherwise, so pass it to timm's scripts:
+
+```
+python -c "
+import runpy, sys, backbones.timm_models
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name='__main__')
+" validate.py --data-dir <folder of the class folders> \\
+    --model local-dir:<this folder> --class-map <this folder>/{file}
+```
+
+In Python: `timm.data.create_dataset("", <folder>, class_map="<this folder>/{file}")`.
+"""
+NAMELESS = """
+## Classes
+
+The checkpoint does not name its classes. timm sorts class folders by the numbers in their names;
+for another order pass `--class-map <file with one class per line>` to timm's scripts.
 """
 
 
@@ -51,8 +76,8 @@ def export(request: ExportRequest) -> list[Path]:
     if isinstance(network, LinearClassifier):
         model.classifier = network.classifier
     prepared = preprocessing_of(request.run)
-    names = (request.checkpoint and request.checkpoint.class_names) or ()
-    labels = {"label_names": list(names)} if len(names) == classes and classes else {}
+    names = class_names(request, classes)
+    labels = {"label_names": list(names)} if names else {}
     save_for_hf(
         model,
         str(request.folder),
@@ -63,9 +88,12 @@ def export(request: ExportRequest) -> list[Path]:
     )
     what = f"{classes} classes" if classes else "no classifier"
     text = TEXT.format(name=request.backbone, what=what)
+    maps = write_class_map(request.folder, names)
+    if classes:
+        text += SCRIPTS.format(file=maps[0].name) if maps else NAMELESS
     (request.folder / README).write_text(text, encoding="utf-8")
     _check(request, network, classes)
-    return [request.folder / name for name in (CONFIG, WEIGHTS, README)]
+    return [*(request.folder / name for name in (CONFIG, WEIGHTS, README)), *maps]
 
 
 def _check(request: ExportRequest, network: LinearClassifier | Maps, classes: int) -> None:

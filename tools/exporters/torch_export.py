@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.networks import outputs_of, parts_of
+from tools.exporters.class_lists import NAMES, write_names
+from tools.exporters.networks import names_of, outputs_of, parts_of
 from tools.exporters.tracing import describe, inference_form, trace
 
 USE = """import torch
@@ -15,6 +17,14 @@ USE = """import torch
 program = torch.export.load("{file}").module()
 outputs = program(images)  # (B, 3, H, W) in float32, normalised as in training
 """
+CLASSES = """The program holds the names of its classes, in the order of its outputs, as
+`class_names.json` does:
+
+```python
+extra = {"class_names.json": ""}
+torch.export.load("classifier.pt2", extra_files=extra)
+names = extra["class_names.json"]  # a JSON list
+```"""
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -24,14 +34,17 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: A network that cannot be recorded, or other outputs; says where.
     """
     files, notes = [], []
-    for part, network in parts_of(request).items():
+    parts = parts_of(request)
+    names = names_of(request, parts)
+    for part, network in parts.items():
         path = request.folder / f"{part}.pt2"
         request.say(f"{path.name}: recording the network as a graph")
         graph = trace(inference_form(network), request)
         request.say(
             f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
         )
-        torch.export.save(graph.program, path)
+        extra = {NAMES: json.dumps(list(names))} if names and part == "classifier" else {}
+        torch.export.save(graph.program, path, extra_files=extra)
         loaded = torch.export.load(path).module()
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))
@@ -44,4 +57,5 @@ def export(request: ExportRequest) -> list[Path]:
                 )
         files.append(path)
         notes.append((path.name, graph))
-    return [*files, describe(request, "torch.export", USE, notes)]
+    files += write_names(request.folder, names)
+    return [*files, describe(request, "torch.export", USE, notes, CLASSES if names else "")]

@@ -189,9 +189,13 @@ def _sentence(error: BaseException) -> str:
 
 
 def describe(
-    request: ExportRequest, what: str, use: str, graphs: Sequence[tuple[str, Graph]]
+    request: ExportRequest,
+    what: str,
+    use: str,
+    graphs: Sequence[tuple[str, Graph]],
+    classes: str = "",
 ) -> Path:
-    """Write the README of a folder: how to use it, and which sizes its graphs take."""
+    """Write the README of a folder: how to use it, which sizes its graphs take, its classes."""
     lines = [f"# {request.backbone} as {what}", "", "```python", use.format(file=graphs[0][0])]
     lines[-1] = lines[-1].rstrip() + "\n```\n"
     height, width = request.image_size
@@ -203,6 +207,7 @@ def describe(
                 f"* `{file}`: any batch of {height}x{width} images (another size: export with "
                 f"image_size=HEIGHTxWIDTH). Not free because of {graph.why_fixed}"
             )
+    lines += ["", classes] if classes else []
     path = request.folder / "README.md"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -30,6 +30,8 @@ MODES = ("validate", "test", "predict")
 RECIPE = ("optimizer", "schedule")
 # What a typed group chooses besides itself.
 CHOOSES = {"experiment": {"task", "backbone", "head", "data", "protocol"}, "protocol": {"head"}}
+# Of the run's data also in an evaluation on other data: the order in which folders become labels.
+FOLLOWED = "class_order"
 # A run's start; the checkpoint has all weights.
 NOT_OF_EVALUATION = "backbone.pretrained"
 
@@ -186,9 +188,11 @@ def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
         if identity(group, now[group]) == identity(group, run.config[group]):
             merged[group] = _followed(group, now, reference)
     # Images are prepared as the network was trained with them, whatever data it is tried on.
-    taken = now["data"].get("_as_run_", ()) if merged["data"] is now["data"] else ()
-    own_data = run.config["data"]
-    merged["data"] = {**merged["data"], **{key: own_data[key] for key in taken if key in own_data}}
+    own_data, taken = run.config["data"], [*now["data"].get("_as_run_", ())]
+    taken += [FOLLOWED] if FOLLOWED in now["data"] else []
+    if merged["data"] is now["data"]:
+        followed = {key: own_data[key] for key in taken if key in own_data}
+        merged["data"] = {**merged["data"], **followed}
     new = {name for name in ("recipe", "experiment") if name in chosen}
     new -= {name for name in new if chosen[name] in run.config.get("overrides", ())}
     if new:

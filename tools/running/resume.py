@@ -53,7 +53,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     files = [named] if named is not None and named.is_file() else _newest_first(folder)
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
-    check_classes(checkpoint.values, task.class_names, path)
+    check_classes(checkpoint.values, task.class_names, path, task.other_orders)
     # Training goes on from the weights themselves, not from their average.
     refuse_other_model(task.model, checkpoint.content["state_dict"], checkpoint.path)
     _refuse_shorter(position, trainer)

@@ -30,7 +30,10 @@ FIGURES = {
 }
 MCE = "mce"
 # Of the config what changes no figure.
-FREE = ("num_workers", "batch_size", "eval_batch_size", "root", "roots", "sets")
+# The fingerprints of parts tell their labels, and so the order of the classes.
+FREE = (
+    "num_workers", "batch_size", "eval_batch_size", "root", "roots", "sets", "class_order",
+)  # fmt: skip
 Results = dict[str, dict[str, Any]]  # by part: images, fingerprint, metrics
 
 

@@ -143,11 +143,6 @@ class LVT(HierarchicalBackbone):
             return super().embed(images)
         return self._tokens(images)[:, 0]
 
-    @property
-    def pooling(self) -> str:
-        """What ``embed`` reads: the class token, or the mean of the map."""
-        return super().pooling if self.dense or self.cls_token is None else "class token"
-
     def features(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> all normed tokens, mixed across the batch in training.
 

@@ -1,0 +1,53 @@
+"""ImageNet's classes and the names of its images, as its copies have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from timm.data import ImageNetInfo
+
+SYNSETS: tuple[str, ...] = tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
+# Of ImageNet's thousand names as many must be timm's at their places; a few are spelt otherwise.
+SAME_NAMES = 0.9
+PREFIX = re.compile(r"(n\d{8})_")
+
+
+def as_synsets(names: Sequence[str]) -> tuple[str, ...]:
+    """Return ImageNet's thousand names as synsets if they are in its order, else the names.
+
+    Source: timm's list of both.
+    """
+    if len(names) != len(SYNSETS):
+        return tuple(names)
+    info: Any = ImageNetInfo()
+    known = (info.label_name_to_description(synset) for synset in SYNSETS)
+    same = [_first(one) == _first(two) for one, two in zip(names, known, strict=True)]
+    return SYNSETS if sum(same) >= SAME_NAMES * len(same) else tuple(names)
+
+
+def synsets_of_files(files: Mapping[int, str], count: int) -> tuple[str, ...] | None:
+    """Return the synsets if one training file per label says so; None for other data.
+
+    Args:
+        files: The name of an image by its label, such as ``n01440764_10026.JPEG``.
+        count: Number of classes.
+    """
+    if count != len(SYNSETS):
+        return None
+    found = [PREFIX.match(files.get(label, "")) for label in range(count)]
+    return SYNSETS if [match and match[1] for match in found] == list(SYNSETS) else None
+
+
+def file_name(path: str) -> str:
+    """Return the name that an image of ImageNet has in the class folders, else the path.
+
+    Hugging Face's copy adds the synset at the end: ``n01440764_10026_n01440764.JPEG``.
+    """
+    match = PREFIX.match(path.rpartition("/")[2])
+    return re.sub(rf"_{match[1]}(?=\.\w+$)", "", path) if match else path
+
+
+def _first(lemmas: str) -> str:
+    return lemmas.partition(",")[0].strip().lower()

@@ -1,0 +1,85 @@
+"""Where the files of a tar archive lie, so that any of them is read without those before it."""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
+LOOKED_AT = 2**20  # bytes behind the end of an archive
+
+
+class Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+        name: Its path there, without ``./``; of a tar file in the archive ``n01.tar/1.JPEG``.
+        offset: Of its first byte in the archive.
+        size: Number of bytes.
+    """
+
+    name: str
+    offset: int
+    size: int
+
+
+def members(archive: Path) -> Iterator[Member]:
+    """Yield the files of an archive and of the tar files in it, in their order.
+
+    Hard links stand for the file that they lead to.
+
+    Raises:
+        ValueError: It is compressed, damaged, or not whole.
+    """
+    with archive.open("rb") as file:
+        start = file.read(6)
+        if start.startswith(COMPRESSED):
+            raise ValueError(f"{archive} is compressed; unpack it to a plain .tar file")
+        file.seek(0)
+        try:
+            yield from _members(file, 0, "")
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(
+                f"{archive}: a tar file is damaged ({error}); copy it again"
+            ) from error
+
+
+def _members(file: IO[bytes], base: int, prefix: str) -> Iterator[Member]:
+    places: dict[str, Member] = {}
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # a kilobyte per file
+            name = posixpath.normpath(info.name).lstrip("/")
+            if info.islnk() and info.linkname in places:
+                yield places[info.linkname]._replace(name=f"{prefix}{name}")
+            if not info.isreg():
+                continue
+            if info.issparse():
+                raise tarfile.TarError(f"{info.name} is a sparse file")
+            if name.lower().endswith(".tar"):
+                inner = tar.extractfile(info)
+                assert inner is not None
+                yield from _members(inner, base + info.offset_data, f"{prefix}{name}/")
+                continue
+            places[info.name] = Member(f"{prefix}{name}", base + info.offset_data, info.size)
+            yield places[info.name]
+        file.seek(tar.offset)
+        rest = file.read(LOOKED_AT)
+    # tarfile takes a damaged header for the end, and the files behind it would be lost.
+    if len(rest) < tarfile.BLOCKSIZE:
+        raise tarfile.TarError("it ends without a mark of its end")
+    if rest.strip(b"\0"):
+        raise tarfile.TarError("more follows after its end")
+
+
+def read(archive: str, offset: int, size: int) -> bytes:
+    """Return the bytes of a file in an archive.
+
+    Opened for each file: descriptors that processes share would share their positions.
+    """
+    with open(archive, "rb") as file:  # noqa: PTH123 - of each image
+        file.seek(offset)
+        return file.read(size)

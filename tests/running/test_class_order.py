@@ -1,0 +1,84 @@
+"""Numbered class folders score right whoever trained the classifier, and a run keeps its order."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.numbered import (
+    BUILT,
+    CLASSES,
+    NATURAL,
+    TEXT,
+    TYPED,
+    classifier,
+    save_foreign,
+    save_ours,
+    write_folders,
+)
+from tests.runs import run_here
+
+ONE_IN_TWELVE = 100 / CLASSES  # "1" is first in both orders
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp("numbered"))
+
+
+@pytest.fixture(scope="module")
+def natural(folders, tmp_path_factory):
+    """A classifier in timm's order, as timm writes it."""
+    file = tmp_path_factory.mktemp("weights") / "timm.pth"
+    save_foreign(classifier(folders, "natural"), file)
+    return file
+
+
+def top1(ended):
+    assert ended.status == 0, ended.err
+    return json.loads((ended.folder() / "summary.json").read_text())["metrics"]["top1"]
+
+
+def test_a_classifier_that_timm_trained(folders, natural, tmp_path, capsys):
+    typed = [*TYPED, "mode=test", f"ckpt={natural}", f"data.root={folders}",
+             f"output_dir={tmp_path}", f"backbone.img_size={BUILT['img_size']}"]  # fmt: skip
+    with pytest.warns(UserWarning, match=r"class 1 is '10' here .* '2' in timm .*pass data\.class"):
+        assert top1(run_here(typed, capsys)) == pytest.approx(ONE_IN_TWELVE)
+    ended = run_here([*typed, "data.class_order=natural"], capsys)
+    assert top1(ended) == 100
+    assert "not used" not in ended.out + ended.err
+    config = yaml.safe_load((ended.folder() / "config.yaml").read_text())
+    assert config["data"]["class_order"] == "natural"
+    ended = run_here([*typed, "data.class_order=size"], capsys)
+    assert "data.class_order=size is not one of text, natural" in ended.err
+
+
+def test_a_checkpoint_of_ours_in_the_other_order_is_refused(folders, tmp_path, capsys):
+    file = tmp_path / "ours.ckpt"
+    save_ours(classifier(folders, "text"), file, TEXT)
+    typed = [*TYPED, "mode=test", f"ckpt={file}", f"data.root={folders}",
+             f"output_dir={tmp_path}"]  # fmt: skip
+    ended = run_here([*typed, "data.class_order=natural"], capsys)
+    assert ended.status == 2
+    assert "the same 12 classes in another order" in ended.err
+    assert ended.err.endswith("; pass data.class_order=text\n")
+
+
+@pytest.mark.slow  # three runs
+def test_a_run_keeps_its_order(folders, natural, tmp_path, capsys):
+    typed = [*TYPED, f"data.root={folders}", f"output_dir={tmp_path}", "keep_classifier=true",
+             f"backbone.pretrained={natural}", "optimizer.lr=1e-12", "trainer.max_steps=1",
+             "schedule.warmup=0", "schedule.warmup_lr=0"]  # fmt: skip
+    with pytest.warns(UserWarning, match="does not name its classes"):
+        assert run_here(typed, capsys).status == 0
+    ended = run_here([*typed, "data.class_order=natural"], capsys)
+    assert top1(ended) == 100
+    test = ["mode=test", f"ckpt={ended.folder()}", f"output_dir={tmp_path}", "trainer=cpu"]
+    assert top1(run_here(test, capsys)) == 100
+    # Also on other data, whose own option stays at its default.
+    other = ["data=imagenet", f"data.root={folders}", "data.image_size=64", "data.num_workers=0"]
+    other += [word for word in TYPED if word.startswith("data.augmentation")]
+    assert top1(run_here([*test, *other], capsys)) == 100
+    ended = run_here([*test, "data.class_order=text"], capsys)
+    assert ended.err.endswith("; pass data.class_order=natural\n")
+    assert NATURAL != TEXT
