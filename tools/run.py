@@ -41,6 +41,7 @@ from tools.running.config import (  # noqa: E402
 )
 from tools.running.config_checks import resolved  # noqa: E402
 from tools.running.folder import ENVIRONMENT, kept, opened, other_length, to_resume  # noqa: E402
+from tools.running.freed_memory import keep_freed_memory  # noqa: E402
 from tools.running.garbage import keep_imports, uncollected  # noqa: E402
 from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
@@ -67,6 +68,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         from tools.running.process_group import processes
 
         keep_imports()
+    if config["keep_memory"]:
+        keep_freed_memory()
     started = time.perf_counter()
     check_options(config)
     check_trainer(config["trainer"])
