@@ -41,7 +41,7 @@ class SegmentationDataModule(DenseDataModule):
         photometric: Distort brightness, contrast and colour in training.
         colors: RGB values of each class in masks whose colours are the labels; None for masks
             whose values are.
-        ignored_colors: RGB values of pixels that do not count, in such masks.
+        ignored_colors: RGB values of pixels that do not count, in such masks; None for no such.
         batch_size: Samples per training batch and process.
         **options: Of ``DenseDataModule``.
 
@@ -67,7 +67,7 @@ class SegmentationDataModule(DenseDataModule):
         flip: float = 0.5,
         photometric: bool = True,
         colors: Sequence[Sequence[int]] | None = None,
-        ignored_colors: Sequence[Sequence[int]] = (),
+        ignored_colors: Sequence[Sequence[int]] | None = None,
         batch_size: int = 4,
         **options: Any,
     ) -> None:
@@ -78,7 +78,7 @@ class SegmentationDataModule(DenseDataModule):
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
         self.flip = probability("flip", flip)
         self.colors = None if colors is None else colours_of("colors", colors)
-        self.ignored_colors = colours_of("ignored_colors", ignored_colors)
+        self.ignored_colors = colours_of("ignored_colors", ignored_colors or ())
         if self.ignored_colors and self.colors is None:
             raise ValueError("data.ignored_colors is for masks in colours; pass data.colors too")
         if len({*(self.colors or ()), *self.ignored_colors}) < (

@@ -48,6 +48,7 @@ from tools.running.folder import (  # noqa: E402
     other_length,
     to_resume,
 )
+from tools.running.freed_memory import keep_freed_memory  # noqa: E402
 from tools.running.garbage import keep_imports, uncollected  # noqa: E402
 from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
 from tools.running.processes import check_trainer, is_first_process  # noqa: E402
@@ -75,6 +76,8 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         from tools.running.process_group import processes
 
         keep_imports()
+    if config["keep_memory"]:
+        keep_freed_memory()
     started = time.perf_counter()
     check_options(automatic.fixed(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}

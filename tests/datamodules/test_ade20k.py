@@ -10,6 +10,7 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule
+from tests.segmentation_sets import said
 
 SPLITS = ("training", "validation")
 
@@ -182,14 +183,6 @@ def test_truncated_files_are_named(root, file):
         list(data.val_dataloader())
     with pytest.raises(ValueError, match=rf"{file} is truncated"):
         data.check_files()
-
-
-def said(data, caplog):
-    caplog.clear()
-    data.setup()
-    with caplog.at_level("INFO"):
-        data.check_files()
-    return [record.message for record in caplog.records][1:]
 
 
 def test_what_may_not_be_meant_is_said(root, caplog):

@@ -14,8 +14,7 @@ from datamodules.files import load_rgb
 from datamodules.headers import check_header
 from datamodules.mask_pixels import read_pixels
 from tasks.drawing import label_map, open_upright
-from tests.datamodules.test_ade20k import said
-from tests.datamodules.test_segmentation_sets import SIZE, folder, ready, truths, voc
+from tests.segmentation_sets import SIZE, folder, ready, said, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte
 GREY, RGB, PALETTE, GREY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6

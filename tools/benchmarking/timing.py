@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import random
 import statistics
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 
 from backbones import kernels
 from tools.command_line.arguments import number
+from tools.running.freed_memory import keep_freed_memory
 
 WARM_UP = 3
-# Parameters of glibc's mallopt.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 Step = Callable[[], None]
 Clock = Callable[[], float]
@@ -146,12 +144,6 @@ def _cuda_seconds(step: Step) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory for the next allocation; whether there is a glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def tell(text: str) -> None:

@@ -27,6 +27,7 @@ TOP = {
     "checkpoint_every": float | None,
     "require_pretrained": bool,
     "keep_classifier": bool,
+    "keep_memory": bool,
     "report": bool,
 }
 # Other keys at the top.

@@ -38,6 +38,7 @@ FREE_ON_RESUME = {
     "report",
     "data.root",
     "input",
+    "keep_memory",
     "output_dir",
     "overrides",
     "resume",
