@@ -114,11 +114,13 @@ def _owner(mixer: nn.Module) -> tuple[nn.Module | None, tuple[str, ...]]:
         names = getattr(module, "channel_mappings", ())
         if names:
             return module, names
-        first = getattr(module, "fc1", None)
-        if isinstance(first, nn.Linear | nn.Conv2d) and hasattr(module, "fc2"):
-            return module, ("fc1",)
-        key = getattr(module, "key", None)
-        if isinstance(key, nn.Conv2d | nn.Linear) and hasattr(module, "value"):
-            if getattr(key, "groups", 1) == 1:
-                return module, ("key",)
+        for first, second in (("fc1", "fc2"), ("key", "value")):
+            if _is_matrix(getattr(module, first, None)) and hasattr(module, second):
+                return module, (first,)
     return None, ()
+
+
+def _is_matrix(layer: object) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.weight[0, 0].numel() == 1
+    return isinstance(layer, nn.Linear)

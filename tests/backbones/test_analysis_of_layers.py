@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import create_mixer, list_mixers
+from backbones import Mixer, create_mixer, list_mixers
+from backbones.analysis.capturing import value_layer
 from backbones.analysis.keys import KeyRanking, activated_share
 from backbones.analysis.mappings import channel_mappings, mixer_mappings
 from backbones.analysis.similarity import (
@@ -16,8 +17,6 @@ from backbones.analysis.similarity import (
 )
 from tests.families import SMALLEST, rest_slow, short
 from tests.tensors import build_mixer, tokens
-
-WITHOUT = {"cheby_kan", "nonlinear_sum"}  # no matrix from C to hidden channels
 
 
 def test_sparsity_of_known_coefficients():
@@ -44,12 +43,15 @@ def test_keys_of_classes_by_hand():
 
 @pytest.mark.parametrize("name", list_mixers("channel"))
 def test_mappings_of_every_channel_mixer_are_what_it_computes(name):
+    """What a mixer declares is found; one that declares nothing may have none."""
     mixer = build_mixer(name, dim=24)
-    if name in WITHOUT:
-        with pytest.raises(ValueError, match="no one matrix"):
-            mixer_mappings(mixer)
+    declared = next((p.channel_mappings for p in mixer.modules() if declares(p)), ())
+    try:
+        found = mixer_mappings(mixer)
+    except ValueError as error:
+        assert "no one matrix" in str(error)  # noqa: PT017
+        assert not declared
         return
-    found = mixer_mappings(mixer)
     x = tokens(1, 3, 24)
     parts = {key: getattr(mixer, key, None) for key in found.matrices}
     for key, matrix in found.matrices.items():
@@ -57,10 +59,46 @@ def test_mappings_of_every_channel_mixer_are_what_it_computes(name):
         if parts[key] is not None and not isinstance(parts[key], nn.Conv2d):
             given = parts[key](x) - parts[key](torch.zeros_like(x))
             torch.testing.assert_close(given, x @ matrix.T)
-    two = "glu" in name or name == "group_ffn" or name.startswith(("afbo", "scfbo", "full"))
-    assert (found.interactions is not None) == two
-    if two:
+    two = len(declared) == 2 or len(found.matrices) == 2
+    assert (found.interactions is not None) == (two and value_layer(mixer) is not None)
+    if found.interactions is not None:
         assert found.interactions.shape == (24, 24)
+
+
+def declares(part):
+    return bool(getattr(part, "channel_mappings", ()))
+
+
+@pytest.mark.parametrize(
+    ("names", "has_matrices", "multiplies"),
+    [
+        (("cheby_kan", "nonlinear_sum"), False, False),
+        (("ffn", "iffn", "convnext", "scheme_12"), True, False),
+        (
+            ("glu", "swiglu", "convglu", "group_ffn", "afbo", "afbo_s", "scfbo_gc", "full"),
+            True,
+            True,
+        ),
+    ],
+)
+def test_which_of_the_papers_mixers_multiply_two_mappings(names, has_matrices, multiplies):
+    for name in names:
+        mixer = build_mixer(name, dim=24)
+        if has_matrices:
+            assert (mixer_mappings(mixer).interactions is not None) == multiplies
+        else:
+            with pytest.raises(ValueError, match="no one matrix"):
+                mixer_mappings(mixer)
+
+
+def test_layers_called_as_those_of_an_ffn_may_be_others():
+    class Spatial(Mixer):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.fc2 = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+
+    with pytest.raises(ValueError, match="no one matrix"):
+        mixer_mappings(Spatial())
 
 
 def test_structure_and_interactions_of_afbo():

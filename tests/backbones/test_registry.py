@@ -152,8 +152,15 @@ def test_unknown_backbone_is_refused_with_the_nearest(name):
         create_backbone(name)
 
 
-@pytest.mark.parametrize("mixer", list_mixers("token"))
-@pytest.mark.parametrize("base", ["swin_t", "swin_t_afbo"])
+@pytest.mark.parametrize(
+    ("base", "mixer"),
+    [
+        (base, mixer)
+        for base in ("swin_t", "swin_t_afbo")
+        for mixer in list_mixers("token")
+        if f"{base}_{mixer}" not in list_backbones()  # as it is by named_on
+    ],
+)
 def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
     with pytest.raises(ValueError, match=f"no backbone called '{base}_{mixer}'") as refused:
         create_backbone(f"{base}_{mixer}")
@@ -559,8 +566,8 @@ def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):
     assert mixer_options("star_deep", "swin_s") == {**every, "size": 5, "depth": 4}
     assert mixer_options("star_last", "swin_b") == {**every, "size": 5}
     assert backbone_schema("deit_t_star_last")["class_token"] is False
-    assert not list_backbones("pvt_*_star_sum")
-    assert list_backbones("pvt_*_star_deep")
+    assert not list_backbones("pvt_v2_b?_star_sum")
+    assert list_backbones("pvt_v2_b?_star_deep")
     with torch.device("meta"):
         half, whole = (create_backbone(f"swin_t_{name}") for name in ("star_sum", "star_last"))
     assert half.layers[0].blocks[0].mlp.typed == (5, 1)

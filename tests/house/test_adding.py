@@ -22,6 +22,9 @@ OVER_ALL = (
     "tests/tasks/test_instantiate.py",
 )
 
+# Mixers of tests/newcomers and the files that they are put into, two of them named like libraries.
+NEWCOMERS = {"gated_star": "gated_star", "fourier_filter": "fft", "linear_attention": "timm"}
+
 
 def examples() -> dict[str, str]:
     """File -> content, from the code blocks that name their file or stand below its name."""
@@ -40,10 +43,8 @@ def test_there_is_an_example_of_each_kind():
     assert folders == ["backbones/mixers", "backbones/hosts", "datamodules", "configs/data"]
 
 
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory):
-    """A copy of the checkout with the examples in it."""
-    copy = tmp_path_factory.mktemp("copy")
+def copied(copy):
+    """The checkout's files in another folder."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -52,8 +53,24 @@ def extended(tmp_path_factory):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the checkout with the examples in it."""
+    copy = copied(tmp_path_factory.mktemp("copy"))
     for name, code in examples().items():
         (copy / name).write_text(code)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def populated(tmp_path_factory):
+    """A copy of the checkout with the mixers of tests/newcomers in it."""
+    copy = copied(tmp_path_factory.mktemp("copy"))
+    for name, file in NEWCOMERS.items():
+        shutil.copy(ROOT / f"tests/newcomers/{name}.py", copy / f"backbones/mixers/{file}.py")
     return copy
 
 
@@ -85,6 +102,24 @@ def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
     ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 30
+
+
+@pytest.mark.slow
+def test_every_correct_mixer_passes_the_tests_over_the_registries(populated):
+    """A gated star and its sum, a filter bound to the grid, and attention over all tokens."""
+    quiet = ("-q", "-p", "no:cacheprovider")
+    files = (*OVER_ALL, "tests/house/test_tests.py", "tests/tools/test_catalogue.py")
+    ended = run(populated, "pytest", *quiet, *files)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    both = ("-m", "slow or not slow", "-k", " or ".join(NEWCOMERS))
+    rooms = (
+        "tests/backbones",
+        "tests/tasks/test_compilation.py",
+        "tests/tools/test_export_onnx.py",
+    )
+    ended = run(populated, "pytest", *quiet, *both, *rooms)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 160
 
 
 @pytest.mark.slow

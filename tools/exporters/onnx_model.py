@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnxruntime
 import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as states
 from torch import Tensor
 
 from tools.exporters import ExportRequest, check_equal
@@ -21,6 +22,8 @@ from tools.exporters.networks import names_of, outputs_of, parts_of
 from tools.exporters.tracing import Graph, describe, inference_form, module_of, trace
 
 TOLERANCE = 1e-4
+# What onnxruntime raises for operators that it does not have, or not for these shapes.
+NOT_RUN = (states.Fail, states.InvalidGraph, states.NotImplemented, states.RuntimeException)
 USE = """import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
@@ -39,7 +42,8 @@ def export(request: ExportRequest) -> list[Path]:
     """Write one model per part of the network, run each in onnxruntime on several sizes.
 
     Raises:
-        ValueError: An operator without ONNX form, with its module, or other outputs.
+        ValueError: An operator without ONNX form, with its module, one that onnxruntime does not
+            run, or other outputs.
     """
     files, notes = [], []
     parts = parts_of(request)
@@ -50,24 +54,30 @@ def export(request: ExportRequest) -> list[Path]:
         graph = trace(inference_form(network), request)
         request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
         _write(request, graph, path, names if part == "classifier" else ())
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        for batch, *size in graph.sizes(request.image_size):
-            images = request.images(batch, (size[0], size[1]))
-            request.say(
-                f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime"
-            )
-            with torch.inference_mode():
-                expected = outputs_of(network, images)
-            check_equal(
-                f"{path.name} at {batch}x3x{size[0]}x{size[1]}",
-                expected,
-                _run(session, images),
-                TOLERANCE,
-            )
+        try:
+            _compare(request, graph, network, path)
+        except NOT_RUN as error:
+            said = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
+            raise ValueError(
+                f"onnxruntime does not run {request.backbone}: {said[:200]}; export it "
+                "to=torch_export"
+            ) from error
         files.append(path)
         notes.append((path.name, graph))
     files += write_names(request.folder, names)
     return [*files, describe(request, "ONNX", USE, notes, CLASSES if names else "")]
+
+
+def _compare(request: ExportRequest, graph: Graph, network: torch.nn.Module, path: Path) -> None:
+    """Run a written model on several sizes, and compare what it gives."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch, *size in graph.sizes(request.image_size):
+        images = request.images(batch, (size[0], size[1]))
+        request.say(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
+        with torch.inference_mode():
+            expected = outputs_of(network, images)
+        what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
+        check_equal(what, expected, _run(session, images), TOLERANCE)
 
 
 def _write(request: ExportRequest, graph: Graph, path: Path, names: Sequence[str]) -> None:
