@@ -16,9 +16,10 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 from torch import Tensor
 
+from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
 from tools.exporters.class_lists import write_names
-from tools.exporters.networks import names_of, outputs_of, parts_of
+from tools.exporters.networks import Maps, names_of, outputs_of, parts_of
 from tools.exporters.tracing import Graph, describe, inference_form, module_of, trace
 
 TOLERANCE = 1e-4
@@ -68,7 +69,9 @@ def export(request: ExportRequest) -> list[Path]:
     return [*files, describe(request, "ONNX", USE, notes, CLASSES if names else "")]
 
 
-def _compare(request: ExportRequest, graph: Graph, network: torch.nn.Module, path: Path) -> None:
+def _compare(
+    request: ExportRequest, graph: Graph, network: LinearClassifier | Maps, path: Path
+) -> None:
     """Run a written model on several sizes, and compare what it gives."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):
