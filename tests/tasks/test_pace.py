@@ -181,7 +181,8 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
     """Scaled linearly to the images of a step, of all processes and accumulated batches."""
     data = SampleClassification(tmp_path, batch_size=8)
     trainer = SimpleNamespace(
-        precision="32-true", world_size=2, accumulate_grad_batches=3, callbacks=[pace.Pace()],
+        precision="32-true", world_size=2, accumulate_grad_batches=3, num_training_batches=9,
+        callbacks=[pace.Pace()],
         strategy=SimpleNamespace(root_device=torch.device("cpu")), default_root_dir=tmp_path,
     )  # fmt: skip
     config = {

@@ -40,7 +40,7 @@ def adapt(config: dict[str, Any], like: str | None) -> None:
         return
     typed = config.get("overrides", ())
     wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
-    lines = []
+    lines: list[str] = []
     if config["data"]["_target_"] != wanted and like != row.train.data:
         lines = [*_fit_data(config, row, typed), *_one_device(config, row, typed)]
     lines += [*shorten(config, typed), *lower_ends(config, typed)]
@@ -97,7 +97,8 @@ def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
 
 def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
     """Leave out what the row says of its own data and the data of the run cannot follow."""
-    lines, data = [], config["data"]
+    lines: list[str] = []
+    data = config["data"]
     file = _file_of(data)
     known = file.get("data", {})
     extra = [key for key in data if key not in known and f"data.{key}" not in keys_of(typed)]
