@@ -159,7 +159,9 @@ def create_backbone(
     overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
     backbone = host.build(config, **{**overrides, **host_kwargs})
     backbone.name, backbone.img_size = name, config.img_size
-    backbone.record = _record(backbone, host, mixer_name, mixer, token_mixer, host_kwargs)
+    backbone.record = _record(
+        backbone, host, mixer_name, mixer, token_mixer, {**overrides, **host_kwargs}
+    )
     if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
         beside = mixer_name if by_channel else token_name
@@ -189,7 +191,7 @@ def _record(
         "host": host.name,
         "mixer": _resolved(channel if "channel" in host.slots else None, host.name, mixer),
         "token_mixer": _resolved(token_name, host.name, token),
-        "options": plain({**keywords(host.build), **host_overrides_of(host, named), **host_kwargs}),
+        "options": plain({**keywords(host.build), **host_kwargs}),
         "grids": {
             name: list(part.built_for)
             for name, part in backbone.named_modules()

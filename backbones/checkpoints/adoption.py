@@ -247,7 +247,8 @@ def _at_own_size(
 ) -> dict[str, Tensor]:
     """A task's tensors, with the backbone's tables brought to the size that it was built for."""
     own, given = backbone.state_dict(), _below("backbone.", tensors)
-    if all(own[key].shape == value.shape for key, value in given.items() if key in own):
+    is_another = not own.keys() <= given.keys()
+    if is_another or all(own[key].shape == given[key].shape for key in own):
         return tensors
     converted = convert(dataclasses.replace(checkpoint, given=given), backbone)
     _warn_of_interpolation(converted.source, converted.interpolated)

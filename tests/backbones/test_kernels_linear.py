@@ -170,7 +170,7 @@ def test_a_layer_with_its_activation_equals_torchs(act, shape, out, has_bias):
     expected = ACTIVATIONS[act](F.linear(x, weight, bias))
     torch.testing.assert_close(linear_act(x, weight, bias, act), expected, rtol=1e-10, atol=1e-10)
     short = linear_act(*(None if t is None else t.float() for t in (x, weight, bias)), act)
-    rounding = max(1e-5, 1e-7 * shape[-1])  # of sums of so many numbers
+    rounding = max(1e-5, 2.5e-7 * shape[-1])  # of sums of so many numbers, by any BLAS
     torch.testing.assert_close(short, expected.float(), rtol=1e-5, atol=rounding)
     assert choice.linear_act(x, weight, bias, act).shape == expected.shape
 

@@ -18,7 +18,7 @@ from backbones.registry import register_mixer
     "linear_attention",
     kind="token",
     source="Katharopoulos et al., ICML 2020, Eq. 5 to 7",
-    named_on=("swin_t",),
+    named_on=("swin_t", "deit_t"),
 )
 class LinearAttention(Mixer):
     """phi(Q) (phi(K)^T V) over its sum of weights, with phi(x) = ELU(x) + 1.

@@ -78,6 +78,7 @@ def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
         ".* tensors loaded, .*", f"{task} with deit_t: .* M parameters, .* images .*, 2 epochs",
         ".* classes do not occur in validation: .*",
         r"epoch [12]/2  train/loss [\d.]+  val/.* \(\d+ s\)", f"{task}, deit_t, fit *",
+        r"learning rate \S+ for any batch \(batch \d+ on 1 device; no reference batch\)",
         "[┌└]─.*[┐┘]", "│ .* │ .* │", "Run folder: .*",
     ]  # fmt: skip
     strange = [line for line in lines if not any(re.fullmatch(p, line) for p in patterns)]

@@ -14,7 +14,7 @@ from tests.runs import composed
 from tools.command_line.overrides import prepare
 
 NAMES = tuple("abcde")
-DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=())
+DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_orders={})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,10 +73,10 @@ def test_checkpoints_say_by_what_options_their_network_was_built(tmp_path):
 
 def test_a_classifier_that_cannot_stay_is_refused(trained):
     _, path = trained
-    others = SimpleNamespace(num_classes=5, class_names=tuple("abcdx"), category_ids=())
+    others = SimpleNamespace(**{**vars(DATA), "class_names": tuple("abcdx")})
     with pytest.raises(ValueError, match="pass data with the classes of the checkpoint"):
         task(str(path), "keep_classifier=true", data=others)
-    few = SimpleNamespace(num_classes=3, class_names=tuple("abc"), category_ids=())
+    few = SimpleNamespace(**{**vars(DATA), "num_classes": 3, "class_names": tuple("abc")})
     with pytest.raises(ValueError, match="5 classes, and the data have 3"):
         task(str(path), "keep_classifier=true", data=few)
     with pytest.raises(ValueError, match=r"keep_classifier=true is for head=linear"):

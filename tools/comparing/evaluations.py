@@ -23,8 +23,13 @@ EVALUATION = (
     "data.augmentation._target_", "data.augmentation.crop_pct", "head.test_*",
     "trainer.limit_val_batches",
 )  # fmt: skip
-# Values that are the same as none.
-USUAL: Mapping[str, Any] = {"data.augmentation.crop_pct": 0.9, "trainer.limit_val_batches": 1.0}
+# Values that are the same as none, which runs have that are older than the option.
+USUAL: Mapping[str, Any] = {
+    "data.augmentation.crop_pct": 0.9,
+    "data.class_order": "text",
+    "data.skip_unusable_boxes": False,
+    "trainer.limit_val_batches": 1.0,
+}
 
 
 def evaluation_of(run: RunRecord) -> dict[str, Any]:

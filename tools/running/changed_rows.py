@@ -35,7 +35,9 @@ def adapt(config: dict[str, Any], like: str | None) -> None:
         config: Of the run; changed in place where it claims to be a row.
         like: The data whose recipes serve the run's data, too.
     """
-    row = experiments().get(str((config.get("paper") or {}).get("experiment")))
+    paper = config.get("paper")
+    name = paper.get("experiment") if isinstance(paper, Mapping) else None
+    row = experiments().get(str(name))
     if row is None or config["mode"] != "fit":
         return
     typed = config.get("overrides", ())

@@ -202,8 +202,9 @@ def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -
 
 def _is_published(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
     """Return True for a recipe or an experiment, whose schedule does not depend on the set."""
-    typed, paper = config.get("overrides", ()), config.get("paper") or {}
-    return bool(recipe or choice("recipe", typed) or paper.get("experiment"))
+    typed, paper = config.get("overrides", ()), config.get("paper")
+    is_row = isinstance(paper, Mapping) and paper.get("experiment")
+    return bool(recipe or choice("recipe", typed) or is_row)
 
 
 def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
