@@ -177,8 +177,8 @@ class SegmentationDataModule(DenseDataModule):
         lines = []
         if self._grey:
             lines.append(
-                f"Read as grey values: masks in RGB whose channels are equal, {len(self._grey):,} "
-                f"of those looked at ({first_few(sorted(self._grey), 3)})"
+                "Read as grey values: masks in RGB whose channels are equal, such as "
+                f"{min(self._grey)}"
             )
         if self._turned:
             lines.append(

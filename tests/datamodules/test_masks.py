@@ -313,7 +313,10 @@ def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
     for found in truths(data).values():
         assert np.array_equal(found, values)
     (line,) = said(data, caplog)
-    assert line.startswith("Read as grey values: masks in RGB whose channels are equal, 3 of those")
+    example = tmp_path / "masks/train/0.png"
+    assert line == (
+        f"Read as grey values: masks in RGB whose channels are equal, such as {example}"
+    )
 
 
 def save_turned(pixels, path, orientation):
