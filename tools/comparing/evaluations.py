@@ -73,7 +73,8 @@ def tables_of(
         free: Settings that may differ within a table.
 
     Returns:
-        Of each group what differs from the other groups, by name, and its runs.
+        Of each group what differs from the other groups, by name, and its runs. Options of ``data``
+        are compared with groups of the same data set.
     """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for run in runs:
@@ -81,9 +82,20 @@ def tables_of(
         key = json.dumps(own, sort_keys=True, default=str)
         groups.setdefault(key, (own, []))[1].append(run)
     evaluations = [evaluation for evaluation, _ in groups.values()]
-    names = list(dict.fromkeys(name for one in evaluations for name in one))
-    differ = [name for name in names if len({str(one.get(name)) for one in evaluations}) > 1]
-    return [({name: one.get(name) for name in differ}, group) for one, group in groups.values()]
+    return [(_differing(one, evaluations), group) for one, group in groups.values()]
+
+
+def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = dict.fromkeys(name for one in evaluations for name in one)
+    same_data = [one for one in evaluations if one.get("data") == own.get("data")]
+    return {
+        name: own.get(name)
+        for name in names
+        if any(
+            str(one.get(name)) != str(own.get(name))
+            for one in (same_data if name.startswith("data.") else evaluations)
+        )
+    }
 
 
 def described(evaluation: Mapping[str, Any]) -> str:
