@@ -263,7 +263,7 @@ class _Counter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.last = self.running[-1] if self.running else None
-        if isinstance(func, OpOverload) and func.overloadpacket not in flop_registry:
+        if isinstance(func, OpOverload) and _may_have_parts(func):
             with self:  # in inference mode whole layers arrive here
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -294,6 +294,12 @@ class _Counter(TorchDispatchMode):
 
     def _leave_module(self, module: nn.Module, given: object, out: object) -> None:
         self.running.pop()
+
+
+def _may_have_parts(func: OpOverload) -> bool:
+    # The parts of resizing are products of indices.
+    name = func.overloadpacket.__name__
+    return func.overloadpacket not in flop_registry and not name.startswith("upsample_")
 
 
 class _ElementCounter(_Counter):

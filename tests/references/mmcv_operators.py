@@ -183,12 +183,17 @@ def detector_cases(*heads):
         yield f"{head}/losses", {name: value.detach() for name, value in losses.items()}
         yield f"{head}/gradient", {"norms": torch.stack(norms).float()}
         with torch.no_grad():
-            samples = model.eval().predict(scenes(annotated=False))
+            samples = together(model.eval(), scenes(annotated=False))
         found = [sample.pred_instances for sample in samples]
         result = {key: torch.cat([f[key] for f in found]) for key in ("bboxes", "scores", "labels")}
         if "masks" in found[0]:
             result["mask_areas"] = torch.cat([f.masks.flatten(1).sum(1) for f in found])
         yield f"{head}/predictions", result
+
+
+def together(model, batch):
+    """The toolkit's prediction of a batch that it pads to one size, as it was recorded."""
+    return model.model(**model._prepared(batch, training=False), mode="predict")
 
 
 def detector(head):
