@@ -1,4 +1,4 @@
-"""What a built backbone is besides its mixers, as far as comparisons depend on it."""
+"""Facts of a built backbone besides its mixers, which comparisons depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which equations weights were trained in: shapes alone do not tell two variants apart.
+"""The equations that weights were trained in: two variants may have equal shapes.
 
 A network records by what name and options it was built, and checkpoints of ours keep this record.
 """
