@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -24,6 +25,7 @@ from tests.families import rest_slow
 from tests.runs import composed
 from tools import results
 from tools.command_line.lazy_groups import register
+from tools.comparing import paper_figures
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
 from tools.running.fingerprints import fingerprints
@@ -279,6 +281,16 @@ def test_rows_name_what_their_metric_does_not_count(run, shown):
         assert records[2]["settings"] == named
         assert records[2]["AP"] == pytest.approx(0.53)
     assert shown(str(skipped))[0][0]["AP"] == 0.58
+
+
+def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
+    plain, unnamed, robust = (
+        SimpleNamespace(name=name, metrics=metrics)
+        for name, metrics in (("a", {"top1": 1}), ("", {"mce": 2}), ("b", {"mce": 3}))
+    )
+    monkeypatch.setattr(paper_figures, "list_papers", lambda: ["one"])
+    monkeypatch.setattr(paper_figures, "_rows", lambda paper, run: [plain, unnamed, robust])
+    assert paper_figures._on_sets(None) is robust
 
 
 def test_settings_that_change_no_result_do_not_part_runs(run, shown):
