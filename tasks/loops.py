@@ -1,4 +1,4 @@
-"""Lightning's loops of training: an exact way back into them, lean steps and a last validation.
+"""Lightning's training loops with exact resuming and a validation after the last step.
 
 Source: Lightning 2.6.6, whose own loops resume a run that ends by ``max_steps`` on the wrong batch,
 or not at all, end a run between two validations with weights that nothing has been said of, and
@@ -20,7 +20,6 @@ from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.trainer.call import _call_strategy_hook
 
 from tasks.batches import batches_of_step
-from tasks.lean_step import LeanStep
 
 
 class MeanOfBatches(_AutomaticOptimization):
@@ -45,7 +44,6 @@ class EpochLoop(_TrainingEpochLoop):
 
     save: Callable[[], None] | None = None
     stop: BaseException | None = None
-    _lean_step: LeanStep | None = None
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
@@ -55,18 +53,6 @@ class EpochLoop(_TrainingEpochLoop):
     def validation_follows(self) -> bool:
         """Whether a validation comes after the batch that was just trained on."""
         return self._should_check_val_fx(self.trainer.fit_loop._data_fetcher)
-
-    def on_run_start(self, data_fetcher: Any) -> None:
-        """Begin an epoch, and see what a step of it needs."""
-        super().on_run_start(data_fetcher)
-        self._lean_step = LeanStep(self) if LeanStep.serves(self.trainer) else None
-
-    def advance(self, data_fetcher: Any) -> None:
-        """Train on a batch; the first one of a run that is resumed is Lightning's own affair."""
-        if self._lean_step is None or self.restarting:
-            super().advance(data_fetcher)
-        else:
-            self._lean_step(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Save, validate and log, then end where the run was told to."""
@@ -95,11 +81,6 @@ class EpochLoop(_TrainingEpochLoop):
         done = 1 + (self.batch_idx if by_epoch else self.total_batch_idx)
         before = done - 1 - self.batch_idx % trainer.accumulate_grad_batches
         return done // every > before // every
-
-    def _build_kwargs(self, kwargs: Any, batch: Any, batch_idx: int) -> Any:
-        # All tasks have the same arguments, which Lightning would find out anew at every step.
-        kwargs.update(batch=batch, batch_idx=batch_idx)
-        return kwargs
 
     def _ends_training(self) -> bool:
         trainer = self.trainer
