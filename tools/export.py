@@ -12,7 +12,7 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   image_size=224       side, or HEIGHTxWIDTH, of the images that outputs are compared on
   network=all          onnx, torch_export: classifier, maps or dense (maps for dense prediction)
                        instead of all that the checkpoint holds
-  standalone=false     mmdet, mmseg, mmpretrain; true: with a module that needs nothing of ours
+  standalone=false     mmdet, mmseg, mmpretrain; true: with a copy of the package backbones
 
 What was written is loaded again as its user will load it, and its outputs have to equal those of
 the original. The folder appears when all is done; what takes long is said on stderr. list tries

@@ -1,10 +1,12 @@
 """Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
 
 import copy
+import dataclasses
 import json
 import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from backbones import create_backbone, list_hosts
+from backbones.registry import look_up
 from datamodules import LightAugmentation
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, by_turns, drawn, rest_slow, sparse
+from tests.families import SMALLEST, by_turns, drawn, rest_slow
 from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
 from tests.runs import arguments, run_here
 from tools import export
@@ -34,8 +37,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
-from tools.exporters import MARK, new_folder
-from tools.exporters.standalone import standalone_source
+from tools.exporters import MARK, new_folder, standalone
+from tools.exporters.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
@@ -522,46 +525,30 @@ def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
     assert {item["reduce_zero_label"] for item in found} == {zero}
 
 
-# ---- the module that stands alone
+# ---- the copied package
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_module_of_its_own_is_whole_and_imports_nothing_else(name):
-    import ast
-
-    tree = ast.parse(standalone_source(name, {}))
-    tops = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            tops |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            tops.add(node.module.partition(".")[0])
-    assert tops - sys.stdlib_module_names == {"torch", "timm", "mmengine"}
+@pytest.mark.slow
+def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path):
+    folder = exported(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
+    copied = folder / "backbones"
+    assert (copied / "mixers/afbo").is_dir()
+    assert not [*copied.rglob("__pycache__"), *copied.rglob("compiled")]
+    # The check imports the folder's own copy.
+    (copied / "mm.py").write_text("raise ImportError('changed')")
+    with pytest.raises(ValueError, match=r"(?s)the copied package fails: .*changed"):
+        check_standalone(folder, folder / "deit_t_afbo.pth", torch.zeros(1, 3, 64, 64), [])
 
 
-def test_two_meanings_of_a_name_stay_apart(tmp_path, monkeypatch):
-    from tools.exporters.merge_modules import Merger
-
-    (tmp_path / "pairpackage").mkdir()
-    (tmp_path / "pairpackage/__init__.py").touch()
-    (tmp_path / "pairpackage/one.py").write_text(
-        "SCALE = 2  # of one\n\n\ndef scale(x):\n    return SCALE * x\n"
-    )
-    (tmp_path / "pairpackage/two.py").write_text(
-        "from pairpackage.one import scale as other\n\nSCALE = 3\n\n\n"
-        "def unused():\n    return 0\n\n\n"
-        "def scale(x, *, SCALE_=SCALE):\n    local = [SCALE for SCALE in (5,)]\n"
-        "    return other(x) + SCALE * x + local[0]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    merger = Merger("pairpackage", frozenset())
-    merger.add_name("pairpackage.two", "scale")
-    source = merger.source("Both.")
-    space = {}
-    exec(compile(source, "merged", "exec"), space)
-    assert "unused" not in source
-    assert "# of one" in source
-    assert space["two_scale"](10) == 20 + 30 + 5
+def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
+    name, host = "deit_t_afbo", look_up("deit_t")[0]
+    build = types.FunctionType((lambda: None).__code__, {}, "build")
+    build.__module__ = "mine.mixers"
+    outside = dataclasses.replace(host, build=build)
+    monkeypatch.setattr(standalone, "look_up", lambda _: (outside, "afbo"))
+    with pytest.raises(ValueError, match=r"deit_t_afbo needs the module mine.mixers; move it into"):
+        standalone.write_standalone(name, {}, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -570,12 +557,6 @@ def test_a_standalone_export_runs_without_us(tmp_path, monkeypatch):
     typed = ["backbone=deit_t", "to=mmdet", "standalone=true", "out=alone", SIZE]
     assert export.main(typed) == 0
     assert Path("alone", "backbones", "mm.py").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sparse(3))
-def test_every_standalone_export_runs_without_us(tmp_path, capsys, name):
-    exported(tmp_path, f"backbone={name}", "to=mmdet", "standalone=true", SIZE)
 
 
 # ---- whole models, there and back

@@ -92,8 +92,8 @@ def export(request: ExportRequest) -> list[Path]:
     modules = modules_of(package.model)
     if "heads.mm" in modules and request.settings["standalone"] == "true":
         raise ValueError(
-            "standalone=true writes a module of the backbone alone, and this segmentor has a "
-            "decode head of ours; leave standalone=true out"
+            "standalone=true copies the package backbones, and this segmentor needs MixerLab's "
+            "heads too; leave standalone=true out"
         )
     name, folder = request.backbone, request.folder
     files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]

@@ -1,12 +1,11 @@
-"""One module that holds a backbone: of ours it needs nothing, of others torch, timm and mmengine.
+"""Copy the package ``backbones`` into an exported folder, which then opens without MixerLab.
 
-It is our own source, cut to what the backbone reaches, and stands as ``backbones/mm.py`` in the
-exported folder: the same config imports it there, and its checkpoints are those of the whole.
+The folder's config imports ``backbones.mm`` from the copy. The copy needs torch, timm and mmengine.
 """
 
 from __future__ import annotations
 
-import ast
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backbones.registry import OWN_FFN, find_mixer, look_up
+import backbones
+from backbones.registry import find_mixer, look_up
 from tools.exporters import check_equal
-from tools.exporters.merge_modules import Merger
 
-ENTRY = "backbones.mm"
-ALLOWED = frozenset({"torch", "timm", "mmengine"})
+PACKAGE = Path(backbones.__file__).parent
+# Operators are compiled for one machine; torch's operations serve where they are missing.
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled")
 # Run in a process of its own (python -I), where the folder comes first on the path.
 CHECK = """
 import sys
@@ -33,10 +33,11 @@ import torch
 from mmengine import Config
 from mmengine.registry import MODELS
 config = Config.fromfile(folder / "config.py").model.backbone
-module = sys.modules["backbones.mm"]
-assert Path(module.__file__).resolve() == folder / "backbones" / "mm.py", module.__file__
-ours = [name for name in sys.modules if name.partition(".")[0] == "backbones"]
-assert sorted(ours) == ["backbones", "backbones.mm"], ours
+for name, module in list(sys.modules.items()):
+    top = name.partition(".")[0]
+    assert top not in ("heads", "tasks", "datamodules", "tools"), name
+    if top == "backbones":
+        assert Path(module.__file__).resolve().is_relative_to(folder / "backbones"), name
 config.pop("init_cfg", None)
 backbone = MODELS.build(config).eval()
 backbone.load_weights(str(checkpoint))
@@ -45,48 +46,37 @@ with torch.no_grad():
 """
 
 
-def standalone_source(name: str, options: Mapping[str, Any]) -> str:
-    """The source of a module that registers a backbone, and of all that it is made of.
+def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Path:
+    """Copy the package into the folder of an export, and return the copy.
 
     Args:
-        name: Registered name.
-        options: Of ``create_backbone``; a token mixer of theirs is in the module too.
+        name: Registered name of the backbone.
+        options: Options of ``create_backbone``, which may name a token mixer.
+        folder: Folder of the export.
 
     Raises:
-        ValueError: The backbone needs another package.
+        ValueError: The host or a mixer is defined outside the package.
     """
     host, mixer = look_up(name)
     token = options.get("token_mixer")
     token = token.get("name") if isinstance(token, Mapping) else token
-    merger = Merger("backbones", ALLOWED)
-    merger.add(ENTRY, lambda statement: isinstance(statement, ast.Expr))
-    for build in [host.build, *(find_mixer(m).build for m in (mixer, token, OWN_FFN) if m)]:
-        if "<locals>" in build.__qualname__:  # made by a function that a loop calls
-            merger.add(build.__module__, lambda statement: isinstance(statement, ast.For))
-        else:
-            merger.add_name(build.__module__, build.__qualname__)
-    return merger.source(
-        f"{name} for MMDetection, MMSegmentation and MMPretrain, in one module.\n\n"
-        "Made by the export of MixerLab out of the modules that are named below; it needs torch, "
-        "timm\nand mmengine. Importing it registers the backbone with mmengine.\n"
-    )
-
-
-def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Path:
-    """Write the module into the folder of an export."""
-    file = folder / "backbones" / "mm.py"
-    file.parent.mkdir()
-    file.write_text(standalone_source(name, options))
-    return file
+    for build in [host.build, *(find_mixer(one).build for one in (mixer, token) if one)]:
+        if build.__module__.partition(".")[0] != "backbones":
+            raise ValueError(
+                f"standalone=true copies the package backbones, but {name} needs the module "
+                f"{build.__module__}; move it into backbones/hosts or backbones/mixers, or leave "
+                "standalone=true out"
+            )
+    return Path(shutil.copytree(PACKAGE, folder / "backbones", ignore=LEFT_OUT))
 
 
 def check_standalone(
     folder: Path, checkpoint: Path, images: Tensor, before: Sequence[Tensor]
 ) -> None:
-    """Compare the outputs of the exported folder, opened by a process that cannot see us.
+    """Compare the outputs of the exported folder, opened by a process that cannot import MixerLab.
 
     Raises:
-        ValueError: They differ, or the module does not run.
+        ValueError: The outputs differ, or the copied package fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         given, taken = Path(scratch, "images.pt"), Path(scratch, "outputs.pt")
@@ -97,6 +87,6 @@ def check_standalone(
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if ended.returncode:
-            raise ValueError(f"the module that stands alone does not run: {ended.stderr[-2000:]}")
+            raise ValueError(f"the copied package fails: {ended.stderr[-2000:]}")
         after = torch.load(taken, weights_only=True)
-    check_equal("the module that stands alone", before, after)
+    check_equal("the copied package", before, after)
