@@ -34,9 +34,9 @@ class BaseTask(Training, Evaluation, Prediction):
     Args:
         model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
         class_names: Names of the classes, in label order.
-        optimizer: ``name`` ("adamw", "sgd" or "lamb"), ``lr``, ``weight_decay``, what depends on
+        optimizer: ``name`` (see ``optimizer_names``), ``lr``, ``weight_decay``, what depends on
             the parameter (``parameter_rules``), and the optimiser's own options.
-        schedule: ``name`` ("cosine", "multistep", "poly" or "constant") and its options.
+        schedule: ``name`` and options of ``learning_rate_factor``.
         ema: Options of ``WeightEMA``, such as ``decay``, or None. With it the average is what
             validation and tests see and what loading a checkpoint gives, or with ``report="best"``
             whichever is better in a validation; training goes on from the weights themselves.

@@ -69,7 +69,7 @@ MISTAKES = {
     "optimizer.lr=-1": "optimizer.lr must be above 0, got -1",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "optimizer.weight_decay=-1": "must not be below 0",
-    "optimizer.name=adam": "must be one of adamw, sgd",
+    "optimizer.name=adamm": "did you mean adam",
     "schedule.name=linear": "must be one of cosine, poly, constant, multistep",
     "schedule.warmup=9": "leave nothing of trainer.max_epochs=1",
     "schedule.warmup=-1": "must not be below 0",
