@@ -27,7 +27,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 def optimizer_names() -> list[str]:
     """Return the names that ``build_optimizer`` takes, in alphabetical order."""
-    return [name for name in list_optimizers() if not get_optimizer_info(name).second_order]
+    names = map(str, list_optimizers())
+    return [name for name in names if not get_optimizer_info(name).second_order]
 
 
 def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:

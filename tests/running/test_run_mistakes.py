@@ -70,7 +70,7 @@ MISTAKES = {
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "optimizer.weight_decay=-1": "must not be below 0",
     "optimizer.name=adamm": "did you mean adam",
-    "schedule.name=linear": "must be one of cosine, poly, constant, multistep",
+    "schedule.name=linear": "must be one of cosine, poly, tanh, constant",
     "schedule.warmup=9": "leave nothing of trainer.max_epochs=1",
     "schedule.warmup=-1": "must not be below 0",
     "schedule.min_lr_ratio=3": "must be from 0 to 1",
