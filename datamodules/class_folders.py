@@ -15,7 +15,6 @@ from datamodules.files import VALIDATION, first_few, list_folders, validation_fo
 from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.sampling import SeededDataset
 
-
 SPLITS = {"train", "training", *VALIDATION, "test", "testing"}  # of other programs' sets
 
 
