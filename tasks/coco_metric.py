@@ -69,7 +69,7 @@ class CocoMetric:
             if stats[0] < 0:
                 raise ValueError(
                     f"AP has no value: {len(images)} images were evaluated and have no box that "
-                    "counts; raise trainer.limit_val_batches or trainer.limit_test_batches"
+                    "counts; raise trainer.limit_val_batches"
                 )
             named = zip(STATS, stats, strict=False)
             figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
