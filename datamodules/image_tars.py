@@ -17,6 +17,7 @@ from datamodules.class_order import ClassOrder, checked_order, in_order
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.console import say
 from datamodules.files import VALIDATION, decode_bytes, first_few, skipped_notice, to_rgb
+from datamodules.numbered_classes import refuse_unlisted, warn_of_absent
 from datamodules.sampling import SeededDataset
 from datamodules.shares import checked_share, first_by_name, share_notice
 from datamodules.synsets import as_synsets, synsets_of_files
@@ -168,23 +169,14 @@ class ImageTarsDataModule(ClassificationDataModule):
         file = self.folder / NAMES
         given = read_names(file) if file.is_file() else None
         labels = {split: labels_of(found, given) for split, found in shards.items()}
-        train, val = ({*map(int, np.unique(labels[split]))} for split in ("train", "val"))
-        count = len(given) if given else max(train) + 1
-        if given is None and (val - train or 2 * len(train) <= max(train)):
-            why = (
-                f"validation has labels that training lacks: {first_few(sorted(val - train))}"
-                if val - train
-                else f"labels go up to {max(train)}, but training has only {len(train)} of them"
-            )
-            raise ValueError(f"{self.folder}: {why}; list all classes in {NAMES}, one a line")
+        if given is None:
+            refuse_unlisted(self.folder, labels, f"list all classes in {NAMES}, one a line")
+        count = len(given) if given else int(labels["train"].max()) + 1
         first = dict(zip(labels["train"].tolist(), _names_of(shards["train"]), strict=True))
         numbers = tuple(map(str, range(count)))
         found = synsets_of_files(first, count)
         self.class_names = found or (as_synsets(given) if given else numbers)
-        for split, there in (("training", train), ("validation", val)):
-            absent = [self.class_names[i] for i in range(count) if i not in there]
-            if absent:
-                rank_zero_warn(f"{self.folder} has no {split} images of {first_few(absent)}")
+        warn_of_absent(self.folder, labels, self.class_names)
         return {
             split: TarImages(shards[split], labels[split], self._transform(split))
             for split in shards
