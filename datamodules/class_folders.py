@@ -11,9 +11,11 @@ from datamodules.base import at_least
 from datamodules.class_listing import list_classes
 from datamodules.class_order import in_order
 from datamodules.console import say
-from datamodules.files import first_few, validation_folder
+from datamodules.files import VALIDATION, first_few, list_folders, validation_folder
 from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.sampling import SeededDataset
+
+SPLITS = {"train", "training", *VALIDATION, "test", "testing"}  # of other programs' sets
 
 
 class ClassFoldersDataModule(ImageFolderDataModule):
@@ -60,6 +62,8 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         if train.is_dir() and validation_folder(self.folder).is_dir():
             return super().build()
         folder = train if train.is_dir() else self.folder
+        if not train.is_dir():
+            _refuse_splits(folder)
         self.class_names = tuple(in_order(class_folders(folder), self.class_order))
         self.check_count(folder)
         images = list_classes(folder, self.class_names)
@@ -78,6 +82,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         say(
             f"{folder} has no validation folder: {counts['val']} of its {sum(counts.values())} "
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
+            f"{_unused(self.folder) if train.is_dir() else ''}"
         )
         make, training = self.augmentation, first_of_each(chosen["train"], self.train_share)
         return {
@@ -94,3 +99,23 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             return hashlib.sha256(key).digest()
 
         return set(sorted(images, key=place)[:count])
+
+
+def _refuse_splits(folder: Path) -> None:
+    """Raise an error where folders of splits would be taken for classes."""
+    splits = [
+        name
+        for name in list_folders(folder)
+        if name.lower() in SPLITS and list_folders(folder / name)
+    ]
+    if splits:
+        raise ValueError(
+            f"{folder} has class folders in {first_few(splits)}, which are the names of splits; "
+            "rename the folders to train and val"
+        )
+
+
+def _unused(folder: Path) -> str:
+    """Return what a message says of folders beside ``train``."""
+    others = [name for name in list_folders(folder) if name != "train"]
+    return f"; not used: {first_few(others)}" if others else ""

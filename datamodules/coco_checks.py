@@ -236,6 +236,7 @@ VALUES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "category_id": whole_number,
         "area": _number,
         "iscrowd": _flag,
+        "ignore": _flag,
     },
 }
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.console import say
 from datamodules.files import decode_bytes, first_few, to_rgb
+from datamodules.numbered_classes import Labels, refuse_unlisted, warn_of_absent
 from datamodules.sampling import SeededDataset
 from datamodules.shares import checked_share, first_by_name, share_notice
 from datamodules.synsets import as_synsets
@@ -83,7 +84,7 @@ class ImageParquetDataModule(ClassificationDataModule):
             )
         tables = {split: self._open(shards[split], sum(rows[split])) for split in SPLITS}
         labels = {split: self._labels_of(split, table) for split, table in tables.items()}
-        self.class_names = self._names_of(tables, int(max(map(np.max, labels.values()))) + 1)
+        self.class_names = self._names_of(tables, labels)
         if self.expected_classes not in (None, len(self.class_names)):
             raise ValueError(
                 f"{self.folder} has {len(self.class_names)} classes but data.num_classes is "
@@ -156,7 +157,7 @@ class ImageParquetDataModule(ClassificationDataModule):
             )
         return table.cast_column(self.image_column, Image(decode=False))
 
-    def _names_of(self, tables: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    def _names_of(self, tables: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[str, ...]:
         """The names of classes, or their numbers where there are none or several share one."""
         features = [table.features[self.label_column] for table in tables.values()]
         train, val = (getattr(feature, "names", None) for feature in features)
@@ -165,12 +166,19 @@ class ImageParquetDataModule(ClassificationDataModule):
                 f"{self.folder}: training and validation name other classes "
                 f"({first_few(train, 2)}; {first_few(val, 2)})"
             )
+        if not train:
+            listed = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
+            refuse_unlisted(self.folder, labels, listed)
+        count = int(max(map(np.max, labels.values()))) + 1
         names = as_synsets(train or list(map(str, range(count))))
         if count > len(names):
             raise ValueError(f"{self.folder} has label {count - 1} but names {len(names)} classes")
-        return names if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
+        if len(set(names)) < len(names):
+            names = tuple(map(str, range(len(names))))
+        warn_of_absent(self.folder, labels, names)
+        return names
 
-    def _labels_of(self, split: str, table: Any) -> NDArray[np.int64]:
+    def _labels_of(self, split: str, table: Any) -> Labels:
         """All labels of a table, (N,)."""
         column = table.data.column(self.label_column).to_numpy()
         if not len(column):
@@ -205,7 +213,7 @@ class ParquetImages:
     def __init__(
         self,
         table: Any,
-        labels: NDArray[np.int64],
+        labels: Labels,
         shards: Mapping[Path, int],
         transform: Transform,
     ) -> None:
@@ -217,7 +225,7 @@ class ParquetImages:
         """Number of images."""
         return len(self.labels)
 
-    def keep(self, indices: NDArray[np.int64]) -> None:
+    def keep(self, indices: Labels) -> None:
         """Keep these rows, in this order."""
         self.rows, self.labels = self.rows[indices], self.labels[indices]
 

@@ -17,6 +17,7 @@ from datamodules.class_order import ClassOrder, checked_order, in_order
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.console import say
 from datamodules.files import VALIDATION, decode_bytes, first_few, skipped_notice, to_rgb
+from datamodules.numbered_classes import refuse_unlisted, warn_of_absent
 from datamodules.sampling import SeededDataset
 from datamodules.shares import checked_share, first_by_name, share_notice
 from datamodules.synsets import as_synsets, synsets_of_files
@@ -27,7 +28,11 @@ from datamodules.transforms import Transform
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": VALIDATION}
 NAMES = "classnames.txt"  # of WebDataset: the names of the classes, one a line
 NUMBERED = re.compile(r"(.*[-_.])?(\d{4,})")  # how shards are called, as train-000017
-SHARD = re.compile(r"(.*[-_.])?(train|val|valid|validation|test|shard|part)s?[-_.]?\d+", re.I)
+SHARD = re.compile(
+    r"(.*[-_.])?(train|val|valid|validation|test|shard|part|chunk|batch|data)s?[-_.]?\d+", re.I
+)
+COUNTED = re.compile(r"(.*[-_.])?(\d{2,})")
+PACKED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|tbz2?|txz)$")
 Labels = NDArray[np.int64]
 NEITHER = (
     "tar files need <class>/*.jpg, or one tar file per class, or WebDataset's samples of .jpg and "
@@ -49,7 +54,8 @@ class ImageTarsDataModule(ClassificationDataModule):
         num_classes: Expected number of classes; None accepts any.
         class_order: As in ``ImageFolderDataModule``; of no use for WebDataset's numbers.
         train_share: Part of each class's training images that is used, the first by their names.
-        label_key: Field of WebDataset's ``.json`` members that holds the label; None for ``.cls``.
+        label_key: Field of WebDataset's ``.json`` members that holds the label, ``a.b`` for the
+            field ``b`` of the field ``a``; None for ``.cls``.
         **options: Of ``ClassificationDataModule``, such as ``image_size``.
     """
 
@@ -163,23 +169,14 @@ class ImageTarsDataModule(ClassificationDataModule):
         file = self.folder / NAMES
         given = read_names(file) if file.is_file() else None
         labels = {split: labels_of(found, given) for split, found in shards.items()}
-        train, val = ({*map(int, np.unique(labels[split]))} for split in ("train", "val"))
-        count = len(given) if given else max(train) + 1
-        if given is None and (val - train or 2 * len(train) <= max(train)):
-            why = (
-                f"validation has labels that training lacks: {first_few(sorted(val - train))}"
-                if val - train
-                else f"labels go up to {max(train)}, but training has only {len(train)} of them"
-            )
-            raise ValueError(f"{self.folder}: {why}; list all classes in {NAMES}, one a line")
+        if given is None:
+            refuse_unlisted(self.folder, labels, f"list all classes in {NAMES}, one a line")
+        count = len(given) if given else int(labels["train"].max()) + 1
         first = dict(zip(labels["train"].tolist(), _names_of(shards["train"]), strict=True))
         numbers = tuple(map(str, range(count)))
         found = synsets_of_files(first, count)
         self.class_names = found or (as_synsets(given) if given else numbers)
-        for split, there in (("training", train), ("validation", val)):
-            absent = [self.class_names[i] for i in range(count) if i not in there]
-            if absent:
-                rank_zero_warn(f"{self.folder} has no {split} images of {first_few(absent)}")
+        warn_of_absent(self.folder, labels, self.class_names)
         return {
             split: TarImages(shards[split], labels[split], self._transform(split))
             for split in shards
@@ -239,12 +236,12 @@ def find_tars(root: Path, names: Sequence[str]) -> list[Path]:
 
     Raises:
         FileNotFoundError: There are none.
-        ValueError: The root has several names of the split.
+        ValueError: The root has several names of the split, or some of its files are compressed.
     """
     found: dict[str, list[Path]] = {}
     for name in names:
-        flat = [path for path in root.glob("*.tar") if name in re.split(r"[-_.]", path.stem)]
-        here = sorted((root / name).glob("*.tar")) or sorted(flat)
+        flat = [path for path in _tars_in(root) if name in re.split(r"[-_.]", path.stem)]
+        here = _tars_in(root / name) or flat
         if len(here) > 1 and root / f"{name}.tar" in here:
             raise ValueError(
                 f"{root} has {name}.tar and further tar files of {name} ({here[0].name}); keep one"
@@ -255,13 +252,35 @@ def find_tars(root: Path, names: Sequence[str]) -> list[Path]:
         raise ValueError(
             f"{root} has tar files of {' and of '.join(found)}, both validation images; keep one"
         )
+    packed = [path for name in names for path in _compressed(root, name)]
     if not found:
+        what = f", only compressed ones ({first_few(packed, 2)}): unpack them to plain .tar files"
         raise FileNotFoundError(
-            f"{root} has no tar files of {names[0]}; it needs {ImageTarsDataModule.layout}"
+            f"{root} has no tar files of {names[0]}{what if packed else ''}; it needs "
+            f"{ImageTarsDataModule.layout}"
+        )
+    if packed:
+        raise ValueError(
+            f"{root} has plain and compressed tar files of {names[0]} ({first_few(packed, 2)}); "
+            "unpack these to plain .tar files"
         )
     (tars,) = found.values()
     _warn_of_gaps(tars)
     return tars
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    """Return the tar files of a folder in the order of their names."""
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() == ".tar")
+
+
+def _compressed(root: Path, name: str) -> list[str]:
+    """Return the paths of a split's compressed tar files."""
+    flat = [path for path in root.glob("*") if name in re.split(r"[-_.]", path.name)]
+    here = [*(root / name).glob("*"), *flat]
+    return sorted(
+        path.relative_to(root).as_posix() for path in here if PACKED.search(path.name.lower())
+    )
 
 
 def _warn_of_gaps(tars: Sequence[Path]) -> None:
@@ -332,8 +351,9 @@ def _are_shards(stems: set[str]) -> bool:
     """Return True for tar files that are counted and not named by classes."""
     if all(NUMBERED.fullmatch(stem) or SHARD.fullmatch(stem) for stem in stems):
         return True
-    padded = all(stem.isdecimal() for stem in stems) and len({len(stem) for stem in stems}) == 1
-    return padded and len(min(stems)) > 1 and int(min(stems)) == 0
+    counted = [match for stem in stems if (match := COUNTED.fullmatch(stem))]
+    padded = len({(match[1], len(match[2])) for match in counted}) == 1
+    return len(counted) == len(stems) and padded and min(int(match[2]) for match in counted) == 0
 
 
 def labels_of(shards: Sequence[Shard], names: Sequence[str] | None) -> Labels:
@@ -366,8 +386,8 @@ def labels_of(shards: Sequence[Shard], names: Sequence[str] | None) -> Labels:
 def _number(label: int | str, places: Mapping[str, int]) -> int | None:
     if isinstance(label, int):
         return label
-    number = int(label) if re.fullmatch(r"-?\d+", label, re.ASCII) else None
-    return places.get(label, number)
+    whole = re.fullmatch(r"([+-]?\d+)(\.0*)?", label, re.ASCII)
+    return places.get(label, int(whole[1]) if whole else None)
 
 
 def read_names(file: Path) -> list[str]:

@@ -16,6 +16,7 @@ from datamodules.headers import read_header
 from datamodules.mask_colours import IGNORED, Colour, ColourCode
 from datamodules.masks import Code, MaskCode, StrictMask, refuse_misread, refuse_other_shape
 from datamodules.sampling import SeededDataset
+from datamodules.whole_numbers import shown, whole_list
 
 
 class Pair(NamedTuple):
@@ -261,10 +262,13 @@ def colours_of(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
     Raises:
         ValueError: One is not a colour.
     """
-    for colour in given:
-        if len(colour) != 3 or not all(0 <= value <= 255 for value in colour):
+    colours = []
+    for place, colour in enumerate(given):
+        values = () if isinstance(colour, str) else whole_list(f"data.{name}[{place}]", colour)
+        if len(values) != 3 or not all(0 <= value <= 255 for value in values):
             raise ValueError(
-                f"data.{name}: {list(colour)} must be red, green and blue from 0 to 255, such as "
-                "[128,0,0]"
+                f"data.{name}[{place}] must be red, green and blue from 0 to 255, such as "
+                f"[128,0,0], got {shown(colour)}"
             )
-    return tuple(tuple(colour) for colour in given)
+        colours.append(values)
+    return tuple(colours)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,14 @@ class SegmentationFolderDataModule(SegmentationDataModule):
                 f"class, and none of data.ignored={list(self.ignored)}"
             )
         if self.values is None:
-            return consecutive(number, first=0, ignored=self.ignored)
+            code = consecutive(number, first=0, ignored=self.ignored)
+            other = "; if the masks hold other labels, pass data.values with one for each class"
+            return replace(code, meaning=code.meaning + other)
         ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
-        meaning = f"the classes have data.values={list(values)}, and {list(ignored)} are ignored"
+        meaning = f"the classes have data.values={list(values)}"
+        meaning += f", and {list(ignored)} are ignored" if ignored else ""
+        if values == (0, IGNORED):
+            meaning += "; masks of 1 bit hold 0 and 1: save all with 8 bits, or pass [0,1]"
         return MaskCode(values, ignored, meaning)
 
     def _paired(self, images: Path, masks: Path) -> list[Pair]:

@@ -26,7 +26,7 @@ KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")
 META = re.compile(r"__[^/]*__($|/)")
 LABEL, SIDECAR = "cls", "json"
 KEPT_FROM = 2**30  # bytes of an archive whose index is kept for the next run
-VERSION = 1  # of what is kept
+VERSION = 2  # of what is kept
 LONGEST = 4096  # bytes of a .cls member
 
 
@@ -98,7 +98,7 @@ def _read_shard(archive: Path, label_key: str | None) -> Shard:
     files = list(_visible(members(archive), shard.skipped))
     samples = _by_key(files)
     kinds = {kind for parts in samples.values() for kind in parts}
-    if LABEL in kinds or label_key is not None:
+    if label_key is not None or any(map(_holds_a_label, kinds)):
         _add_samples(shard, samples, label_key)
         return shard
     for file in files:
@@ -134,6 +134,11 @@ def _by_key(files: Iterable[Member]) -> dict[str, dict[str, list[Member]]]:
             parts = samples.setdefault(match[1], {})
             parts.setdefault(match[2].lower(), []).append(member)
     return samples
+
+
+def _holds_a_label(kind: str) -> bool:
+    """Return True for ``cls``, and for what a dot too many makes of it, such as ``5.cls``."""
+    return LABEL in kind.split(".") and suffix_of(f".{kind}") not in IMAGE_SUFFIXES
 
 
 def _image_kinds(parts: Mapping[str, Any]) -> list[str]:
@@ -208,12 +213,21 @@ def _sidecar(shard: Shard, parts: Mapping[str, list[Member]]) -> Any:
 
 
 def _field(content: Any, key: str, place: str) -> int | str:
-    if not isinstance(content, dict) or key not in content:
-        fields = ", ".join(map(str, content)) if isinstance(content, dict) else "none"
-        raise ValueError(f"{place}: its .json has no field {key!r}; it has: {fields}")
-    value = content[key]
+    value = content
+    for part in [key] if isinstance(content, dict) and key in content else key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            fields = ", ".join(value) if isinstance(value, dict) else "none"
+            raise ValueError(f"{place}: its .json has no field {key!r}; it has: {fields}")
+        value = value[part]
+    if isinstance(value, dict):
+        raise ValueError(
+            f"{place}: {key!r} in its .json has fields of its own; pass "
+            f"data.label_key={key}.<field> with one of: {', '.join(value)}"
+        )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    if isinstance(value, str):
+        value = value.strip()
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(
             f"{place}: {key!r} in its .json must be the number or name of a class; got {value!r}"

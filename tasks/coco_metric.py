@@ -52,6 +52,9 @@ class CocoMetric:
         """AP, AP50, AP75, AP_small/medium/large of boxes, and of masks with the prefix "mask_".
 
         A size range without ground truth, for which COCO's own tool gives -1, has no figure.
+
+        Raises:
+            ValueError: The images seen have no ground truth at all.
         """
         parts = gather_objects(self.detections)
         detections = {image: rows for part in parts for image, rows in part.items()}
@@ -63,6 +66,11 @@ class CocoMetric:
         self.of_classes = {category: {} for category in self.category_ids}
         for kind, prefix in KINDS[: 1 + self.with_masks]:
             stats, classes = average_precisions(coco, found, images, kind, list(ranks.values()))
+            if stats[0] < 0:
+                raise ValueError(
+                    f"AP has no value: {len(images)} images were evaluated and have no box that "
+                    "counts; raise trainer.limit_val_batches"
+                )
             named = zip(STATS, stats, strict=False)
             figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
             for category, row in self.of_classes.items():
@@ -97,14 +105,13 @@ def average_precisions(
         kind: "bbox" or "segm".
         category_ids: The categories that count; a set may be restricted to some of its file's.
     """
-    from faster_coco_eval import COCOeval_faster
+    from faster_coco_eval import COCO, COCOeval_faster
 
-    if not found:
-        return [0.0] * 3, {category: (0.0, 0.0) for category in _annotated(truth, image_ids)}
     # With boxes in the rows the tool would take an instance's size from its box, masks or not.
     left_out = "segmentation" if kind == "bbox" else "bbox"
     rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
-    results = truth.loadRes(rows)
+    # loadRes needs a row.
+    results = truth.loadRes(rows) if rows else COCO({**truth.dataset, "annotations": []})
     evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)
     evaluation.params.imgIds = sorted(image_ids)
     evaluation.params.catIds = sorted(category_ids)
@@ -118,12 +125,6 @@ def average_precisions(
         for place, category in enumerate(evaluation.params.catIds)
     }
     return [float(value) for value in evaluation.stats], means
-
-
-def _annotated(truth: Any, image_ids: Sequence[int]) -> set[int]:
-    """The categories that have ground truth on some images."""
-    rows = truth.loadAnns(truth.getAnnIds(imgIds=list(image_ids)))
-    return {row["category_id"] for row in rows if not row.get("iscrowd")}
 
 
 def _mean(precisions: Any) -> float | None:

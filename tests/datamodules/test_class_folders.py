@@ -79,3 +79,20 @@ def test_what_cannot_be_divided_is_refused(tmp_path):
         module(tmp_path, num_classes=3)
     with pytest.raises(ValueError, match=r"data=folder data.root=/data/pets data.val_share=0.1"):
         module(None)
+
+
+@pytest.mark.parametrize("splits", [("Train", "Val"), ("training", "testing"), ("TRAIN", "Valid")])
+def test_folders_of_splits_are_no_classes(tmp_path, splits):
+    for split in splits:
+        write(tmp_path / split, {"cat": 4, "dog": 4})
+    with pytest.raises(ValueError, match=rf"class folders in .*{splits[0]}.* train and val$"):
+        module(tmp_path)
+
+
+def test_a_class_may_be_called_as_a_split(tmp_path, caplog):
+    write(tmp_path, {"test": 4, "control": 4})
+    assert module(tmp_path).class_names == ("control", "test")
+    write(tmp_path / "train", {"cat": 4, "dog": 4})
+    with caplog.at_level("INFO"):
+        assert module(tmp_path).class_names == ("cat", "dog")
+    assert "split_seed=0); not used: control, test" in caplog.text

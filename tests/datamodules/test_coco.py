@@ -309,6 +309,7 @@ FAULTS = [
     (strays("category_id", 3.5), r"annotations\[0\]: category_id must be an integer, got 3\.5$"),
     (strays("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
     (strays("iscrowd", []), r"annotations\[0\]: iscrowd must be 0 or 1, got \[\]$"),
+    (strays("ignore", "0"), r'annotations\[0\]: ignore must be 0 or 1, got "0"$'),
     (strays("iscrowd", 0.5), r"annotations\[0\]: iscrowd must be 0 or 1, got 0\.5$"),
     (
         strays("segmentation", {"size": [40, 60], "counts": [2399.5, 0.5]}),

@@ -11,6 +11,7 @@ from timm.data import ImageNetInfo
 
 from datamodules import ImageFolderDataModule, ImageParquetDataModule
 from datamodules.image_parquet import find_shards
+from datamodules.numbered_classes import refuse_unlisted
 from datamodules.synsets import SYNSETS, as_synsets, file_name
 from tests.stand_ins import write_classes, write_parquet
 
@@ -149,6 +150,11 @@ def test_shards_that_are_not_whole(shards, change, message):
         ([-1, -1], CLASSES, "found a label -1"),
         (["cat", "dog"], None, "must hold numbers of classes from 0 on; found object"),
         ([0.0, 1.5], None, "'label' must be an integer in row 1, got 1.5"),
+        (
+            [0, 9],
+            None,
+            r"labels go up to 9, but training has only 2 of them; list all .*ClassLabel",
+        ),
         ([0.0, float("nan")], None, "'label' must be an integer in row 1, got nan"),
     ],
 )
@@ -156,6 +162,19 @@ def test_labels_that_are_none(folders, tmp_path, labels, names, message):
     write_parquet(folders, tmp_path / "bad", names, labels=labels)
     with pytest.raises(ValueError, match=message):
         module(ImageParquetDataModule, tmp_path / "bad")
+
+
+def test_classes_without_images_are_said(folders, tmp_path):
+    write_parquet(folders, tmp_path / "few", [*CLASSES, "owl"], labels=[0, 1])
+    with pytest.warns(UserWarning, match="no training images of fox, owl"):
+        data = module(ImageParquetDataModule, tmp_path / "few")
+    assert data.class_names == (*CLASSES, "owl")
+
+
+def test_labels_of_validation_alone_are_refused(tmp_path):
+    labels = {"train": np.array([0, 1, 2]), "val": np.array([0, 3])}
+    with pytest.raises(ValueError, match=r"x: validation has .* training lacks: 3; name them$"):
+        refuse_unlisted(Path("x"), labels, "name them")
 
 
 def test_labels_may_be_floats(folders, tmp_path):

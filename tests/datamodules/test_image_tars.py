@@ -261,6 +261,43 @@ def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
         module(ImageTarsDataModule, tmp_path, label_key="label")
 
 
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"0.cls": "0.0", "1.cls": " +1 \n"}, None),
+        ({"0.json": {"label": "0.0"}, "1.json": {"label": " 1\n"}}, "label"),
+        ({"0.json": {"a": {"b": 0}}, "1.json": {"a": {"b": 1.0}}}, "a.b"),
+        ({"0.json": {"a.b": "0"}, "1.json": {"a.b": "+1"}}, "a.b"),
+    ],
+)
+def test_whole_numbers_and_fields_of_fields_are_labels(content, key, tmp_path):
+    for split in ("train", "val"):
+        pack(tmp_path / split / "000000.TAR", {"0.jpg": 0, "1.jpg": 10} | content)
+    data = module(ImageTarsDataModule, tmp_path, label_key=key)
+    assert data.dataset("train").dataset.labels.tolist() == [0, 1]
+
+
+def test_fields_of_a_field_are_named(tmp_path):
+    for split in ("train", "val"):
+        pack(tmp_path / split / "0.tar", {"0.jpg": 0, "0.json": {"a": {"b": 0, "c": 1}}})
+    with pytest.raises(ValueError, match=r"data\.label_key=a\.<field> with one of: b, c"):
+        module(ImageTarsDataModule, tmp_path, label_key="a")
+    with pytest.raises(ValueError, match=r"no field 'a\.d'; it has: b, c"):
+        module(ImageTarsDataModule, tmp_path, label_key="a.d")
+
+
+@pytest.mark.parametrize("name", ["{}/0.tar.gz", "{}/0.tgz", "{}-0000.tar.xz", "{}.tar.zst"])
+def test_compressed_shards_are_named(name, tmp_path):
+    packed = tmp_path / name.format("train")
+    packed.parent.mkdir(exist_ok=True)
+    packed.write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"only compressed ones \(.*\): unpack them"):
+        module(ImageTarsDataModule, tmp_path)
+    pack(tmp_path / "train/1.tar", OK)
+    with pytest.raises(ValueError, match=r"plain and compressed tar files of train \(.*\); unpack"):
+        module(ImageTarsDataModule, tmp_path)
+
+
 OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
 
 
@@ -272,6 +309,7 @@ OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
         ({"2.heic": "x", "2.cls": "1"}, r"sample '2': it has no image \(\.heic, \.cls\)"),
         ({"2.jpg": 1, "2.png": 1, "2.cls": "1"}, r"several images \(\.jpg, \.png, \.cls\)"),
         ({"a.2.jpg": 1, "a.2.cls": "1"}, r"keys end at the first dot of a file name"),
+        ({"2.jpg": 1, "2.cls.txt": "1"}, r"no \.cls member \(\.jpg, \.cls\.txt\)"),
         ({"2.jpg": 1, "2.JPG": 1, "2.cls": "1"}, r"sample '2' has 2 members \.jpg; keep one"),
         ({"2.jpg": 1, "2.cls": ""}, r"its \.cls must hold the number of a class; got b''"),
         ({"2.jpg": 1, "2.cls": b"\xff\xfe1"}, r"its \.cls must hold the number of a class"),
@@ -318,6 +356,8 @@ def test_gaps_and_labels_of_validation_alone_are_said(tmp_path):
         ("train/shard_1.tar", "val/shard_1.tar"),
         ("train.tar", "val.tar"),
         ("train-0.tar", "val-0.tar"),
+        ("train/mine-00.tar", "val/mine-00.tar"),
+        ("train/chunk0.tar", "val/chunk0.tar"),
     ],
 )
 def test_neither_layout_is_refused(train, val, tmp_path):
@@ -327,6 +367,13 @@ def test_neither_layout_is_refused(train, val, tmp_path):
         other = file.replace("00000.tar", "00001.tar").replace("00.tar", "01.tar")
         pack(tmp_path / other, {"0.jpg": 1, "1.jpg": 2})
     with pytest.raises(ValueError, match=r"has images without a class; tar files need <class>/"):
+        module(ImageTarsDataModule, tmp_path)
+
+
+def test_dotted_keys_are_not_skipped(tmp_path):
+    for split in ("train", "val"):
+        pack(tmp_path / split / "0.tar", {"v1.0.jpg": 0, "v1.0.cls": "0"})
+    with pytest.raises(ValueError, match=r"keys end at the first dot of a file name"):
         module(ImageTarsDataModule, tmp_path)
 
 

@@ -293,8 +293,10 @@ def test_smoothed_colours_are_too_many(tmp_path):
     [
         ({"colors": [[0, 0, 0]]}, r"data\.colors has 1 colours, but there are 3 classes \(soil"),
         ({"colors": [[0, 0, 0]] * 3}, "must be different colours"),
-        ({"colors": [[0, 0]]}, r"\[0, 0\] must be red, green and blue from 0 to 255"),
-        ({"colors": [[0, 0, 300]]}, r"data\.colors: \[0, 0, 300\] must be red"),
+        ({"colors": [[0, 0]]}, r"must be red, green and blue from 0 to 255, .*, got \[0, 0\]"),
+        ({"colors": [[0, 0, 1], [0, 0, 300]]}, r"data\.colors\[1\] must be red, .*\[0, 0, 300\]"),
+        ({"colors": [[0, 0, 0.5]]}, r"data\.colors\[0\]\[2\] must be an integer, got 0\.5"),
+        ({"colors": ["#000"]}, r'data\.colors\[0\] must be red, .*, got "#000"'),
         ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors is for masks in colours"),
         ({"values": [1, 2, 3]}, r"pass data\.colors and data\.ignored_colors alone"),
     ],
@@ -304,6 +306,17 @@ def test_wrong_colours_are_refused(tmp_path, options, message):
     given = given if "values" in options else {}
     with pytest.raises(ValueError, match=message):
         ready(SegmentationFolderDataModule, tmp_path, **{**given, **options})
+
+
+def test_other_labels_name_the_option(tmp_path):
+    masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
+    for options, message in (
+        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; if .*, pass data\.values with one"),
+        ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
+        ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; masks of 1 bit hold 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
 
 
 def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):

@@ -93,6 +93,14 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
         (["schedule.warmup=7"], {"schedule.warmup": 7, "trainer.max_epochs": 103}),
         (["trainer.limit_train_batches=2", "trainer.max_steps=400"], {"schedule.warmup": 10}),
         (["trainer.accumulate_grad_batches=4"], {"data.batch_size": 16, "optimizer.lr": 1e-3}),
+        (
+            [
+                "data.batch_size=2",
+                "trainer.accumulate_grad_batches=9",
+                "trainer.limit_train_batches=4",
+            ],
+            {"optimizer.lr": 3.54e-4},  # 8 images in a step
+        ),
         (["trainer.devices=2"], {"data.batch_size": 8, "optimizer.lr": 5e-4}),
         (["trainer.check_val_every_n_epoch=1"], {"trainer.check_val_every_n_epoch": 1}),
         (["+trainer.val_check_interval=2"], {"trainer.check_val_every_n_epoch": 1}),
@@ -175,9 +183,17 @@ def test_what_contradicts_a_chosen_rate_is_refused(typed, message):
 )  # fmt: skip
 def test_the_rate_is_told_with_its_derivation(optimizer, trainer, line):
     batch, accumulated, devices = trainer
-    config = {"optimizer": optimizer, "data": {"batch_size": batch},
-              "trainer": {"accumulate_grad_batches": accumulated}}  # fmt: skip
-    assert automatic.describe_rate(config, devices) == line
+    config = {"optimizer": optimizer, "data": {"batch_size": batch}}
+    assert automatic.describe_rate(config, devices, accumulated) == line
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "limit", "batches", "expected"),
+    [(1, 1.0, 6, 1), (4, 1.0, 6, 4), (9, 1.0, 6, 6), (4, 0.5, 6, 3), (4, 2, 6, 2), (4, 0.1, 6, 1)],
+)
+def test_a_step_has_no_more_batches_than_an_epoch(accumulated, limit, batches, expected):
+    trainer = {"accumulate_grad_batches": accumulated, "limit_train_batches": limit}
+    assert automatic.batches_per_step(trainer, batches) == expected
 
 
 def test_a_printed_config_says_what_auto_means(capsys):

@@ -186,6 +186,18 @@ def test_classes_without_detections_or_ground_truth(coco):
     assert metric.of_classes[7]["AP"] > 0
 
 
+@pytest.mark.parametrize("seen", [[0], [1]])
+def test_images_without_ground_truth_have_no_average_precision(coco, seen):
+    """With detections and without; of the second image none are found."""
+    path, samples = coco
+    content = content_of(path)
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] > 2]
+    metric = CocoMetric(content, CATEGORIES, with_masks=False)
+    metric.update([samples[place] for place in seen])
+    with pytest.raises(ValueError, match=r"no value: 1 images .*limit_val_batches"):
+        metric.compute()
+
+
 def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
     path, samples = coco
     metrics = [CocoMetric(content_of(path), CATEGORIES, with_masks=True) for _ in range(3)]
@@ -203,7 +215,8 @@ def test_coco_metric_without_masks_or_detections(coco):
     path, samples = coco
     metric = CocoMetric(content_of(path), CATEGORIES, with_masks=False)
     metric.update(samples[1:2])
-    assert metric.compute() == {"AP": 0, "AP50": 0, "AP75": 0}
+    # There is no small object.
+    assert metric.compute() == {f"AP{name}": 0 for name in STATS if name != "_small"}
     metric.reset()
     metric.update(samples)
     assert metric.compute().keys() == {f"AP{name}" for name in STATS}

@@ -127,6 +127,11 @@ def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     [
         (["data.image_size=32"], measured(), "data.image_size=32"),
         (["data=sample_transfer"], measured(), "data=sample_transfer"),
+        (
+            ["+data.augmentation.interpolation=bilinear"],
+            measured(),
+            "data.augmentation.interpolation=bilinear",
+        ),
         (["data.sample_seed=1"], measured(), "data.sample_seed=1"),
         (["trainer.limit_val_batches=2"], measured(), "trainer.limit_val_batches=2"),
         ([], measured(classes="beef00"), "classes 10 (beef00)"),

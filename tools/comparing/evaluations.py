@@ -20,12 +20,13 @@ TRAINING = (
 )  # fmt: skip
 # But these belong to evaluation, wherever they stand.
 EVALUATION = (
-    "data.augmentation._target_", "data.augmentation.crop_pct", "head.test_*",
-    "trainer.limit_val_batches",
+    "data.augmentation._target_", "data.augmentation.crop_pct", "data.augmentation.interpolation",
+    "head.test_*", "trainer.limit_val_batches",
 )  # fmt: skip
 # Values that are the same as none, which runs have that are older than the option.
 USUAL: Mapping[str, Any] = {
     "data.augmentation.crop_pct": 0.9,
+    "data.augmentation.interpolation": "bicubic",
     "data.class_order": "text",
     "data.skip_unusable_boxes": False,
     "trainer.limit_val_batches": 1.0,

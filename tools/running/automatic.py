@@ -181,10 +181,11 @@ def choose(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None
     if BATCH in keys:
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
-    total = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"]
+    batches = datamodule.batches("train", devices)
+    total = config["data"]["batch_size"] * devices * batches_per_step(trainer, batches)
     start = PRETRAINED if config["backbone"]["pretrained"] else _random_start(backbone)
     chosen[RATE] = _rate(rule, images, total, start)
-    per_epoch = steps_per_epoch(trainer, datamodule.batches("train", devices))
+    per_epoch = steps_per_epoch(trainer, batches)
     chosen |= _schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
@@ -193,9 +194,17 @@ def choose(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
     """Return the optimiser steps of an epoch of so many batches."""
+    return max(1, math.ceil(_taken(trainer, batches) / trainer["accumulate_grad_batches"]))
+
+
+def batches_per_step(trainer: Mapping[str, Any], batches: int) -> int:
+    """Return the batches of an optimiser step: all of an epoch if it has fewer than accumulated."""
+    return int(min(trainer["accumulate_grad_batches"], max(1, _taken(trainer, batches))))
+
+
+def _taken(trainer: Mapping[str, Any], batches: int) -> int:
     limit = trainer["limit_train_batches"]
-    taken = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    return max(1, math.ceil(taken / trainer["accumulate_grad_batches"]))
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> str | None:
@@ -209,10 +218,15 @@ def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> s
     return f"Chosen for {images:,} training images: {chosen}{length}"
 
 
-def describe_rate(config: Mapping[str, Any], devices: int) -> str:
-    """Return the learning rate of a training with its derivation."""
+def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> str:
+    """Return the learning rate of a training with its derivation.
+
+    Args:
+        config: Of the run, with its batch.
+        devices: Their number.
+        accumulated: Batches of a step on each of them.
+    """
     optimizer, batch = config["optimizer"], config["data"]["batch_size"]
-    accumulated = config["trainer"]["accumulate_grad_batches"]
     lr, reference = optimizer["lr"], optimizer.get("reference_batch")
     total = batch * accumulated * devices
     batches = f"batch {batch}"

@@ -22,7 +22,12 @@ from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
 from tools.command_line import tables
-from tools.running.automatic import describe_choice, describe_rate, steps_per_epoch
+from tools.running.automatic import (
+    batches_per_step,
+    describe_choice,
+    describe_rate,
+    steps_per_epoch,
+)
 from tools.running.curves import plot_curves
 from tools.running.processes import is_first_process
 
@@ -80,8 +85,9 @@ def announce(
     processes: int = 1,
 ) -> None:
     """Print what is about to be trained, and the learning rate with its derivation."""
-    batch = config["data"]["batch_size"]
-    accumulated = config["trainer"]["accumulate_grad_batches"]
+    batch, trainer = config["data"]["batch_size"], config["trainer"]
+    epoch = datamodule.batches("train", processes)
+    accumulated = batches_per_step(trainer, epoch)
     batches = f"{batch}"
     if processes > 1:
         parts = f"{processes} processes x {batch}"
@@ -90,12 +96,16 @@ def announce(
     say(
         f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
         f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
-        f"{_length(config['trainer'], datamodule.batches('train', processes))}"
+        f"{_length(trainer, epoch)}"
     )
-    per_epoch = steps_per_epoch(config["trainer"], datamodule.batches("train", processes))
+    if accumulated < trainer["accumulate_grad_batches"]:
+        say(
+            f"A step has {accumulated} batches, all of an epoch, fewer than "
+            f"trainer.accumulate_grad_batches={trainer['accumulate_grad_batches']}"
+        )
     images = len(datamodule.dataset("train"))
-    lines = (describe_choice(config, images, per_epoch), describe_rate(config, processes))
-    for line in filter(None, lines):
+    choice = describe_choice(config, images, steps_per_epoch(trainer, epoch))
+    for line in filter(None, (choice, describe_rate(config, processes, accumulated))):
         say(line)
 
 
