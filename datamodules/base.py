@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from datamodules.class_order import ClassOrder, other_orders
 from datamodules.console import say
-from datamodules.files import first_few
+from datamodules.files import first_few, refuse_system_folder
 from datamodules.headers import check_each
+from datamodules.memory import FLOAT, refuse_larger
 from datamodules.pictures import Pictures, as_images
 from datamodules.sampling import (
     EpochSampler,
@@ -101,6 +102,25 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
 
+    def check_memory(self, size: tuple[int, int], options: str) -> None:
+        """Refuse batches that are larger than the machine's memory.
+
+        Args:
+            size: Height and width of the largest image of a batch.
+            options: What decides it, for the message.
+
+        Raises:
+            ValueError: Names the size of a batch.
+        """
+        height, width = size
+        for name in ("batch_size", "eval_batch_size"):
+            count = getattr(self, name)
+            refuse_larger(
+                f"a batch of {count:,} images of {height:,}x{width:,} pixels (data.{name})",
+                count * 3 * height * width * FLOAT,
+                f"lower data.{name} or {options}",
+            )
+
     @property
     def num_classes(self) -> int:
         """Number of classes; known after ``setup``."""
@@ -127,6 +147,7 @@ class BaseDataModule(LightningDataModule):
             raise FileNotFoundError(
                 f"data.root {self.root} is not a folder; pass the folder that holds {self.layout}"
             )
+        refuse_system_folder(self.root)
         return self.root
 
     def setup(self, stage: str | None = None) -> None:

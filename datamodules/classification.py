@@ -103,6 +103,7 @@ class ClassificationDataModule(BaseDataModule):
         self.image_size = at_least("image_size", image_size, 1)
         self.repeated_augmentation = at_least("repeated_augmentation", repeated_augmentation, 1)
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
+        self.check_memory((self.image_size, self.image_size), "data.image_size")
 
     @property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:

@@ -94,6 +94,7 @@ class CocoDataModule(DenseDataModule):
         self._facts: dict[Split, CocoFacts] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self.classes = None if classes is None else tuple(classes)
+        self.check_scales(self.scale, *self.train_sizes, factors=self.scale_jitter or ())
         if self.train_sizes and self.scale_jitter:
             raise ValueError(
                 "data.train_sizes and data.scale_jitter exclude each other; set one to null"

@@ -10,6 +10,7 @@ import colorsys
 import contextlib
 import importlib
 import io
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -149,6 +150,20 @@ class DenseDataModule(BaseDataModule):
                 f"data.test_scales={list(self.test_scales)} must be factors above 0, such as "
                 "[0.5,1.0,1.5]"
             )
+
+    def check_scales(self, *sizes: Size, factors: Sequence[float] = ()) -> None:
+        """Refuse batches of the largest resized images that are larger than the machine's memory.
+
+        Args:
+            sizes: Longest and shortest edges.
+            factors: By which images are scaled besides.
+
+        Raises:
+            ValueError: Names the size of a batch.
+        """
+        factor = max(1.0, *self.test_scales, *factors)
+        long, short = max(sizes, key=math.prod)
+        self.check_memory((round(short * factor), round(long * factor)), "data.scale")
 
     @property
     def has_views(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import stat
@@ -39,6 +40,25 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a third of pathlib's time
 
 
+@functools.cache
+def _system_devices() -> frozenset[int]:
+    """Return the devices of the kernel's file systems, whose files have no end."""
+    places = [Path(name) for name in ("/proc", "/sys", "/dev") if Path(name).is_dir()]
+    return frozenset(place.stat().st_dev for place in places) - {Path("/").stat().st_dev}
+
+
+def refuse_system_folder(folder: Path) -> None:
+    """Raise an error for the root of the disk and for folders of the kernel such as /proc.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if folder.stat().st_dev in _system_devices() or folder.resolve() == Path("/"):
+        raise ValueError(
+            f"{folder} is a folder of the operating system; pass the folder of your images"
+        )
+
+
 def list_images(folder: Path, skipped: Counter[str] | None = None) -> list[str]:
     """Return the sorted names of the images in a folder and its sub-folders.
 
@@ -47,16 +67,17 @@ def list_images(folder: Path, skipped: Counter[str] | None = None) -> list[str]:
         skipped: Counts the other files by their endings. Hidden files count where they end as
             images do; hidden folders are skipped.
     """
+    refuse_system_folder(folder)
     return sorted(_images_in(folder, "", Counter() if skipped is None else skipped, ()))
 
 
 def _images_in(
     folder: Path, prefix: str, skipped: Counter[str], above: tuple[tuple[int, int], ...]
 ) -> Iterator[str]:
-    """Yield the images of a folder; a link to a folder above is not followed."""
+    """Yield the images of a folder; links to folders above and kernel folders are skipped."""
     status = folder.stat()
     place = (status.st_dev, status.st_ino)
-    if place in above:
+    if place in above or status.st_dev in _system_devices():
         return
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -102,6 +123,7 @@ def validation_folder(root: Path) -> Path:
 
 def list_folders(folder: Path) -> list[str]:
     """Sorted names of the visible folders directly in a folder."""
+    refuse_system_folder(folder)
     with os.scandir(folder) as entries:
         # Path.is_dir, unlike the entry's own, is False for a link that leads to itself.
         return sorted(e.name for e in entries if not e.name.startswith(".") and Path(e).is_dir())

@@ -11,11 +11,14 @@ from datamodules.cifar100 import CIFAR100DataModule
 from datamodules.coco import CocoDataModule
 from datamodules.console import say
 from datamodules.image_folder import ImageFolderDataModule
+from datamodules.memory import in_bytes
 from datamodules.sample_cache import cache_root, sample_folder
-from datamodules.sample_digits import SampleSplit
+from datamodules.sample_digits import NUM_TRAIN_DIGITS, SampleSplit
 from datamodules.sample_pictures import write_cifar100, write_image_folder
 from datamodules.sample_scenes import BACKGROUND, write_ade20k, write_coco
 from datamodules.transforms import LightAugmentation
+
+MOST_BYTES = 10_000_000_000  # of sample pictures before compression
 
 
 class SampleDataModule(BaseDataModule):
@@ -54,6 +57,7 @@ class SampleDataModule(BaseDataModule):
         size: int,
         counts: dict[SampleSplit, int],
         seed: int,
+        pictures_per_count: int = 1,
     ) -> None:
         self.base = Path(root).expanduser() if root is not None else cache_root()
         self.counts = {
@@ -61,7 +65,23 @@ class SampleDataModule(BaseDataModule):
         }
         self.picture_size = at_least("the picture size", size, 32)
         self.sample_seed = at_least("sample_seed", seed, 0)
+        pictures = sum(counts.values()) * pictures_per_count
+        refuse_many(pictures, size)
         self.set_name = f"{kind}-{size}px-{counts['train']}-{counts['val']}-seed{seed}"
+
+
+def refuse_many(pictures: int, side: int) -> None:
+    """Raise an error for sample data that would take hours and fill the disk.
+
+    Raises:
+        ValueError: Names the size of all pictures.
+    """
+    size = 3 * pictures * side**2
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"{pictures:,} sample pictures of {side}x{side} pixels take {in_bytes(size)}, and "
+            f"{in_bytes(MOST_BYTES)} are the most; make fewer or smaller ones"
+        )
 
 
 class SampleClassification(SampleDataModule, ImageFolderDataModule):
@@ -98,7 +118,12 @@ class SampleClassification(SampleDataModule, ImageFolderDataModule):
         counts: dict[SampleSplit, int] = {"train": train_copies, "val": val_copies}
         self.digits_per_class = at_least("digits_per_class", digits_per_class, 1)
         self._describe(
-            f"classification-{digits_per_class}", root, picture_size, counts, sample_seed
+            f"classification-{digits_per_class}",
+            root,
+            picture_size,
+            counts,
+            sample_seed,
+            min(10 * digits_per_class, NUM_TRAIN_DIGITS),
         )
 
     def write(self, folder: Path) -> None:
@@ -132,7 +157,7 @@ class SampleTransfer(SampleDataModule, CIFAR100DataModule):
         defaults = {"image_size": 64, "augmentation": LightAugmentation(), "batch_size": 64}
         super().__init__(None, **{**defaults, **options})
         counts: dict[SampleSplit, int] = {"train": train_per_class, "val": val_per_class}
-        self._describe("transfer", root, 32, counts, sample_seed)
+        self._describe("transfer", root, 32, counts, sample_seed, 100)
 
     def write(self, folder: Path) -> None:
         """Write the pickles ``train``, ``test`` and ``meta``."""

@@ -78,6 +78,7 @@ class SegmentationDataModule(DenseDataModule):
         self.scale_jitter = range_of("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
         self.flip = probability("flip", flip)
+        self.check_scales(self.scale, self.crop_size)
         self.colors = None if colors is None else colours_of("colors", colors)
         self.ignored_colors = colours_of("ignored_colors", ignored_colors or ())
         if self.ignored_colors and self.colors is None:

@@ -83,6 +83,9 @@ def build_optimizer(
     known = inspect.signature(create).parameters.keys() - {"params"}
     unknown = sorted(options.keys() - known)
     _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
+    betas = options.get("betas", (0, 0))
+    wrong = not isinstance(betas, list | tuple) or len(betas) != 2
+    _refuse(wrong, f"optimizer.betas must be two numbers such as [0.9,0.999], got {betas}")
     if rules is None:
         rules = parameter_rules(
             model, weight_decay, layer_decay=layer_decay, layers=layers, groups=groups

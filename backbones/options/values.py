@@ -89,6 +89,15 @@ def _fits(value: Any, hint: Any) -> bool:
     return not isinstance(value, str | int | float | list | types.NoneType) or hint is Any
 
 
+def _described_items(hint: Any) -> str:
+    """A type of a list's items in words; an empty text for types of no plain values."""
+    words = {int: "whole numbers", float: "numbers", str: "texts"}
+    if typing.get_origin(hint) not in (Sequence, tuple, list):
+        return words.get(hint, "")
+    inner = _described_items(typing.get_args(hint)[0])
+    return f"lists of {inner}" if inner else "lists"
+
+
 def _made_finite(value: Any) -> Any:
     """The value with a finite number wherever it holds an infinite one."""
     if isinstance(value, list | tuple):
@@ -111,8 +120,8 @@ def _described(hint: Any) -> str:
     if origin is Mapping:
         return "a group of options"
     if origin in (Sequence, tuple, list):
-        items = {int: " of whole numbers", float: " of numbers", str: " of texts"}
-        return f"a list{items.get(choices[0], '')}"
+        items = _described_items(choices[0])
+        return f"a list of {items}" if items else "a list"
     words = {
         int: "a whole number", float: "a number", bool: "true or false", str: "a text",
         Path: "a path", types.NoneType: "null",

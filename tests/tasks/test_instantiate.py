@@ -114,6 +114,7 @@ class TestBuild:
             ({"size": 8.5}, r"x\.size=8\.5 is not a whole number"),
             ({"size": True}, r"x\.size=True is not a whole number"),
             ({"values": [1.0, 2.5]}, r"x\.values=.* is not a list of whole .*item 1 is 2\.5"),
+            ({"sizes": [192, 256]}, "not a list of lists of whole numbers: item 0 is 192"),
             ({"values": [False, 1]}, r"x\.values=.* is not a list of whole .*item 0 is False"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -6,6 +6,9 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from tools.command_line.ranges import INTEGER, SIDE, range_of
+
+DIGITS = 20  # more than any number in range has
 # Options of backbones that are often typed without their backbone. in front.
 OF_BACKBONE = ("mixer", "token_mixer", "drop_path_rate", "img_size")
 
@@ -54,9 +57,10 @@ def image_size(text: str, usual: int = 224) -> tuple[int, int]:
     """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
     text = text or str(usual)
     size = _sides(text)
-    if min(size) < 32:
+    if not 32 <= min(size) <= max(size) <= SIDE[1]:
         raise ValueError(
-            f"image_size must be 224 or 800x1280, from 64 up (32 with patch_size); got {text!r}"
+            "image_size must be 224 or 800x1280, from 64 up (32 with patch_size) to "
+            f"{SIDE[1]:,}; got {_cut(text)}"
         )
     return size
 
@@ -64,25 +68,37 @@ def image_size(text: str, usual: int = 224) -> tuple[int, int]:
 def grid(text: str) -> tuple[int, int]:
     """``14`` or ``14x28`` as (H, W)."""
     size = _sides(text)
-    if min(size) < 1:
-        raise ValueError(f"grid must be 14 or 14x28, or several with commas; got {text!r}")
+    if not 1 <= min(size) <= max(size) <= SIDE[1]:
+        raise ValueError(
+            f"grid must be 14 or 14x28, or several with commas, up to {SIDE[1]:,}; got {_cut(text)}"
+        )
     return size
 
 
 def _sides(text: str) -> tuple[int, int]:
-    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    sides = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
     return (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
 
 
 def number(key: str, text: str, least: int = 1) -> int:
-    """A whole number out of an option.
+    """A whole number out of an option, up to what ``ranges`` says.
 
     Raises:
-        ValueError: It is none, or below ``least``.
+        ValueError: It is none, or out of range.
     """
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{key} must be a whole number from {least} up; got {text!r}")
-    return int(text)
+    most = (range_of(key) or INTEGER)[1]
+    if text.isdecimal() and len(text) < DIGITS and least <= int(text) <= most:
+        return int(text)
+    to = (
+        f"{least} to {most:,.0f}"
+        if text.isdecimal() and int(text[:DIGITS]) > most
+        else f"{least} up"
+    )
+    raise ValueError(f"{key} must be a whole number from {to}; got {_cut(text)}")
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def select(text: str) -> list[str]:

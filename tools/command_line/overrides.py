@@ -13,7 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
+from tools.command_line.catalogue import catalogue
 from tools.command_line.lazy_groups import register
+from tools.command_line.ranges import count_jobs
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, for_hydra, line_of
@@ -76,6 +78,9 @@ def read(typed: Sequence[str]) -> Command:
         alone = shown or arguments == overrides
         arguments = for_hydra(arguments, [overrides])
         return Command(arguments, overrides, config if alone else None, shown)
+    count = count_jobs(OverridesParser.create().parse_overrides(overrides), _names_of)
+    if is_first_process():
+        print(f"Sweep of {count:,} run{'s' * (count != 1)}", flush=True)
     jobs = _jobs(overrides)
     # All seeds compose alike.
     for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
@@ -135,6 +140,13 @@ def swept_keys(arguments: Sequence[str]) -> list[str]:
     """The keys of a sweep's command that have several values."""
     parsed = OverridesParser.create().parse_overrides(_of_run(arguments))
     return [one.get_key_element().lstrip("+~") for one in parsed if one.is_sweep_override()]
+
+
+def _names_of(group: str) -> list[str]:
+    """Return the options of a group, which a glob chooses from."""
+    if group == "backbone":
+        return list(catalogue().backbones)
+    return [path.stem for path in (CONFIGS / group).glob("*.yaml")]
 
 
 def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tools.command_line.arguments import select
+from tools.command_line.ranges import check_ranges, count_jobs
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
@@ -100,6 +101,7 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
         for part in reversed(key.removeprefix(PREFIX).split(".")):
             value = {part: value}
         options = merged(options, value)
+    check_ranges({"backbone": options})
     return options
 
 
@@ -122,6 +124,7 @@ def jobs(words: Sequence[str]) -> list[list[str]]:
         ValueError: A text that is no value, or a range without steps.
     """
     choices = []
+    count_jobs(map(_parsed, words))
     for word in words:
         parsed = _parsed(word)
         if not parsed.is_sweep_override():

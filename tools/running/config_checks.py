@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from backbones.options import check_value, unknown
 from tasks.saved import SOLVED, checkpoint_file
+from tools.command_line.ranges import check_ranges
 from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
 from tools.running.automatic import CHOSEN, check_auto, fixed
@@ -53,6 +54,7 @@ def resolved(config: Any) -> dict[str, Any]:
         check_value(option, config.get(option), hint)
     for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
+    check_ranges({key: config.get(key) for key in (*TOP, *GROUPS, "callbacks", "logger")})
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
     _check_report(config)

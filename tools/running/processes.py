@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more only fill the memory
 INTERACTIVE = ("bash", "interactive")  # job names by which SLURM's shells go, also to Lightning
 
 
@@ -99,6 +100,12 @@ def _without_gpu(options: Mapping[str, Any], count: int) -> str | None:
         return (
             f"trainer.devices={devices} is no number of CPU processes, nor a list of as many "
             f"numbers; pass trainer.devices={max(1, count)} or another number from 1 on"
+        )
+    most = max(MANY_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
+    if count > most and started() is None:
+        return (
+            f"trainer.devices={devices} starts too many CPU processes: {os.cpu_count()} cores "
+            f"serve at most {most}; one per core is usual"
         )
     if options["sync_batchnorm"] and count > 1:
         return (

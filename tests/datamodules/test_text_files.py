@@ -1,0 +1,153 @@
+import os
+import unicodedata
+
+import pytest
+
+from datamodules import text_files
+from datamodules.text_files import FolderNames, read_csv, read_json, read_lines, read_text
+
+NAMES = ["café", "naïve art", "zèbre"]
+NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"]
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(text_files, "say", lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lists_in_any_encoding(tmp_path, said, encoding, end):
+    file = tmp_path / "names.txt"
+    file.write_bytes((end.join(NAMES) + end * 2).encode(encoding))
+    assert read_lines(file) == NAMES
+    assert len(said) == (encoding == "latin-1")
+
+
+def test_latin1_is_said_with_its_line(tmp_path, said):
+    file = tmp_path / "names.txt"
+    file.write_bytes(b"cat\n" + b"x" * 50 + b" caf\xe9 \x80\ndog\n")
+    assert read_lines(file)[1].endswith("café €")
+    (line,) = said
+    assert str(file) in line
+    assert "Latin-1 (line 2: xxxxxxxxxxxxxxxx café €)" in line
+
+
+def test_names_are_composed_and_lines_end_at_newlines_only(tmp_path):
+    file = tmp_path / "names.txt"
+    file.write_text("\n".join([*NFD, "a\u2028b", "c\x0cd", "", "e"]), encoding="utf-8")
+    assert read_lines(file) == [*NAMES, "a\u2028b", "c\x0cd", "", "e"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_json_in_any_encoding(tmp_path, encoding, said):
+    file = tmp_path / "a.json"
+    file.write_bytes('{"names": ["café", "cat"]}'.encode(encoding))
+    assert read_json(file) == {"names": ["café", "cat"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"é": '.encode(), r"not valid JSON at byte 7 of 7 .*cut off"),
+        ('{"é": '.encode("utf-16"), r"at byte 14 of 14"),
+        (b"[" * 100_000, "nested too deeply|not valid JSON"),
+        (b"[" + b"9" * 5000 + b"]", "4300 digits"),
+        (b"", "byte 0 of 0"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not a text file"),
+        (b"cat\0dog", "is not a text file"),
+    ],
+)
+def test_faults_of_json(tmp_path, content, message):
+    file = tmp_path / "a.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{file}.*{message}"):
+        read_json(file)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv(tmp_path, encoding, delimiter, said):
+    file = tmp_path / "a.csv"
+    rows = [["filename", " café"], ['"a ""b"", c"', "1"], ["", ""], ["d", " 0 "]]
+    file.write_bytes("\r\n".join(delimiter.join(row) for row in rows).encode(encoding))
+    if delimiter == ",":
+        assert read_csv(file)[0] == {"filename": 'a "b", c', "café": "1"}
+    assert [row["café"] for row in read_csv(file)] == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("a,b\n1,2\n1\n", "row 3 has 1 fields, but the first row names 2 columns"),
+        ("a,a\n1,2\n", "different columns"),
+    ],
+)
+def test_faults_of_csv(tmp_path, content, message):
+    file = tmp_path / "a.csv"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_csv(file)
+
+
+def test_long_fields_of_csv(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("a,b\n1," + "x" * 200_000 + "\n")
+    assert len(read_csv(file)[0]["b"]) == 200_000
+
+
+def test_only_plain_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, error in (("pipe", ValueError), ("", ValueError), ("none", FileNotFoundError)):
+        with pytest.raises(error, match=str(tmp_path / name)):
+            read_text(tmp_path / name)
+    with pytest.raises(ValueError, match="device"):
+        read_text(tmp_path.__class__("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("a.jpg", "a.jpg"),
+        ("./a.jpg", "a.jpg"),
+        (".//b/./a.jpg", "b/a.jpg"),
+        ("b\\a.jpg", "b/a.jpg"),
+        (".\\b\\a.jpg", "b/a.jpg"),
+        ("b/../a.jpg", "b/../a.jpg"),
+        ("c\\d.jpg", "c\\d.jpg"),  # the name of one file
+        ("b/c.jpg", None),
+        ("b/", None),
+        ("", None),
+        ("../../none/a.jpg", None),
+        ("//", None),
+        ("a/" * 5000, None),
+        ("a\0.jpg", None),
+    ],
+)
+def test_files_by_the_names_of_lists(tmp_path, given, found):
+    for name in ("a.jpg", "b/a.jpg", "c\\d.jpg", "c/d.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert FolderNames(tmp_path).find(given) == found
+    assert FolderNames(tmp_path).find(f"{tmp_path}/b/a.jpg") == f"{tmp_path}/b/a.jpg"
+
+
+def test_accents_in_names_of_files(tmp_path):
+    folder = unicodedata.normalize("NFD", "été")
+    (tmp_path / folder).mkdir()
+    for name in (*NFD[:2], NAMES[2]):
+        (tmp_path / folder / name).touch()
+    names = FolderNames(tmp_path)
+    expected = [f"{folder}/{name}" for name in (*NFD[:2], NAMES[2])]
+    for given in (NAMES, NFD):
+        assert [names.find(f"été/{name}") for name in given] == expected
+    assert names.on_disk("été/cafe") == "été/cafe"
+    (tmp_path / folder / NAMES[0]).touch()  # both spellings are there
+    names = FolderNames(tmp_path)
+    assert names.find(f"été/{NAMES[0]}") == f"{folder}/{NAMES[0]}"
+    assert names.find(f"été/{NFD[0]}") == f"{folder}/{NFD[0]}"

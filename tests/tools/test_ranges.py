@@ -1,0 +1,71 @@
+"""Absurd numbers are refused at once, wherever options are read."""
+
+import pytest
+
+from tools.command_line import overrides
+from tools.command_line.arguments import grid, image_size, number
+from tools.command_line.ranges import RANGES, check_ranges, range_of
+from tools.command_line.typed_network import read_networks
+
+ABSURD = [10**20, -(10**20), 10**29, float("inf"), float("nan"), 1e300]
+
+
+@pytest.mark.parametrize("key", [*RANGES, "backbone.depth", "backbone.mixer.rank"])
+def test_every_range_refuses_absurd_values(key):
+    least, most = range_of(key)
+    check_ranges({key: [least, most]})
+    for value in (*ABSURD, most + 1, least - 1):
+        with pytest.raises(ValueError, match=rf"^{key}=.* is out of range; give a number from"):
+            check_ranges({key: value})
+
+
+def test_numbers_without_a_range_are_finite_and_fit_into_64_bits():
+    check_ranges({"a": {"b": [1, 2**63 - 1, 1e300]}, "seed": True, "c": "1e400", "d": None})
+    for value in (2**63, -(2**63) - 1, float("nan"), [1, [float("inf")]]):
+        with pytest.raises(ValueError, match=r"^a\.b=.* is out of range"):
+            check_ranges({"a": {"b": value}})
+    with pytest.raises(ValueError, match=r"data\.image_size=0 is out of range; .* 1 to 16,384$"):
+        check_ranges({"data": {"image_size": 0}})
+
+
+@pytest.mark.parametrize("text", ["100000000", "1" * 30, "9" * 5000])
+def test_arguments_of_commands(text):
+    for key in ("images", "batch", "size", "workers", "seed", "threads"):
+        with pytest.raises(ValueError, match=rf"^{key} must be a whole number from 1 to .*; got"):
+            number(key, text + "0" * 5)
+    with pytest.raises(ValueError, match=r"image_size must be .* to 16,384; got"):
+        image_size(text)
+    with pytest.raises(ValueError, match=r"grid must be .* up to 16,384; got"):
+        grid(f"14x{text}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes endlessly many .* 10,000"),
+        (["seed=range(100000000)"], "makes 100,000,000 combinations"),
+        (["seed=shuffle(range(100000000))"], "makes 100,000,000 combinations"),
+        (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes 1,000,000,000 combinations"),
+        (["optimizer.lr=range(0.0,1.0,0.0)"], "endlessly many"),
+        (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes 19,800 combinations"),
+        (["seed=range(5,0)"], r"seed=range\(5,0\) has no values"),
+        (["data=glob(nothing*)"], "has no values"),
+        (["seed=range(200)", "backbone=glob(*)"], "combinations of values, and 10,000 are the"),
+    ],
+)
+def test_sweeps_are_counted_before_they_are_made(typed, message):
+    with pytest.raises(ValueError, match=message):
+        overrides.read(["-m", *typed])
+
+
+def test_a_sweep_says_how_many_runs_it_starts(capsys):
+    overrides.read(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
+    overrides.read(["-m", "backbone=deit_t"])
+    assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"
+
+
+def test_options_of_networks():
+    with pytest.raises(ValueError, match=r"backbone\.patch_size=100000000 is out of range"):
+        read_networks("deit_t", ["backbone.patch_size=100000000"])
+    with pytest.raises(ValueError, match="endlessly many"):
+        read_networks("deit_t", ["backbone.patch_size=range(1,inf)"])

@@ -1,0 +1,218 @@
+"""The range of each numeric option, of run.py's config and of ``key=value`` arguments.
+
+Lower bounds that depend on what is built stay with what is built. These upper bounds are far above
+sensible values; they keep absurd ones from taking hours or all memory before anything fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Range = tuple[float, float]
+
+INTEGER = (-(2**63), 2**63 - 1)
+SIDE = (1, 16_384)  # of an image in pixels
+EDGE = (1, 100_000)  # that an image is resized into, its shape kept
+BATCH = (1, 1_000_000)
+IMAGES = (1, 10_000_000)
+EPOCHS = (0, 1_000_000)
+STEPS = (-1, 10**12)
+RATE = (0, 1_000)
+FACTOR = (0, 100)
+SHARE = (0, 1)
+
+# By the dotted name in a config, or by its last part, which arguments of the commands share.
+RANGES: Mapping[str, Range] = {
+    # Images and batches
+    "image_size": SIDE,
+    "img_size": SIDE,
+    "size": SIDE,
+    "resize": SIDE,
+    "picture_size": (1, 4_096),
+    "scene_size": (1, 4_096),
+    "crop_size": SIDE,
+    "pad_to": SIDE,
+    "test_crop": SIDE,
+    "test_stride": SIDE,
+    "grid": SIDE,
+    "data.scale": EDGE,
+    "train_sizes": EDGE,
+    "scale_jitter": FACTOR,
+    "test_scales": FACTOR,
+    "batch": BATCH,
+    "batch_size": BATCH,
+    "eval_batch_size": BATCH,
+    "repeated_augmentation": (1, 1_000),
+    "train_copies": (1, 1_000),
+    "val_copies": (1, 1_000),
+    "digits_per_class": (1, 1_000),
+    "num_train": IMAGES,
+    "num_val": IMAGES,
+    "train_per_class": IMAGES,
+    "val_per_class": IMAGES,
+    "num_classes": (1, 1_000_000),
+    # Processes and lengths
+    "devices": (-1, 1_024),
+    "num_nodes": (1, 100_000),
+    "num_workers": (0, 1_024),
+    "workers": (1, 1_024),
+    "threads": (1, 1_024),
+    "max_epochs": (-1, 1_000_000),
+    "max_steps": STEPS,
+    "accumulate_grad_batches": BATCH,
+    "log_every_n_steps": STEPS,
+    "check_val_every_n_epoch": EPOCHS,
+    "limit_train_batches": STEPS,
+    "limit_val_batches": STEPS,
+    "val_check_interval": STEPS,
+    "overfit_batches": STEPS,
+    "gradient_clip_val": (0, 1e12),
+    "checkpoint_every": (0, 10_000_000),
+    "top_k": (-1, 1_000),
+    "gradient_norm": STEPS,
+    "patience": STEPS,
+    "min_delta": (-1e12, 1e12),
+    # Optimiser, schedule and loss
+    "lr": RATE,
+    "weight_decay": RATE,
+    "eps": RATE,
+    "betas": SHARE,
+    "momentum": SHARE,
+    "reference_batch": (1, 10**9),
+    "warmup_lr": RATE,
+    "min_lr": RATE,
+    "warmup": EPOCHS,
+    "cooldown": EPOCHS,
+    "milestones": EPOCHS,
+    "lag": EPOCHS,
+    "gamma": RATE,
+    "power": FACTOR,
+    "lr_scale": RATE,
+    "mixup_alpha": RATE,
+    "cutmix_alpha": RATE,
+    "temperature": (0, 1_000_000),
+    # Arguments of the commands
+    "seed": (0, 2**32 - 1),
+    "images": IMAGES,
+    "rounds": (1, 1_000_000),
+    "iterations": (1, 10_000_000),
+    "trials": (1, 1_000_000),
+    "sampler_seed": (0, 2**32 - 1),
+    "dim": (1, 65_536),
+    "bins": (1, 1_000_000),
+    "points": (2, 10_000),
+    "steps": (1, 1_000_000),
+    "window": (0, 16_384),
+    "reach": (1, 16_384),
+    "layers": (1, 100_000),
+    "groups": (1, 100_000),
+    "pairs": (1, 100_000),
+    "top": (1, 100_000),
+    "severities": (1, 5),
+    # Heads and augmentations
+    "channels": (1, 65_536),
+    "num_rois": (1, 65_536),
+    "num_proposals": (1, 65_536),
+    "mask_size": (1, 4_096),
+    "draws": (1, 100_000),
+    "shots": (1, 1_000_000),
+    "neighbours": (1, 1_000_000),
+    "max_iter": (1, 10_000_000),
+    "color_jitter": FACTOR,
+    "crop_scale": FACTOR,
+    "crop_ratio": FACTOR,
+    "degrees": (0, 360),
+}
+OF_NETWORKS = (-65_536, 65_536)  # sizes, numbers and widths of a network's parts
+MOST_RUNS = 10_000  # of one sweep
+
+
+def range_of(key: str) -> Range | None:
+    """Return the range of an option, by its dotted name or its last part; None without one."""
+    found = RANGES.get(key) or RANGES.get(key.rpartition(".")[2])
+    return found or (OF_NETWORKS if key.startswith("backbone.") else None)
+
+
+def check_ranges(config: Mapping[str, Any]) -> None:
+    """Refuse numbers out of range anywhere in a config.
+
+    Raises:
+        ValueError: Names the option, its value and its range.
+    """
+    for key, value in _numbers(config, ""):
+        shown = str(value) if len(str(value)) <= 40 else f"{str(value)[:37]}..."
+        least, most = range_of(key) or (-math.inf, math.inf)
+        if isinstance(value, int) and not INTEGER[0] <= value <= INTEGER[1]:
+            least, most = max(least, INTEGER[0]), min(most, INTEGER[1])
+        if math.isnan(value) or math.isinf(value) or not least <= value <= most:
+            raise ValueError(f"{key}={shown} is out of range; {_allowed(least, most)}")
+
+
+def _allowed(least: float, most: float) -> str:
+    if math.isinf(most):
+        return "give a finite number"
+    return f"give a number from {_shown(least)} to {_shown(most)}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
+    """Yield each number of a config with the dotted name of its option."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for inner in value:
+            yield from _numbers(inner, key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+
+
+def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | None = None) -> int:
+    """Return how many combinations of values Hydra's parsed overrides stand for.
+
+    Args:
+        overrides: From Hydra's parser.
+        options: Returns the options of a group, for ``glob``; None where there are no groups.
+
+    Raises:
+        ValueError: There are more than ``MOST_RUNS``, or an override has no values or no end of
+            them.
+    """
+    total: float = 1
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        names = options(override.key_or_group) if options else []
+        count = _count_values(override.value(), names)
+        if count == 0:
+            raise ValueError(f"{override.input_line} has no values; type those that you mean")
+        total *= count
+        if total > MOST_RUNS:
+            shown = f"{total:,.0f}" if total < 10**15 else "endlessly many"
+            raise ValueError(
+                f"{override.input_line} makes {shown} combinations of values, and {MOST_RUNS:,} "
+                "are the most; type fewer values"
+            )
+    return int(total)
+
+
+def _count_values(sweep: Any, names: list[str]) -> float:
+    """Return how many values a sweep has, without making them; 1 for an interval."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
+
+    if isinstance(sweep, Glob):
+        return len(sweep.filter(names))
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if not isinstance(sweep, RangeSweep):
+        return 1
+    start, stop, step = sweep.start, sweep.stop, sweep.step
+    numbers = [float(number) for number in (start, stop, step) if number is not None]
+    if not all(map(math.isfinite, numbers)) or not step:
+        return math.inf
+    return max(0, math.ceil((numbers[1] - numbers[0]) / numbers[2]))
