@@ -105,8 +105,9 @@ def describe_preprocessing(
         usual = PaperAugmentation()
         square = size[0] == size[1]
         prepared = Preprocessing(
-            size[0], usual.crop_pct, not square, usual.interpolation, usual.mean, usual.std
-        )
+            size[0], usual.crop_pct, not square, usual.interpolation,
+            tuple(usual.mean), tuple(usual.std),
+        )  # fmt: skip
     seen = size if fixed or source == USUAL else (prepared.size, prepared.size)
     cropped = not prepared.squash and seen[0] == seen[1]
     if cropped:
