@@ -11,6 +11,7 @@ import torch
 from timm.optim import Lamb
 from torch import nn
 
+from backbones.options import listed
 from backbones.parameters.layer_scales import Layers
 from tasks.param_groups import Rule, param_groups, parameter_rules
 
@@ -73,7 +74,7 @@ def build_optimizer(
     rate = lr if batch is None else scaled_lr(lr, reference_batch, batch)
     known = inspect.signature(OPTIMIZERS[name]).parameters.keys() - {"params"}
     unknown = sorted(options.keys() - known)
-    _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
+    _refuse(bool(unknown), f"{name} has no option {unknown}; it has {listed(sorted(known))}")
     if rules is None:
         rules = parameter_rules(
             model, weight_decay, layer_decay=layer_decay, layers=layers, groups=groups

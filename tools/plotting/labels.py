@@ -32,7 +32,7 @@ def name_ticks(axis: Any, names: Sequence[str], *, vertical: bool = False, size:
     if vertical:
         axis.set_yticks(places, texts, fontsize=size)
         return
-    widest = max(map(len, texts), default=0) * 0.6 * size
+    widest = (1.5 + max(map(len, texts), default=0)) * 0.65 * size  # with a gap
     if every == 1 and widest * len(names) < points:
         axis.set_xticks(places, texts, fontsize=size)
     else:
