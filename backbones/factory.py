@@ -12,7 +12,7 @@ from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixi
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
-from backbones.options import check_arguments, check_value, keywords, unknown
+from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
     HostEntry,
@@ -249,7 +249,9 @@ def _token_factory(
             f"{options['name']} there"
         )
     if "name" not in options:
-        raise ValueError(f"token_mixer needs a name, one of {list_mixers('token')}; got {options}")
+        raise ValueError(
+            f"token_mixer needs a name, one of {listed(list_mixers('token'))}; got {options}"
+        )
     return _factory(host, "token", options.pop("name"), options)
 
 

@@ -23,6 +23,7 @@ from backbones.options import (
     built_class,
     check_builder,
     check_value,
+    listed,
     unknown,
     unknown_backbone,
 )
@@ -328,7 +329,7 @@ def unfit_pairs() -> dict[str, str]:
     pairs = {}
     for mixer in mixers().values():
         unfit = {host.name: why_unfit(host, mixer) for host in able if mixer.kind == "channel"}
-        fitting = ", ".join(host for host, why in unfit.items() if not why)
+        fitting = listed(host for host, why in unfit.items() if not why)
         for host, why in unfit.items():
             if why:
                 pairs[f"{host}_{mixer.name}"] = (

@@ -36,9 +36,15 @@ class ProgressLines(Callback):
     def __init__(self, every: float = 30.0, *, pace: Pace | None = None) -> None:
         self.every, self.pace = every, pace
         self._epoch_start = self._last_line = 0.0
+        self._validated = False  # since the last line of an epoch
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the next line of an epoch has figures of validation to show."""
+        self._validated = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clocks, also of an epoch that a resumed run is in the middle of."""
+        self._validated = False
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -60,10 +66,16 @@ class ProgressLines(Callback):
             self._print(where, latest(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print loss, main metrics and time of the epoch."""
+        """Print loss, time and, if the epoch was validated, main metrics."""
         epochs = epochs_to_run(trainer)
         where = f"epoch {trainer.current_epoch + 1}" + (f"/{epochs}" if epochs > 0 else "")
-        self._print(where, trainer.progress_bar_metrics | latest(pl_module))
+        metrics = {
+            name: value
+            for name, value in trainer.progress_bar_metrics.items()
+            if self._validated or not name.startswith("val/")
+        }
+        self._validated = False
+        self._print(where, metrics | latest(pl_module))
 
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:
         shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())

@@ -8,7 +8,13 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.options import check_arguments, check_complete, defaults, whole_arguments
+from backbones.options import (
+    check_arguments,
+    check_complete,
+    defaults,
+    listed,
+    whole_arguments,
+)
 
 # All that a config may have called, by the option that names it: configs come from command lines
 # and from other people's run folders. Who adds a head or task adds its class here; under "data"
@@ -84,7 +90,7 @@ def _with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]
 def _factory(config: Mapping[str, Any], group: str) -> Any:
     target, allowed = config.get("_target_"), allowed_targets(group)
     if target not in allowed:
-        choice = f"one of {', '.join(allowed)}" if allowed else "left out"
+        choice = f"one of {listed(allowed)}" if allowed else "left out"
         raise ValueError(
             f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
             "where a class of your own goes"

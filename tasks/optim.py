@@ -11,7 +11,7 @@ import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
 from torch import nn
 
-from backbones.options import unknown
+from backbones.options import listed, unknown
 from backbones.parameters.layer_scales import Layers
 from tasks.param_groups import Rule, param_groups, parameter_rules
 
@@ -81,11 +81,12 @@ def build_optimizer(
     _refuse(wrong, f"optimizer.reference_batch must be at least 1 or null, got {reference_batch}")
     rate = lr if batch is None else scaled_lr(lr, reference_batch, batch)
     known = inspect.signature(create).parameters.keys() - {"params"}
-    unknown = sorted(options.keys() - known)
-    _refuse(bool(unknown), f"{name} has no option {unknown}; it has {sorted(known)}")
-    betas = options.get("betas", (0, 0))
-    wrong = not isinstance(betas, list | tuple) or len(betas) != 2
-    _refuse(wrong, f"optimizer.betas must be two numbers such as [0.9,0.999], got {betas}")
+    strange = sorted(options.keys() - known)
+    _refuse(bool(strange), f"{name} has no option {strange}; it has {listed(sorted(known))}")
+    count = get_optimizer_info(name).num_betas
+    betas = options.get("betas", (0,) * count)
+    wrong = not isinstance(betas, list | tuple) or len(betas) != count
+    _refuse(wrong, f"optimizer.betas must be {count} numbers such as [0.9,0.999], got {betas}")
     if rules is None:
         rules = parameter_rules(
             model, weight_decay, layer_decay=layer_decay, layers=layers, groups=groups

@@ -9,9 +9,10 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   ckpt=PATH            checkpoint file or run folder (default: random weights)
   out=FOLDER           (default: exports/<backbone>-<target>)
   overwrite=false      true: replace an existing folder
-  image_size=224       side, or HEIGHTxWIDTH, of the images that outputs are compared on
-  network=all          onnx, torch_export: classifier, maps or dense (maps for dense prediction)
-                       instead of all that the checkpoint holds
+  image_size=          side, or HEIGHTxWIDTH, of the images that outputs are compared on (default:
+                       as a classification run saw them, else 224)
+  what=both            onnx, torch_export: classifier, maps or dense (maps for dense prediction)
+                       instead of all that the checkpoint holds; each graph takes its own minutes
   standalone=false     mmdet, mmseg, mmpretrain; true: with a copy of the package backbones
 
 What was written is loaded again as its user will load it, and its outputs have to equal those of
@@ -26,8 +27,9 @@ import io
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -36,16 +38,23 @@ from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.command import REFUSALS, answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import merged, read_network, separate
-from tools.exporters import TARGETS, ExportRequest, checkpoint_of, exporter, new_folder
+from tools.exporters import (
+    TARGETS,
+    ExportRequest,
+    Target,
+    checkpoint_of,
+    exporter,
+    new_folder,
+)
 
 SHARED = {
-    "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "224",
+    "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
 }  # fmt: skip
 LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
 # Options of a backbone that an export decides itself.
 ELSEWHERE = {
     "pretrained": "pass the file as ckpt=",
-    "dense": "targets take the form they need; network=dense chooses it where there is a choice",
+    "dense": "targets take the form they need; what=dense chooses it where there is a choice",
 }
 COLUMNS = {name: (name, "{}") for name in ("backbone", *TARGETS, "note")}
 
@@ -98,7 +107,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             ckpt=ckpt,
             run=run,
             folder=folder,
-            image_size=image_size(options["image_size"]),
+            image_size=image_size(options["image_size"] or _seen_by(run, target)),
             settings={key: options[key] for key in target.settings},
             say=_progress(),
         )
@@ -117,6 +126,14 @@ def _progress() -> Callable[[str], None]:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     return say
+
+
+def _seen_by(run: Mapping[str, Any] | None, target: Target) -> str:
+    """Return the side of a classification run's images, at which its graphs are recorded."""
+    records = "what" in target.settings
+    classifies = run is not None and run.get("task_name") in ("classification", "transfer")
+    side = run["data"].get("image_size") if run is not None and records and classifies else None
+    return "" if side is None else str(side)
 
 
 def _of_run(run: object, name: str) -> dict[str, object]:

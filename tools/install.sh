@@ -11,6 +11,7 @@ venv=.venv
 py=$venv/bin/python
 log=$venv/install.log
 stamp=$venv/.installed
+compiled=$venv/.compiled
 extras=dense,lipschitz,attributions,export,sweep,search,parquet,wandb,mlflow,dev
 
 stop() {
@@ -26,6 +27,26 @@ fingerprint() {
 
 up_to_date() {
     [ -x "$py" ] && [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]
+}
+
+# Changes with what decides whether compiling gives something else: compiler, processor, what is there.
+operators_fingerprint() {
+    {
+        echo "${CXX:-} ${PORTABLE:-}"
+        command -v g++ c++ || true
+        grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
+        ls -ln --time-style=+%s backbones/kernels/compiled || true
+    } 2>/dev/null | sha256sum | cut -c1-16
+}
+
+operators_up_to_date() {
+    [ -f "$compiled" ] && [ "$(<"$compiled")" = "$(operators_fingerprint)" ]
+}
+
+# Whatever becomes of it, the installation holds; the line it prints says what there is now.
+compile_operators() {
+    echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
+    operators_fingerprint >"$compiled"
 }
 
 is_fitting() { # the Pythons for which all of constraints.txt has wheels
@@ -104,8 +125,15 @@ make_venv() {
     fi
 }
 
-if up_to_date; then
+if up_to_date && operators_up_to_date; then
     echo "$venv is up to date (tools/doctor.py says what is in it)"
+    exit 0
+fi
+trap 'echo "interrupted; make install goes on from here" >&2; exit 130' INT TERM
+if up_to_date; then
+    wait_for_other_install
+    echo "$venv is up to date but for the mixers' operators; compiling them takes a minute or two"
+    operators_up_to_date || compile_operators
     exit 0
 fi
 python=$(find_python)
@@ -114,7 +142,6 @@ wait_for_other_install
 if up_to_date; then
     exit 0
 fi
-trap 'echo "interrupted; make install goes on from here" >&2; exit 130' INT TERM
 rm -f "$stamp"
 : >"$log"
 echo "Installing into $PWD/$venv. To watch: tail -f $log"
@@ -135,9 +162,8 @@ if ! toolkits_work; then
     pip_install --force-reinstall --no-deps --no-cache-dir onedl-mmcv
     logged toolkits_work
 fi
-step 4/4 "compiling the mixers' operators"
-# Whatever becomes of it, the installation holds; the line it prints says what there is now.
-echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
+step 4/4 "compiling the mixers' operators (a minute or two)"
+compile_operators
 
 fingerprint >"$stamp"
 echo "Installed in $((SECONDS / 60)) min $((SECONDS % 60)) s. Next: make demo"

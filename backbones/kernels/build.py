@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from backbones.kernels.fingerprint import COMPILED, SOURCES, compiled_file
+from backbones.kernels.fingerprint import COMPILED, MISSING, SOURCES, compiled_file, find_fault
 
 COMPILERS = ("g++", "c++")
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,9 +150,18 @@ def main() -> int:
         print((__doc__ or "").strip())
         return 0 if words in (["-h"], ["--help"]) else 2
     portable = bool(words)
-    if compiled_file(portable).exists():
-        print(f"operators are compiled: {compiled_file(portable).name}")
-        return 0
+    # Operators for any processor serve this one as well.
+    serving = [compiled_file(portable), compiled_file(portable=True)]
+    for file in serving:
+        if not find_fault(file):
+            print(f"operators are compiled: {file.name}")
+            return 0
+    fault = find_fault(serving[0])
+    if fault != MISSING:
+        print(f"{serving[0]} {fault} and is replaced", file=sys.stderr)
+    if find_compiler():
+        count = len([*SOURCES.glob("*.cpp")])
+        print(f"compiling {count} files, which takes a minute or two", file=sys.stderr, flush=True)
     failure = build(portable)
     if failure:
         print(f"operators are not compiled, torch's own serve: {failure}")

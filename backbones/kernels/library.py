@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from backbones.kernels import (
     triton_choice,
 )
 from backbones.kernels.autocast import product_dtype
-from backbones.kernels.fingerprint import compiled_file
+from backbones.kernels.fingerprint import MISSING, compiled_file, find_fault, operator_names
 from backbones.layers.eager import are_ordinary, is_eager, is_switched_off
 
 SWITCH = "MIXERLAB_KERNELS"
@@ -38,17 +39,28 @@ def _load() -> str:
 def _load_once() -> str:
     if _switch():
         return _switch()
+    faults = []
     for portable in (False, True):
         path = compiled_file(portable)
-        if path.exists():
-            try:
-                torch.ops.load_library(path)
-            except OSError as error:
-                return f"{path.name} cannot be loaded ({str(error).splitlines()[0]})"
+        fault = find_fault(path) or _load_file(path)
+        if not fault:
             for operator in OPERATORS:
                 operator.register()
             return ""
-    return "not compiled for this torch and processor; type: make install"
+        if fault != MISSING:
+            faults.append(f"{path.name} {fault}")
+    what = faults[0] if faults else "not compiled for this torch and processor"
+    return f"{what}; type: make install"
+
+
+def _load_file(path: Path) -> str:
+    """Load a library; why it does not serve, or nothing."""
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return f"cannot be loaded ({str(error).splitlines()[0]})"
+    lacking = [name for name in operator_names() if not hasattr(torch.ops.mixerlab, name)]
+    return f"lacks the operator {lacking[0]}" if lacking else ""
 
 
 def _switch() -> str:
@@ -69,7 +81,7 @@ def status() -> str:
     if _load():
         text = f"torch's own operations ({_load()})"
     else:
-        portable = not compiled_file(portable=False).exists()
+        portable = bool(find_fault(compiled_file(portable=False)))
         own = f"products of their own ({torch.ops.mixerlab.instructions()})"
         products = own if torch.ops.mixerlab.has_tiles() else "the BLAS"
         text = f"compiled operators{', for any processor' if portable else ''}, with {products}"

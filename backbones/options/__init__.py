@@ -9,7 +9,7 @@ from backbones.options.signatures import (
     keywords,
     whole_arguments,
 )
-from backbones.options.suggestions import unknown, unknown_backbone
+from backbones.options.suggestions import listed, shortened, unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
 from backbones.options.variants import Origin, variant_of
 
@@ -23,6 +23,8 @@ __all__ = [
     "check_value",
     "defaults",
     "keywords",
+    "listed",
+    "shortened",
     "unknown",
     "unknown_backbone",
     "variant_of",

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from backbones.options.suggestions import listed
 from backbones.options.values import check_value, with_whole_numbers
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
             check_value(f"{group}.{name}", value, known[name])
         elif not takes_more:
             near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {listed(known)}"
             raise ValueError(f"there is no option {group}.{name}; {hint}")
 
 

@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+
+LISTED = 400  # characters of a list of names: with what stands around it, ten lines of a terminal
+NAMED = 100  # of the name that is refused
+
+
+def listed(names: Iterable[object], most: int = LISTED) -> str:
+    """Join names by commas, and count those for which there is no room.
+
+    Args:
+        names: At least the first is named.
+        most: Characters.
+    """
+    texts = [shortened(str(name)) for name in names]
+    ends = itertools.accumulate(len(text) + 2 for text in texts)
+    fitting = max(1, sum(end <= most + 2 for end in ends))
+    more = len(texts) - fitting
+    return ", ".join(texts[:fitting]) + (f" and {more} more" if more > 0 else "")
+
+
+def shortened(name: str) -> str:
+    """Return a name of at most ``NAMED`` characters, the middle of a longer one left out."""
+    half = NAMED // 2 - 2
+    return name if len(name) <= NAMED else f"{name[:half]}...{name[-half:]}"
 
 
 def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> str:
@@ -16,9 +40,9 @@ def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> 
         summary: Said of them instead where they are too many for a message.
     """
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    summary = summary or f"{', '.join(known) or 'none'}."
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {summary}"
-    return f"there is no {what} called {name!r}; {hint}"
+    summary = summary or f"{listed(known) or 'none'}."
+    hint = f"did you mean {' or '.join(map(shortened, near))}?" if near else f"known: {summary}"
+    return f"there is no {what} called {shortened(name)!r}; {hint}"
 
 
 def unknown_backbone(
@@ -47,6 +71,7 @@ def unknown_backbone(
                 else f"{base} has no place for another one"
             )
             return f"there is no backbone called {name!r}: {mixer} is a token mixer; {remedy}"
-    summary = f"{', '.join(hosts)}; most also as HOST_MIXER with {', '.join(mixers)}."
+    half = LISTED // 2
+    summary = f"{listed(hosts, half)}; most also as HOST_MIXER with {listed(mixers, half)}."
     everywhere = f"list_backbones() and run.py --help backbone have all {len(known)}."
     return f"{unknown('backbone', name, known, summary)} {everywhere}"

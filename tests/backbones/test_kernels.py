@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import register_parametrization, remove_parametr
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, kernels
-from backbones.kernels import build, compiled_trial, fingerprint
+from backbones.kernels import build, compiled_trial, fingerprint, library
 from backbones.mixers.afbo import fused
 from backbones.mixers.afbo.variants import afbo, full, scfbo_gc
 
@@ -380,6 +380,72 @@ def test_another_processor_needs_another_file(monkeypatch):
     monkeypatch.setattr(fingerprint, "_processor", lambda: b"flags : none")
     assert fingerprint.compiled_file(portable=False) != here
     assert fingerprint.compiled_file(portable=True).name.count("portable") == 1
+
+
+def put_in_place(kind, path):
+    """Make something else where the operators would lie."""
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "dangling link":
+        path.symlink_to("nowhere")
+    elif kind == "text":
+        path.write_text("no library")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "torch's library":
+        path.symlink_to(Path(torch.__file__).parent / "lib" / "libc10.so")
+    elif kind == "half":
+        whole = fingerprint.compiled_file(portable=False).read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("nothing", "not compiled for this torch"), ("FIFO", "is not a file"),
+        ("folder", "is not a file"), ("dangling link", "is not a file"),
+        ("text", "is not a library"), ("empty", "is not a library"),
+        ("torch's library", "is another library"),
+        pytest.param("half", "is incomplete", marks=compiled),
+    ],
+)  # fmt: skip
+def test_what_is_not_our_library_is_named_and_not_loaded(kind, said, monkeypatch, tmp_path):
+    path = tmp_path / "operators.so"
+    put_in_place(kind, path)
+    monkeypatch.setattr(library, "compiled_file", lambda portable: path)
+    monkeypatch.setattr(torch.ops, "load_library", lambda path: pytest.fail("loaded"))
+    reason = library._load_once.__wrapped__()
+    assert said in reason
+    assert reason.endswith("; type: make install")
+
+
+@compiled
+def test_our_library_is_ours_and_defines_every_operator(monkeypatch):
+    assert fingerprint.find_fault(fingerprint.compiled_file(portable=False)) == ""
+    names = fingerprint.operator_names()
+    assert {"has_tiles", "instructions", "gated_mixer", "star_mixer", "act"} <= set(names)
+    assert all(hasattr(torch.ops.mixerlab, name) for name in names)
+    monkeypatch.setattr(library, "operator_names", lambda: [*names, "further"])
+    assert "lacks the operator further; type" in library._load_once.__wrapped__()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "text", "torch's library"])
+def test_building_replaces_what_is_not_ours_and_says_how_long_it_takes(
+    kind, monkeypatch, tmp_path, capsys
+):
+    target = tmp_path / "torch-1-x-y-new.so"
+    put_in_place(kind, target)
+    compile_nothing(monkeypatch, tmp_path, target)
+    monkeypatch.setattr(sys, "argv", ["build"])
+    assert build.main() == 0
+    out, err = capsys.readouterr()
+    assert out == f"operators are compiled: {target.name}\n"
+    assert "and is replaced" in err
+    assert "takes a minute or two" in err
+    assert target.is_file()
+    assert not target.is_symlink()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ REQUIREMENTS = [
 PINS = packages.read_pins()
 
 # Everything tools/install.sh calls, apart from python.
-COMMANDS = "awk bash cat cut df env flock grep ls mkdir rm sha256sum tail".split()
+COMMANDS = "awk bash cat cp cut df env flock grep ls mkdir rm sha256sum tail".split()
 
 
 def versions(**installed):
@@ -97,7 +97,10 @@ case "$*" in
         mkdir -p $site/mixerlab-0.1.0.dist-info
         [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
     *"import heads"*) [ ! -e stale ] ;;
-    *kernels.build*) echo "operators: $(cat operators 2>&1)"; [ -e operators ] ;;
+    *kernels.build*)
+        echo "operators: $(cat operators 2>&1)"
+        mkdir -p backbones/kernels/compiled
+        [ -e operators ] && cp --remove-destination operators backbones/kernels/compiled/a.so ;;
 esac
 """)
     path.chmod(0o755)
@@ -206,6 +209,30 @@ def test_second_install_does_nothing(machine):
     second = machine.install()
     assert second.returncode == 0
     assert "up to date" in second.stdout
+    assert machine.calls.read_text() == ""
+
+
+@pytest.mark.parametrize("change", ["nothing", "deleted", "replaced", "compiler", "CXX"])
+def test_install_compiles_operators_that_are_missing(machine, change):
+    """It installs no package again, and compiles again only where something else may come of it."""
+    (machine.root / "operators").write_text("library")
+    assert machine.install().returncode == 0
+    library = machine.root / "backbones/kernels/compiled/a.so"
+    environment = {"CXX": "other"} if change == "CXX" else {}
+    if change in ("deleted", "replaced"):
+        library.unlink()
+    if change == "replaced":
+        os.mkfifo(library)
+    if change == "compiler":
+        machine.add("g++", "exit 0")
+    again = machine.install(**environment)
+    assert again.returncode == 0, again.stderr
+    assert "up to date" in again.stdout
+    assert ("kernels.build" in machine.calls.read_text()) == (change != "nothing")
+    assert ("compiling them takes a minute" in again.stdout) == (change != "nothing")
+    assert not machine.pip_calls()
+    assert library.is_file()
+    assert machine.install(**environment).returncode == 0
     assert machine.calls.read_text() == ""
 
 
@@ -350,6 +377,16 @@ def test_doctor_tells_a_broken_file_from_a_broken_installation():
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):
     monkeypatch.setattr(checks, "PROBE", "import os; os.abort()")
     assert checks.probe()["error"]
+
+
+@pytest.mark.parametrize("compiler", [None, "/usr/bin/g++"])
+def test_doctor_names_the_compiler_only_where_it_is_missing(compiler, monkeypatch):
+    monkeypatch.setattr(checks.shutil, "which", lambda name: compiler)
+    check = checks.check_kernels({"kernels": "torch's own operations (not compiled)"})
+    assert check.remedy == (
+        "make install" if compiler else "apt-get install g++, then make install"
+    )
+    assert checks.check_kernels({"kernels": "compiled operators"}).level == "ok"
 
 
 def test_doctor_notes_a_full_disk():

@@ -79,11 +79,35 @@ def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplo
     )  # fmt: skip
     lines = ProgressLines(every=0.0)
     lines.on_train_batch_end(trainer, task, None, None, 1)
+    lines.on_validation_end(trainer, task)
     lines.on_train_epoch_end(trainer, task)
     assert "step 2/9  train/loss 0.5" in caplog.text
     assert "epoch 1/2  train/loss 0.5  val/top1 7" in caplog.text
     shown = pace.PaceBar(pace.Pace()).get_metrics(trainer, task)
     assert shown == {"train/loss": 0.5, "val/top1": 7.0}
+
+
+def test_a_line_has_no_figures_of_an_earlier_validation(clock, caplog):
+    """With trainer.check_val_every_n_epoch=2, say; Lightning keeps what was logged last."""
+    caplog.set_level("INFO")
+    task = SimpleNamespace(latest_loss=torch.tensor(0.5))
+    trainer = SimpleNamespace(
+        current_epoch=0, max_epochs=4, max_steps=-1, num_training_batches=9,
+        progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0, "val/loss": 1.0},
+    )  # fmt: skip
+    lines = ProgressLines()
+    lines.on_validation_end(trainer, task)  # that before training, by way of trial
+    lines.on_train_start(trainer, task)
+    for epoch, validates in enumerate((False, True, False, True)):
+        caplog.clear()
+        trainer.current_epoch = epoch
+        lines.on_train_epoch_start(trainer, task)
+        if validates:
+            lines.on_validation_end(trainer, task)
+        lines.on_train_epoch_end(trainer, task)
+        assert f"epoch {epoch + 1}/4  train/loss 0.5" in caplog.text
+        assert ("val/top1 7  val/loss 1" in caplog.text) == validates
+        assert ("val" in caplog.text) == validates
 
 
 def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):

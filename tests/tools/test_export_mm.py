@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import types
@@ -38,6 +39,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
 from tools.exporters import MARK, new_folder, standalone
+from tools.exporters.mm import script_lines
 from tools.exporters.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -364,6 +366,34 @@ def check_export(tmp_path, name, to):
     assert f"{to}" in (folder / "README.md").read_text()
 
 
+@pytest.mark.parametrize("standalone", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("to", TOOLKITS)
+def test_a_folder_names_the_line_that_a_plain_script_needs(to, whole, standalone):
+    first, *rest = script_lines(to, "x.pth", whole=whole, standalone=standalone).splitlines()
+    assert first.startswith("import sys; sys.path" if standalone else "import heads")
+    assert f"from {to}." in "".join(rest)
+    compile("\n".join([first, *rest]), "README", "exec")
+
+
+def run_readme(folder, picture=None):
+    """Run the Python lines of a folder's README as a script of its own."""
+    if picture is not None:
+        shutil.copy(picture, folder / "image.jpg")
+    block = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    block = block.replace("<this folder>", str(folder))
+    command = [sys.executable, "-W", "ignore", "-c", f"{block}\nprint(type(model).__name__)"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_readme_of_a_backbone_builds_its_model(tmp_path, capsys):
+    folder = exported(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
+    assert run_readme(folder) == "MaskRCNN"
+
+
 def test_the_folder_is_whole_or_absent(tmp_path, capsys):
     out = tmp_path / "out"
     typed = ["backbone=deit_t", "to=mmdet", f"ckpt={tmp_path / 'x.pth'}", f"out={out}"]
@@ -619,6 +649,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
     folder, ours, batch, picture = trained(
         "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
     )
+    assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_detector(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     assert theirs.dataset_meta["classes"] == tuple("0123456789")
     for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
@@ -638,6 +669,7 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
     from mmseg.apis import inference_model, init_model
 
     folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
+    assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_model(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     with torch.no_grad():
         before = ours.predict(batch)[0].seg_logits.data

@@ -54,11 +54,13 @@ def check_sizes(name, sizes):
 )
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
     """The exporter itself compares several sizes and batches; here only one not among them."""
-    sizes = written(name, "onnx", tmp_path, network="maps")
+    sizes = written(name, "onnx", tmp_path, what="maps")
     check_sizes(name, sizes)
     session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
     (given,) = session.get_inputs()
     assert given.name == "images"
+    strides = [info.stride for info in create_backbone(name).feature_info]
+    assert [one.name for one in session.get_outputs()] == [f"map_{stride}" for stride in strides]
     fixed = name.startswith(FIXED)
     assert given.shape == ["batch", 3, *((64, 96) if fixed else ("height", "width"))]
     images = torch.randn(4, 3, *((64, 96) if fixed else (90, 110)))
@@ -71,7 +73,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_runs_at_any_size(tmp_path):
-    check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, network="classifier"))
+    check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, what="classifier"))
 
 
 def test_programs_are_re_parameterised():
@@ -89,8 +91,8 @@ def test_parts_are_those_that_a_checkpoint_holds(tmp_path, capsys):
     state = {k: v for k, v in network.state_dict().items() if not k.startswith("classifier")}
     torch.save({"state_dict": state}, tmp_path / "backbone.pth")
     arguments = ["backbone=deit_t", "to=torch_export", f"ckpt={tmp_path / 'backbone.pth'}"]
-    assert export.main([*arguments, "network=classifier", f"out={tmp_path / 'out'}"]) == 2
-    assert "holds no classifier; pass network=maps, or leave it out" in capsys.readouterr().err
+    assert export.main([*arguments, "what=classifier", f"out={tmp_path / 'out'}"]) == 2
+    assert "holds no classifier; pass what=maps, or leave it out" in capsys.readouterr().err
     assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2  # ten blocks are missing
     assert "keys differ" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -173,7 +175,7 @@ def test_an_operator_without_onnx_form_is_named(tmp_path):
     graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)
     onnx = importlib.import_module("tools.exporters.onnx_model")
     with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Odd\), aten\.linalg_eig"):
-        onnx._write(request, graph, tmp_path / "odd.onnx")
+        onnx._write(request, graph, tmp_path / "odd.onnx", ["values"], {})
 
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
@@ -229,7 +231,7 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
     sizes = written(name, to, tmp_path / "all")
     check_sizes(name, sizes)
     assert len(sizes) == 2
-    check_sizes(name, written(name, "torch_export", tmp_path / "dense", network="dense"))
+    check_sizes(name, written(name, "torch_export", tmp_path / "dense", what="dense"))
 
 
 @pytest.mark.slow
@@ -239,7 +241,7 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 def test_every_mixer_goes_out_or_is_refused_with_its_operator(name, to, tmp_path):
     """Mixers that a paper reports go out."""
     try:
-        sizes = written(name, to, tmp_path, network="classifier")
+        sizes = written(name, to, tmp_path, what="classifier")
     except ValueError as error:
         assert re.search("has no ONNX form: |onnxruntime does not run .* node", str(error))  # noqa: PT017
         assert not find_mixer(look_up(name)[1]).published_on
@@ -265,7 +267,7 @@ def test_what_takes_long_is_said_while_it_is_done(tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_every_step_of_onnx_is_said(tmp_path):
-    request, said = small_request("resnet18", "onnx", tmp_path, network="maps"), []
+    request, said = small_request("resnet18", "onnx", tmp_path, what="maps"), []
     object.__setattr__(request, "say", said.append)
     exporter("onnx")(request)
     assert said[0] == "maps.onnx: recording the network as a graph"
@@ -281,7 +283,7 @@ def test_a_classifier_names_its_classes(to, tmp_path):
     network = LinearClassifier(shorten(create_backbone("deit_t", img_size=(64, 96))), CLASSES)
     save_ours(network, tmp_path / "last.ckpt", NATURAL)
     (tmp_path / "out").mkdir()
-    request = small_request("deit_t", to, tmp_path / "out", network="classifier")
+    request = small_request("deit_t", to, tmp_path / "out", what="classifier")
     files = exporter(to)(dataclasses.replace(request, ckpt=tmp_path / "last.ckpt"))
     assert tmp_path / "out" / "class_names.json" in files
     assert json.loads((tmp_path / "out" / "class_names.json").read_text()) == list(NATURAL)

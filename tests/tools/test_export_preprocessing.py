@@ -1,5 +1,9 @@
 """Exported networks see images prepared as those that their run was validated on."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import timm
@@ -105,3 +109,26 @@ def test_defaults_are_those_that_the_run_had_and_other_checkpoints_have_none():
     assert (prepared.size, prepared.crop_pct, prepared.interpolation) == (64, 1.0, "bicubic")
     assert preprocessing_of(None) is None
     assert preprocessing_of(run_config(None, task="segmentation")) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch_export"])
+def test_a_run_goes_out_with_its_preprocessing_and_gives_its_numbers(to, run):
+    folder, image, prepared = run
+    out = folder / to
+    assert export.main([f"ckpt={folder}", f"to={to}", "what=classifier", f"out={out}"]) == 0
+    values = json.loads((out / "preprocessing.json").read_text())
+    assert values["size"] == [64, 64]  # the run's, though no image_size= was typed
+    network = LinearClassifier(create_backbone("deit_t", img_size=64), 10).eval()
+    network.load_state_dict(
+        {
+            key.removeprefix("model."): value
+            for key, value in torch.load(folder / "checkpoints/best.ckpt")["state_dict"].items()
+        }
+    )
+    with torch.no_grad():
+        shares = network(prepared[None])[0].softmax(0)
+    best = shares.argsort(descending=True)[:5]
+    command = [sys.executable, out / "infer.py", image]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [f"{shares[k]:.4f}  class {k}" for k in best]

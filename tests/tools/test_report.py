@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tools.plotting import labels
 from tools.running import curves, report
 
 
@@ -112,12 +113,45 @@ def test_equal_curves_are_drawn_differently(monkeypatch):
     assert len({style for _, style in right.lines.values()}) == len(names)
 
 
-def test_what_was_measured_once_is_a_bar(monkeypatch):
-    left, right = drawn(monkeypatch, [*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why")
-    assert right.bars == [0.2, 0.5]
+@pytest.fixture
+def figure_of(tmp_path, monkeypatch):
+    """Draw curves.png and give matplotlib's figure of it."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+
+    def draw(rows, why=""):
+        curves.plot_curves(tmp_path, rows, why)
+        return plt.gcf()
+
+    yield draw
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_what_was_measured_once_is_a_bar(figure_of):
+    left, right = figure_of([*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why").axes
+    assert [bar.get_height() for bar in right.patches] == [0.2, 0.5]
     assert not right.lines
-    said = [given[2] for name, given, _ in left.said if name == "text"]
-    assert said == ["no loss of validation: why"]
+    assert [text.get_text() for text in left.texts] == ["no loss of validation: why"]
+    assert [text.get_text() for text in right.texts] == ["0.2", "0.5"]
+
+
+MANY = [f"{kind}AP{end}" for kind in ("", "mask_") for end in ("", "50", "75", "_small", "_large")]
+
+
+def test_numbers_above_many_bars_do_not_overlap(figure_of):
+    _, axis = figure_of([*TRAINED, {"step": 2, **{f"val/{name}": 0.01234 for name in MANY}}]).axes
+    assert len(axis.texts) == len(MANY)
+    assert not labels.overlap(axis.texts)
+    top = axis.get_window_extent().y1
+    assert all(text.get_window_extent().y1 <= top for text in axis.texts)
+
+
+def test_a_legend_of_many_curves_stands_beside_them(figure_of):
+    rows = [{"step": s, **{f"val/{name}": s for name in MANY}} for s in (1, 2)]
+    _, axis = figure_of(rows).axes
+    assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1
 
 
 def test_curves_are_a_picture(tmp_path):

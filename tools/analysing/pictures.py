@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.plotting.colours import colour_bar
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tools.analysing.subjects import Subject
 
 COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
+COARSE = 5  # cells of a side from which on a map is smoothed
 Array = NDArray[Any]
 
 
@@ -49,6 +52,16 @@ def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
     import torch.nn.functional as F
 
     grown = F.interpolate(map_[None, None].float(), size, mode="bilinear", align_corners=False)
+    return grown[0, 0].cpu().numpy()
+
+
+def as_drawn(map_: Tensor, size: tuple[int, int]) -> Array:
+    """Enlarge a map (h, w) to the size of an image; one of few cells keeps their borders."""
+    import torch.nn.functional as F
+
+    if min(map_.shape) >= COARSE:
+        return enlarged(map_, size)
+    grown = F.interpolate(map_[None, None].float(), size, mode="nearest-exact")
     return grown[0, 0].cpu().numpy()
 
 
@@ -102,7 +115,8 @@ def panel_grid(
 ) -> Any:
     """One picture of maps: networks side by side, their layers below each other.
 
-    Row i of all networks shares one scale of colours, so that they can be compared.
+    Row i of all networks shares one scale of colours, so that they can be compared; it stands at
+    the end of the row.
 
     Args:
         networks: By label.
@@ -115,17 +129,21 @@ def panel_grid(
     figure, axes = new_figure(rows, sum(widths), 1.5, 1.7)
     for axis in axes.flat:
         bare(axis)
-    start = 0
+    start, drawn = 0, {}
     for (label, panels), width in zip(networks.items(), widths, strict=True):
         for row, (name, maps) in enumerate(panels.items()):
             axes[row, start].set_ylabel(wrapped(name, 26), fontsize=7)
             for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
                 low, high = scales[row]
-                axis.imshow(_array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto")
+                drawn[row] = axis.imshow(
+                    _array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto"
+                )
                 axis.set_title(title, fontsize=7)
         above = axes[0, start]
         above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=7)
         start += width
+    for row, image in drawn.items():
+        colour_bar(figure, image, list(axes[row]))
     return figure
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.command_line.tables import Record
+from tools.plotting.labels import spread_ticks, stacked
 
 SUFFIXES = (".png", ".pdf", ".svg")
 COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
@@ -100,6 +101,8 @@ def draw(records: Sequence[Record], path: str) -> None:
             axis.axhline(1, color="#a0a0a0", lw=1, ls=(0, (4, 3)), zorder=0)
             axis.set_ylim(bottom=0)
         _label(axis, ends)
+    for axis in axes:  # which the names have made narrower
+        spread_ticks(axis)
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
@@ -130,11 +133,11 @@ def _ticks(axis: Any, records: Sequence[Record]) -> None:
 def _label(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write the names at the ends of lines, apart from each other."""
     axis.figure.canvas.draw()
-    to_axis, last = axis.transAxes.inverted(), float("-inf")
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        place = to_axis.transform(axis.transData.transform((x, y)))
-        last = max(place[1], last + GAP * 1.3)
+    to_axis, ends = axis.transAxes.inverted(), sorted(ends, key=lambda end: end[1])
+    places = [to_axis.transform(axis.transData.transform((x, y))) for x, y, _, _ in ends]
+    heights = stacked([place[1] for place in places], GAP * 1.3, 0.97)
+    for (x, y, name, colour), place, height in zip(ends, places, heights, strict=True):
         axis.annotate(
-            name, (x, y), xytext=(place[0] + 0.03, last), textcoords="axes fraction",
+            name, (x, y), xytext=(place[0] + 0.03, height), textcoords="axes fraction",
             color=colour, fontsize=9, va="center", annotation_clip=False,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from backbones.options import listed, shortened
 from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import check_runs
 from tools.comparing.experiments import find_experiment
@@ -91,7 +92,7 @@ def _missing(error: MissingConfigException) -> str:
     options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no {group} called {name!r}; {hint}known: {', '.join(options)}"
+    return f"there is no {group} called {shortened(name)!r}; {hint}known: {listed(options)}"
 
 
 def _refusal(backbone: str) -> str:
@@ -130,4 +131,4 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
     more = f". If its code takes more, +{key}=... adds it" if path else ""
-    return f"{where} has no option {last!r}; {hint}it has: {', '.join(known)}{more}"
+    return f"{where} has no option {shortened(last)!r}; {hint}it has: {listed(known)}{more}"

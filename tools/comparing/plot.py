@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import textwrap
@@ -11,6 +12,7 @@ from typing import Any
 
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto
+from tools.plotting.labels import extent
 
 AXES = {
     "params": "parameters in M",
@@ -27,11 +29,17 @@ ROUNDS = 15
 WIDE, LINE = 105, 0.14  # characters of a line beneath the axes, and inches for it
 COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 # Where a label may stand beside its point, in points, the nearest first.
-PLACES = [
+NEAR = [
     (x * reach, y * reach)
-    for reach in (1.0, 1.8, 2.8, 4.0, 5.5)
+    for reach in (1.0, 1.8, 2.8)
     for x, y in ((8, 5), (8, -5), (-8, 5), (-8, -5), (0, 9), (0, -9))
 ]
+FAR = [
+    (radius * math.cos(math.tau * step / 24), radius * math.sin(math.tau * step / 24))
+    for radius in range(30, 330, 15)
+    for step in range(24)
+]
+PLACES = NEAR + FAR
 
 
 def plot(
@@ -92,7 +100,12 @@ def plot(
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, loc="lower right")
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
-    _place_labels(figure, axis, labels, reported)
+    nameless = _place_labels(figure, axis, labels, reported)
+    if nameless:
+        notes.append(
+            f"the plot has no room for {len(nameless)} of {len(labels) + len(reported)} names: "
+            f"{', '.join(nameless[:4])}{', ...' * (len(nameless) > 4)}"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
@@ -243,8 +256,12 @@ def _place_labels(
     axis: Any,
     ours: Sequence[tuple[str, float, float]],
     reported: Sequence[tuple[str, float, float]],
-) -> None:
-    """Write each name where it covers no point and no other name, with a line if that is far."""
+) -> list[str]:
+    """Write each name where it covers no point and no other name, with a line if that is far.
+
+    Returns:
+        Names for which there is no such place; they are left out.
+    """
     from matplotlib.transforms import Bbox
 
     figure.canvas.draw()  # decides where the axes are, where they then stay
@@ -257,24 +274,20 @@ def _place_labels(
     taken = [legend.get_window_extent(renderer)] if legend else []
     marks = [("#222222", 8.5, *item) for item in ours]
     marks += [("#666666", 6.5, *item) for item in reported]
+    left_out = []
     for colour, size, name, x, y in marks:
-        best = None
         for place in PLACES:
             text = _label(axis, name, (x, y), place, colour, size)
-            box = text.get_window_extent(renderer).padded(2.5)
+            box = extent(text).padded(2.5)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1
             inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            clashes = sum(box.overlaps(other) for other in (*taken, *points_taken)) + 2 * (
-                not inside
-            )
-            text.remove()
-            if best is None or clashes < best[0]:
-                best = (clashes, place, box)
-            if clashes == 0:
+            if inside and not any(box.overlaps(other) for other in (*taken, *points_taken)):
+                taken.append(box)
                 break
-        assert best is not None
-        taken.append(best[2])
-        _label(axis, name, (x, y), best[1], colour, size)
+            text.remove()
+        else:
+            left_out.append(name)
+    return left_out
 
 
 def _label(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from backbones.options import listed
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.records import RunRecord
@@ -210,9 +211,7 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     names = asked.split(",") if asked else [usual if usual in known else known[0]]
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"no run of task={task} has a metric {name!r}; known: {', '.join(known)}"
-            )
+            raise ValueError(f"no run of task={task} has a metric {name!r}; known: {listed(known)}")
     return names
 
 

@@ -67,7 +67,8 @@ class Target:
 
 DENSE, EXPORT = "make install", "pip install -e '.[export]'"
 SWITCH = ("false", "true")
-PARTS = ("all", "classifier", "maps", "dense")
+PARTS = ("classifier", "maps", "dense")
+GRAPHS: Mapping[str, Sequence[str]] = {"what": ("both", *PARTS), "network": ("all", *PARTS)}
 TARGETS = {
     "mmdet": Target(
         "mm",
@@ -95,15 +96,15 @@ TARGETS = {
         "onnx_model",
         "ONNX models of classifier and maps, checked in onnxruntime",
         {"onnx": EXPORT, "onnxruntime": EXPORT, "onnxscript": EXPORT},
-        {"network": "all"},
-        {"network": PARTS},
+        dict.fromkeys(GRAPHS, ""),
+        GRAPHS,
     ),
     "torch_export": Target(
         "torch_export",
         "torch.export programs of classifier and maps",
         {},
-        {"network": "all"},
-        {"network": PARTS},
+        dict.fromkeys(GRAPHS, ""),
+        GRAPHS,
     ),
 }
 

@@ -294,6 +294,47 @@ def _models(toolkit: str) -> Any:
     return importlib.import_module(f"{toolkit}.registry").MODELS
 
 
+# Beside a standalone folder MixerLab need not be installed: the config imports what lies in it.
+FIRST_LINES = {
+    False: "import heads  # MixerLab's: torchvision's operators serve where mmcv has none",
+    True: 'import sys; sys.path.insert(0, "<this folder>")  # has the network',
+}
+OPENED = {
+    "mmdet": """from mmdet.apis import inference_detector, init_detector
+
+model = init_detector("{config}", "{weights}", device="cpu")
+result = inference_detector(model, "image.jpg")""",
+    "mmseg": """from mmseg.apis import inference_model, init_model
+
+model = init_model("{config}", "{weights}", device="cpu")
+result = inference_model(model, "image.jpg")""",
+    "mmpretrain": """from mmpretrain.apis import get_model, inference_model
+
+model = get_model("{config}", pretrained="{weights}", device="cpu")
+result = inference_model(model, "image.jpg")""",
+}
+BUILT = """from mmengine import Config
+from {to}.registry import MODELS
+from {to}.utils import register_all_modules
+
+register_all_modules()
+model = MODELS.build(Config.fromfile("{config}").model)
+model.init_weights()  # loads the backbone's; the rest is to be trained"""
+
+
+def script_lines(to: str, weights: str, *, whole: bool, standalone: bool) -> str:
+    """Write what a plain Python script types, the one line first that MixerLab's part needs.
+
+    Args:
+        to: The toolkit.
+        weights: File of the checkpoint.
+        whole: Whether the checkpoint has the whole model.
+        standalone: True if the folder has a copy of the package backbones.
+    """
+    first, rest = FIRST_LINES[standalone], OPENED[to] if whole else BUILT
+    return f"{first}\n{rest.format(to=to, config=CONFIG, weights=weights)}"
+
+
 def write_readme(request: ExportRequest, package: Package) -> Path:
     """Say in two commands how the folder is used."""
     to, name = request.to, request.backbone
@@ -325,6 +366,8 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
         if _lists_images(package)
         else ""
     )
+    whole = package.whole is not None
+    script = script_lines(to, f"{name}.pth", whole=whole, standalone=standalone)
     file = request.folder / README
     file.write_text(
         f"""# {name} in {to}
@@ -339,6 +382,12 @@ Train and test, in this folder, after setting `data_root` in it{slash}:
 {path} python "{tools}/test.py" {CONFIG} {name}.pth
 ```
 {masks}
+A plain script needs one line before it imports {to}, the first of these:
+
+```python
+{script}
+```
+
 Where mmcv has no compiled operators, write for `python`, to have torchvision's serve:
 `PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
 """

@@ -130,17 +130,32 @@ def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     Raises:
         ValueError: A part that the checkpoint does not hold, or weights of another model.
     """
-    asked = request.settings.get("network", "all")
+    asked = _asked(request.settings)
     if request.checkpoint is None and asked == "dense":
         return {"dense": Maps(request.create_backbone(dense=True)).eval()}
     held = held_by(request)
     holds = ("classifier", "maps") if held.content == "classifier" else (held.content,)
     if asked != "all" and asked not in holds:
         raise ValueError(
-            f"{request.ckpt} holds no {asked}; pass network={'|'.join(holds)}, or leave it out"
+            f"{request.ckpt} holds no {asked}; pass what={'|'.join(holds)}, or leave it out"
         )
     parts: dict[str, LinearClassifier | Maps] = {
         held.content: held.network,
         "maps": Maps(held.network.backbone).eval(),
     }
     return {part: parts[part] for part in (holds if asked == "all" else (asked,))}
+
+
+def _asked(settings: Mapping[str, str]) -> str:
+    """Read ``what``, or ``network`` as it was called before: a part, or "all".
+
+    Raises:
+        ValueError: Both are typed, and differ.
+    """
+    what, network = settings.get("what", ""), settings.get("network", "")
+    what = "all" if what == "both" else what
+    if what and network and what != network:
+        raise ValueError(
+            f"what={settings['what']} and network={network} contradict each other; pass what= alone"
+        )
+    return what or network or "all"

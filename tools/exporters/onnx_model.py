@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -18,25 +18,13 @@ from torch import Tensor
 
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.class_lists import write_names
 from tools.exporters.networks import Maps, names_of, outputs_of, parts_of
-from tools.exporters.tracing import Graph, describe, inference_form, module_of, trace
+from tools.exporters.tracing import INPUT, Graph, inference_form, module_of, trace
+from tools.exporters.usage import Described, output_names, preprocessing, write_usage
 
 TOLERANCE = 1e-4
 # What onnxruntime raises for operators that it does not have, or not for these shapes.
 NOT_RUN = (states.Fail, states.InvalidGraph, states.NotImplemented, states.RuntimeException)
-USE = """import onnxruntime
-
-session = onnxruntime.InferenceSession("{file}")
-outputs = session.run(None, {{"images": images}})  # (B, 3, H, W) float32, as in training
-"""
-CLASSES = """The model names its classes, in the order of its outputs, as `class_names.json` does:
-
-```python
-import json
-
-names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-```"""
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -46,7 +34,8 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: An operator without ONNX form, with its module, one that onnxruntime does not
             run, or other outputs.
     """
-    files, notes = [], []
+    files: list[Path] = []
+    described: list[Described] = []
     parts = parts_of(request)
     names = names_of(request, parts)
     for part, network in parts.items():
@@ -54,7 +43,12 @@ def export(request: ExportRequest) -> list[Path]:
         request.say(f"{path.name}: recording the network as a graph")
         graph = trace(inference_form(network), request)
         request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
-        _write(request, graph, path, names if part == "classifier" else ())
+        prepared = preprocessing(request, network.backbone, graph)
+        metadata = {"preprocessing": json.dumps(prepared)}
+        if names and part == "classifier":
+            metadata["class_names"] = json.dumps(list(names))
+        outputs = output_names(network)
+        _write(request, graph, path, outputs, metadata)
         try:
             _compare(request, graph, network, path)
         except NOT_RUN as error:
@@ -64,9 +58,8 @@ def export(request: ExportRequest) -> list[Path]:
                 "to=torch_export"
             ) from error
         files.append(path)
-        notes.append((path.name, graph))
-    files += write_names(request.folder, names)
-    return [*files, describe(request, "ONNX", USE, notes, CLASSES if names else "")]
+        described.append(Described(path.name, graph, outputs, prepared))
+    return [*files, *write_usage(request, described, names)]
 
 
 def _compare(
@@ -83,7 +76,13 @@ def _compare(
         check_equal(what, expected, _run(session, images), TOLERANCE)
 
 
-def _write(request: ExportRequest, graph: Graph, path: Path, names: Sequence[str]) -> None:
+def _write(
+    request: ExportRequest,
+    graph: Graph,
+    path: Path,
+    outputs: Sequence[str],
+    metadata: Mapping[str, str],
+) -> None:
     """Convert a graph and write it as one file; the converter's progress stays unprinted."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -91,11 +90,11 @@ def _write(request: ExportRequest, graph: Graph, path: Path, names: Sequence[str
         logging.disable(logging.WARNING)
         try:
             model = torch.onnx.export(
-                graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),)
-            )
+                graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),),
+                input_names=[INPUT], output_names=outputs,
+            )  # fmt: skip
             assert model is not None
-            if names:
-                model.model.metadata_props["class_names"] = json.dumps(list(names))
+            model.model.metadata_props.update(metadata)
             model.save(path, external_data=False)
         except torch.onnx.errors.OnnxExporterError as error:
             messages = _messages(error)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backbones import Backbone
 from datamodules.classification import ClassificationDataModule
 from datamodules.transforms import LightAugmentation, PaperAugmentation
 from tasks.instantiate import build
+
+Size = tuple[int, int]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,72 @@ def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
     else:
         return None
     return Preprocessing(size, crop_pct, squash, interpolation, tuple(made.mean), tuple(made.std))
+
+
+# Where the numbers come from.
+FROM_RUN = "the run's validation"
+USUAL = "the ImageNet recipe of the papers; the checkpoint does not record its own"
+
+
+def describe_preprocessing(
+    run: Mapping[str, Any] | None, backbone: Backbone, size: Size, *, fixed: bool
+) -> Values:
+    """Describe as plain values how images become the input of an exported graph.
+
+    Args:
+        run: Config of the run that made the weights, or None.
+        backbone: The exported one.
+        size: (H, W) that the graph was recorded at.
+        fixed: Whether the graph takes images of this size only.
+
+    Returns:
+        ``mean`` and ``std`` of the channels in the order ``channels``, for values from 0 to 1;
+        ``size``, the (H, W) that the network sees, or None where it follows the image;
+        ``resize``, the rule, with its numbers; ``crop``, the (H, W) of a central crop, or None;
+        ``interpolation`` of resizing; ``upright``, whether images are turned as their EXIF data
+        say; ``source`` of these numbers.
+    """
+    prepared = preprocessing_of(run)
+    task = None if run is None else run.get("task_name")
+    if run is not None and task in ("detection", "segmentation"):
+        return _of_dense(run, backbone, size, fixed=fixed)
+    source = FROM_RUN if prepared else USUAL
+    if prepared is None:
+        usual = PaperAugmentation()
+        square = size[0] == size[1]
+        prepared = Preprocessing(
+            size[0], usual.crop_pct, not square, usual.interpolation,
+            tuple(usual.mean), tuple(usual.std),
+        )  # fmt: skip
+    seen = size if fixed or source == USUAL else (prepared.size, prepared.size)
+    cropped = not prepared.squash and seen[0] == seen[1]
+    if cropped:
+        resize = {"shorter_side": int(seen[0] / prepared.crop_pct)}
+    else:
+        resize = {"height": seen[0], "width": seen[1]}
+    return {
+        "size": list(seen), "resize": resize, "crop": list(seen) if cropped else None,
+        "interpolation": prepared.interpolation, "upright": False, "channels": "RGB",
+        "mean": list(prepared.mean), "std": list(prepared.std), "source": source,
+    }  # fmt: skip
+
+
+def _of_dense(run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool) -> Values:
+    """Describe what a detector or segmentor does to its images before the backbone."""
+    datamodule = build(run, "data", seed=run["seed"], predict_path=None)
+    weights = run["head"].get("class_weights")
+    whole = build(
+        run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
+    )
+    processor = whole.model.data_preprocessor
+    mean, std = ([float(v) / 255 for v in getattr(processor, k).flatten()] for k in ("mean", "std"))
+    longest, shortest = max(datamodule.scale), min(datamodule.scale)
+    if fixed:
+        resize: dict[str, int] = {"height": size[0], "width": size[1]}
+    else:
+        resize = {"longest_side_at_most": longest, "shortest_side_at_most": shortest}
+    return {
+        "size": list(size) if fixed else None, "resize": resize, "crop": None,
+        "interpolation": "bilinear", "upright": True, "mean": mean, "std": std, "source": FROM_RUN,
+        "channels": "RGB" if getattr(processor, "_channel_conversion", True) else "BGR",
+    }  # fmt: skip

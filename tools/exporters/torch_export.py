@@ -8,23 +8,16 @@ from pathlib import Path
 import torch
 
 from tools.exporters import ExportRequest, check_equal
-from tools.exporters.class_lists import NAMES, write_names
+from tools.exporters.class_lists import NAMES
 from tools.exporters.networks import names_of, outputs_of, parts_of
-from tools.exporters.tracing import describe, inference_form, trace
-
-USE = """import torch
-
-program = torch.export.load("{file}").module()
-outputs = program(images)  # (B, 3, H, W) in float32, normalised as in training
-"""
-CLASSES = """The program holds the names of its classes, in the order of its outputs, as
-`class_names.json` does:
-
-```python
-extra = {"class_names.json": ""}
-torch.export.load("classifier.pt2", extra_files=extra)
-names = extra["class_names.json"]  # a JSON list
-```"""
+from tools.exporters.tracing import inference_form, trace
+from tools.exporters.usage import (
+    PREPROCESSING,
+    Described,
+    output_names,
+    preprocessing,
+    write_usage,
+)
 
 
 def export(request: ExportRequest) -> list[Path]:
@@ -33,7 +26,8 @@ def export(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: A network that cannot be recorded, or other outputs; says where.
     """
-    files, notes = [], []
+    files: list[Path] = []
+    described: list[Described] = []
     parts = parts_of(request)
     names = names_of(request, parts)
     for part, network in parts.items():
@@ -43,7 +37,10 @@ def export(request: ExportRequest) -> list[Path]:
         request.say(
             f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
         )
-        extra = {NAMES: json.dumps(list(names))} if names and part == "classifier" else {}
+        prepared = preprocessing(request, network.backbone, graph)
+        extra = {PREPROCESSING: json.dumps(prepared)}
+        if names and part == "classifier":
+            extra[NAMES] = json.dumps(list(names))
         torch.export.save(graph.program, path, extra_files=extra)
         loaded = torch.export.load(path).module()
         for batch, *size in graph.sizes(request.image_size):
@@ -56,6 +53,5 @@ def export(request: ExportRequest) -> list[Path]:
                     [found] if isinstance(found, torch.Tensor) else list(found),
                 )
         files.append(path)
-        notes.append((path.name, graph))
-    files += write_names(request.folder, names)
-    return [*files, describe(request, "torch.export", USE, notes, CLASSES if names else "")]
+        described.append(Described(path.name, graph, output_names(network), prepared))
+    return [*files, *write_usage(request, described, names)]

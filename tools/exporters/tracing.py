@@ -12,9 +12,8 @@ import itertools
 import linecache
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,28 +185,3 @@ def module_of(program: ExportedProgram, operator: str) -> str:
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def describe(
-    request: ExportRequest,
-    what: str,
-    use: str,
-    graphs: Sequence[tuple[str, Graph]],
-    classes: str = "",
-) -> Path:
-    """Write the README of a folder: how to use it, which sizes its graphs take, its classes."""
-    lines = [f"# {request.backbone} as {what}", "", "```python", use.format(file=graphs[0][0])]
-    lines[-1] = lines[-1].rstrip() + "\n```\n"
-    height, width = request.image_size
-    for file, graph in graphs:
-        if "height" in graph.free:
-            lines.append(f"* `{file}`: any batch, any height and width from {graph.least}.")
-        else:
-            lines.append(
-                f"* `{file}`: any batch of {height}x{width} images (another size: export with "
-                f"image_size=HEIGHTxWIDTH). Not free because of {graph.why_fixed}"
-            )
-    lines += ["", classes] if classes else []
-    path = request.folder / "README.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path

@@ -190,7 +190,10 @@ def check_kernels(found: dict[str, Any]) -> Check:
     if "switched off" in text:
         return Check("mixer operators", "note", text, "unset MIXERLAB_KERNELS")
     if not text.startswith("compiled"):
-        return Check("mixer operators", "note", text, "apt-get install g++ and make install")
+        compilers = filter(None, (os.environ.get("CXX", "").partition(" ")[0], "g++", "c++"))
+        found_one = any(map(shutil.which, compilers))
+        remedy = "make install" if found_one else "apt-get install g++, then make install"
+        return Check("mixer operators", "note", text, remedy)
     return Check("mixer operators", "ok", text)
 
 

@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.plotting.labels import name_ticks, turn_bar_labels
+
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "x")
+MOST_INSIDE = 6  # curves that a legend among them may have
 FEW = 40  # points up to which each is marked
 LOSSES = ("train/loss", "val/loss")
 WIDEST = 15  # points of a running mean, which a short curve has fewer of
@@ -67,9 +70,12 @@ def _draw(
         bars = axis.bar(
             range(len(heights)), heights, color=[f"C{i % 10}" for i in range(len(heights))]
         )
-        axis.bar_label(bars, labels=[f"{height:.4g}" for height in heights], fontsize=8)
-        axis.set_xticks(range(len(heights)), list(curves), rotation=30, ha="right", fontsize=8)
+        numbers = axis.bar_label(
+            bars, labels=[f"{height:.4g}" for height in heights], fontsize=8, padding=1
+        )
         axis.margins(y=0.12)
+        name_ticks(axis, list(curves), size=8)
+        turn_bar_labels(axis, numbers)
         axis.set(xlabel=f"after step {next(iter(curves.values()))[0][0]:.0f}")
         return
     for index, (name, points) in enumerate(curves.items()):
@@ -89,8 +95,10 @@ def _draw(
             mean = f"{name}, mean of {window} points"
             axis.plot(steps, _running_mean(values, window), label=mean, **style | {"marker": None})
     axis.set(xlabel="step")
-    # Several names in two columns leave room for the curves.
-    axis.legend(fontsize=8, ncols=2 if len(curves) > 3 else 1)
+    if len(curves) > MOST_INSIDE:
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:  # several names in two columns leave room for the curves
+        axis.legend(fontsize=8, ncols=2 if len(curves) > 3 else 1)
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

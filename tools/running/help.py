@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from backbones.options import listed
 from tools.command_line.catalogue import catalogue
 
 FLAGS = {"-h", "--help"}
@@ -80,7 +81,7 @@ def help_on(words: Sequence[str]) -> str:
     if subject in groups():
         return "\n".join(_wrapped(f"{name:24} ", [first]) for name, first in _choices(subject))
     known = ["backbone", "mixer", "experiment", *groups(), "config"]
-    raise ValueError(f"there is no help on {subject!r}; there is on {', '.join(known)}")
+    raise ValueError(f"there is no help on {subject!r}; there is on {listed(known)}")
 
 
 def screen() -> str:

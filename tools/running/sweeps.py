@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from backbones.options import listed
 from tools.command_line.arguments import select
 from tools.comparing.experiments import experiments
 
@@ -66,8 +67,8 @@ def _options(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> li
         pattern = any(sign in item for sign in SIGNS)
         matching = [name for name in fnmatch.filter(known, item) if fits(group, name)]
         if pattern and not matching:
-            listed = "--help experiment lists all" if group == "experiment" else ", ".join(known)
-            raise ValueError(f"no {group} for this task matches {item!r}; known: {listed}")
+            all_names = "--help experiment lists all" if group == "experiment" else listed(known)
+            raise ValueError(f"no {group} for this task matches {item!r}; known: {all_names}")
         names += matching if pattern else [item]
     return list(dict.fromkeys(names))
 

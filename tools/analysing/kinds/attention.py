@@ -15,8 +15,8 @@ from tools.analysing import Findings
 from tools.analysing.pictures import (
     COLOURS,
     Panels,
+    as_drawn,
     bare,
-    enlarged,
     evenly,
     finish,
     new_figure,
@@ -99,7 +99,7 @@ def _measure(
             read = total[:, 0, prefix:] if prefix else total.mean(1)
             for image, row in zip(batch.images, read, strict=True):
                 size = (image.shape[1], image.shape[2])
-                map_ = enlarged(row.unflatten(0, last.key_size), size)
+                map_ = as_drawn(row.unflatten(0, last.key_size), size)
                 rolled.append((subject.label, picture_of(image, subject), map_))
     return {name: torch.cat(parts).mean(0) for name, parts in distances.items()}, maps
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tools.analysing import Findings
 from tools.analysing.pictures import bare, new_figure, picture_of, wrapped
 from tools.command_line.arguments import number
+from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
     from tools.analysing.subjects import Batch, Subject
@@ -113,8 +114,9 @@ def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[Any]], method: st
             reach = float(map_.abs().double().flatten().quantile(REACH)) or 1.0
             axis = axes[index, place]
             low, colours = (-reach, "RdBu_r") if method in SIGNED else (0.0, "magma")
-            axis.imshow(map_.cpu().numpy(), cmap=colours, vmin=low, vmax=reach)
+            image = axis.imshow(map_.cpu().numpy(), cmap=colours, vmin=low, vmax=reach)
             bare(axis)
+            colour_bar(figure, image, axis, size=5)
             axis.set_xlabel(wrapped(f"{row['class']} ({row['probability']:.2f})", 28), fontsize=7)
             if index == 0:
                 axis.set_title(wrapped(subject.label, 24), fontsize=8)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.analysing import Findings
-from tools.analysing.pictures import bare, enlarged, new_figure, overlaid, picture_of, wrapped
+from tools.analysing.pictures import (
+    as_drawn,
+    bare,
+    enlarged,
+    new_figure,
+    overlaid,
+    picture_of,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from tools.analysing.subjects import Batch, Subject
@@ -114,7 +122,8 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
     panels = []
     for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
         height, width = batch.inside[index]
-        heat = enlarged(map_, (image.shape[1], image.shape[2]))[:height, :width]
+        size = (image.shape[1], image.shape[2])
+        heat = enlarged(map_, size)[:height, :width]
         peak = divmod(int(heat.argmax()), width) if heat.any() else (None, None)
         label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
         right = {"label": subject.class_name(label) if label >= 0 else None}
@@ -132,7 +141,13 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
         title = f"{name} ({TITLES[kind].format(amounts[index])})"
         picture = picture_of(image[:, :height, :width], subject)
         panels.append(
-            _Panel(row, picture, heat, title, kind == "probability" or amounts[index] > 0)
+            _Panel(
+                row,
+                picture,
+                as_drawn(map_, size)[:height, :width],
+                title,
+                kind == "probability" or amounts[index] > 0,
+            )
         )
     return panels
 

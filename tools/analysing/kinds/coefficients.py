@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analysing import Findings
 from tools.analysing.pictures import (
+    as_drawn,
     bare,
     curves,
-    enlarged,
     new_figure,
     overlaid,
     picture_of,
@@ -187,7 +187,7 @@ def _draw(columns: Sequence[tuple[Subject, Sequence[tuple[Any, Any, str]]]]) -> 
         for place, (subject, tiles) in enumerate(columns, start=1):
             image, map_, title = tiles[row]
             axis, size = axes[row, place], (image.shape[1], image.shape[2])
-            overlaid(axis, picture_of(image, subject), enlarged(map_, size), greatest)
+            overlaid(axis, picture_of(image, subject), as_drawn(map_, size), greatest)
             axis.set_xlabel(title, fontsize=7)
             if row == 0:
                 axis.set_title(wrapped(subject.label, 24), fontsize=8)

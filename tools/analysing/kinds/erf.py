@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analysing import Findings
 from tools.analysing.pictures import bare, new_figure, wrapped
+from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
     from tools.analysing.subjects import Subject
@@ -53,12 +54,15 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         shown.append(record)
         scores = log_scores(field)[None, None]
         drawn = F.adaptive_max_pool2d(scores, (min(height, DRAWN), min(width, DRAWN)))[0, 0]
-        axis.imshow(drawn.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0))
+        image = axis.imshow(
+            drawn.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0)
+        )
         axis.set_title(
             f"{wrapped(subject.label, 30)}\nr(50%) = {_ratio(record['r50'])}", fontsize=9
         )
         bare(axis)
         rows.append(record)
+    colour_bar(figure, image, list(axes[0]), "root of the score")
     return Findings(rows, shown, COLUMNS, {"erf": figure})
 
 

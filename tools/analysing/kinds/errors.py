@@ -1,19 +1,24 @@
 """Confusions, calibration, worst images; COCO's error breakdown of detectors, IoU of segmentors.
 
-Classifiers: the confusion matrix, the most confused pairs, the reliability curve with ECE (15 bins)
-and the images whose right class got the least probability. Segmentors: the IoU of each class over
-all pixels. Detectors: the area under precision over recall of the boxes as counted at an IoU of
+Classifiers: the confusion matrix, all of it in confusion.csv, the most confused pairs, the
+reliability curve with ECE (15 bins) and the images whose right class got the least probability.
+Segmentors: the IoU of each class over all pixels. Detectors: the area under precision over recall
+of the boxes as counted at an IoU of
 0.75 and 0.5, then with errors of localisation (Loc), similar classes (Sim), other classes (Oth) and
 background (BG) forgiven one after the other. All validation images, unless images=N says fewer.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analysing import Findings
 from tools.analysing.pictures import COLOURS, bare, finish, new_figure, picture_of, wrapped
+from tools.plotting.colours import colour_bar
+from tools.plotting.labels import name_ticks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +41,8 @@ BREAKDOWN = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
 COLUMNS |= {kind: (kind, "{:.3f}") for kind in BREAKDOWN}
 COLUMNS["left_out"] = ("left out of evaluation", "{}")
 WORST = 8
+CELL, WIDEST = 0.3, 15.0  # inches of a confusion matrix for each class, and at most
+NUMBERED = 50  # classes up to which the cells of a confusion matrix have numbers
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
@@ -96,7 +103,22 @@ def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
     order = ("backbone", "images", "top1", "ece", "class", "guess", "count")
     shown = [{key: record[key] for key in order} for record in shown]
     figures = {"errors": _draw(drawn), "worst": _draw_worst(worst)}
-    return Findings(rows, shown, COLUMNS, figures)
+    tables = {
+        f"confusion{f'_{place}' if len(drawn) > 1 else ''}.csv": _table(subject, counts)
+        for place, (subject, counts, _) in enumerate(drawn, start=1)
+    }
+    return Findings(rows, shown, COLUMNS, figures, files=tables)
+
+
+def _table(subject: Subject, counts: Tensor) -> str:
+    """Write a confusion matrix as CSV: a row for each right class, a column for each guess."""
+    names = [subject.class_name(label) for label in range(len(counts))]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([f"{subject.label}: right class", *names, "images"])
+    for name, row in zip(names, counts.tolist(), strict=True):
+        writer.writerow([name, *row, sum(row)])
+    return file.getvalue()
 
 
 Worst = tuple[
@@ -130,17 +152,14 @@ def _judged(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
 
 
 def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
-    figure, axes = new_figure(2, len(drawn), 4.0, 4.0)
+    classes = max(len(counts) for _, counts, _ in drawn)
+    side = min(max(4.0, CELL * classes), WIDEST)
+    figure, axes = new_figure(2, len(drawn), side, side)
+    axes[0, 0].get_gridspec().set_height_ratios([side, 4.0])
+    figure.set_size_inches((side + 1.2) * len(drawn), side + 4.0)
     for column, (subject, counts, calibration) in enumerate(drawn):
-        shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
         above, below = axes[:, column]
-        above.imshow(shares, cmap="magma_r", vmin=0, vmax=1)
-        above.set(xlabel="guess", ylabel="right class")
-        above.set_title(wrapped(subject.label, 36), fontsize=9)
-        if len(counts) <= 20:
-            names = [subject.class_name(label) for label in range(len(counts))]
-            above.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=6)
-            above.set_yticks(range(len(names)), names, fontsize=6)
+        _draw_confusion(figure, above, subject, counts)
         bins = len(calibration.counts)
         heights = calibration.accuracy.nan_to_num()
         places = [(place + 0.5) / bins for place in range(bins)]
@@ -150,6 +169,27 @@ def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
         below.set_title(f"ECE {100 * calibration.error:.2f} %", fontsize=9)
         finish(below, legend=False)
     return figure
+
+
+def _draw_confusion(figure: Any, axis: Any, subject: Subject, counts: Tensor) -> None:
+    """Draw the shares of each right class's images, and their numbers where there is room."""
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    image = axis.imshow(shares, cmap="magma_r", vmin=0, vmax=1)
+    axis.set(xlabel="guess", ylabel="right class")
+    axis.set_title(wrapped(subject.label, 36), fontsize=9)
+    names = [subject.class_name(label) for label in range(len(counts))]
+    colour_bar(figure, image, axis, "share of the right class's images")
+    name_ticks(axis, names, size=6)
+    name_ticks(axis, names, vertical=True, size=6)
+    if len(counts) > NUMBERED:
+        return
+    digits = len(str(int(counts.max())))
+    size = min(7.0, 26 / max(2, digits))
+    for row, values in enumerate(counts.tolist()):
+        for column, count in enumerate(values):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                axis.text(column, row, count, ha="center", va="center", color=colour, fontsize=size)
 
 
 def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
@@ -189,14 +229,15 @@ def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
             for label in range(len(counts))
         ]  # fmt: skip
         task.reset_metrics()
-    figure, axes = new_figure(width=7.0, height=4.0)
+    names = subjects[0].class_names
+    figure, axes = new_figure(width=min(max(7.0, 0.16 * len(names)), 30.0), height=4.0)
     width = 0.8 / len(subjects)
     for place, subject in enumerate(subjects):
         own = [record["iou"] or 0.0 for record in rows if record["backbone"] == subject.label]
-        left = [label + place * width for label in range(len(own))]
+        middle = (len(subjects) - 1) / 2
+        left = [label + (place - middle) * width for label in range(len(own))]
         axes[0, 0].bar(left, own, width, label=subject.label, color=COLOURS[place % len(COLOURS)])
-    names = subjects[0].class_names
-    axes[0, 0].set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    name_ticks(axes[0, 0], names)
     axes[0, 0].set(ylabel="IoU in %")
     finish(axes[0, 0], len(subjects) > 1)
     return Findings(rows, rows, COLUMNS, {"iou": figure})

@@ -28,6 +28,7 @@ from tools.analysing.pictures import (
     wrapped,
 )
 from tools.command_line.arguments import number
+from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
     from backbones.analysis.relations import Relation
@@ -178,8 +179,9 @@ def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> 
         for line, (layer, matrices) in enumerate(layers.items()):
             axes[line, start].set_ylabel(wrapped(layer, 26), fontsize=7)
             for axis, (title, matrix) in zip(axes[line, start:], matrices, strict=False):
-                axis.imshow(matrix.cpu().float().numpy(), cmap="turbo")
+                image = axis.imshow(matrix.cpu().float().numpy(), cmap="turbo")
                 axis.set_title(title, fontsize=7)
+                colour_bar(figure, image, axis, size=5)  # each matrix has a scale of its own
             cut = axes[line, start + len(matrices)]
             for index, (_, row) in enumerate(rows[label][layer]):
                 colour = COLOURS[index % len(COLOURS)]

@@ -1,0 +1,127 @@
+"""What an export's folder says about its use, and infer.py, which runs without our packages."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from datamodules.transforms import LightAugmentation, PaperAugmentation
+from tests.small_export import small_request
+from tests.tools.test_export_preprocessing import AUGMENTATIONS, run_config
+from tools import export
+from tools.exporters import networks, usage
+from tools.exporters.preprocessing import describe_preprocessing
+from tools.exporters.tracing import AXES, Graph
+
+# Runs a script where nothing but what it claims to need can be imported.
+ALONE = """
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "timm", "backbones", "datamodules", "tools"}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+WEIGHT = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32) * 9
+
+
+def picture(path, size=(131, 90)):
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def save_means_as_logits(path, metadata):
+    """Write a model whose logits are the mean colour times a matrix."""
+    shape = ["batch", 3, "height", "width"]
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weight"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "means",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(WEIGHT, "weight")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+
+
+def printed(folder, image):
+    """What infer.py prints, in a process without torch and without our packages."""
+    command = [sys.executable, "-I", "-c", ALONE, folder / "infer.py", image]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", AUGMENTATIONS)
+def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind, tmp_path):
+    request = small_request("resnet18", "onnx", tmp_path, what="classifier")
+    prepared = describe_preprocessing(run_config(AUGMENTATIONS[kind]), None, (64, 64), fixed=False)
+    classes = ["a", "b", "c", "ü\x1b"]
+    metadata = {"preprocessing": json.dumps(prepared), "class_names": json.dumps(classes)}
+    save_means_as_logits(tmp_path / "classifier.onnx", metadata)
+    graph = usage.Described(
+        "classifier.onnx", Graph(None, tuple(AXES.values()), ""), ["logits"], prepared
+    )
+    usage.write_usage(request, [graph], classes)
+
+    options = {k: v for k, v in AUGMENTATIONS[kind].items() if k != "_target_"}
+    made = (PaperAugmentation if kind == "paper" else LightAugmentation)(**options)
+    image = picture(tmp_path / "x.png")
+    means = made.eval(64)(Image.open(image)).mean((1, 2))
+    shares = (means @ torch.from_numpy(WEIGHT)).softmax(0)
+    expected = [f"{shares[k]:.4f}  {classes[k]!r}" for k in shares.argsort(descending=True)]
+    assert printed(tmp_path, image) == expected
+
+
+@pytest.mark.parametrize("target", ["onnx", "torch_export"])
+@pytest.mark.parametrize("outputs", [["logits"], ["map_4", "map_8"]])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
+    request = small_request("resnet18", target, tmp_path)
+    prepared = describe_preprocessing(None, None, request.image_size, fixed=fixed)
+    free = ("batch",) if fixed else tuple(AXES.values())
+    graph = usage.Described("a.onnx", Graph(None, free, "" if free else "x"), outputs, prepared)
+    files = usage.write_usage(request, [graph], ["cat", "dog"] if named else [])
+    script = (tmp_path / "infer.py").read_text()
+    ast.parse(script)
+    assert len([line for line in script.splitlines() if line]) <= 21
+    assert {path.name for path in files} == {path.name for path in tmp_path.iterdir()}
+    readme = (tmp_path / "README.md").read_text()
+    assert all(name in readme for name in outputs)
+    assert "does not record its own" in readme
+
+
+def test_what_asks_for_single_graphs_and_network_is_its_older_name(capsys):
+    assert networks._asked({}) == networks._asked({"what": "both", "network": "all"}) == "all"
+    assert networks._asked({"what": "maps"}) == networks._asked({"network": "maps"}) == "maps"
+    with pytest.raises(ValueError, match="what=both and network=maps contradict"):
+        networks._asked({"what": "both", "network": "maps"})
+    assert export.main(["backbone=deit_t", "to=onnx", "what=map"]) == 2
+    assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["fixed", "free"])
+def test_preprocessing_of_a_typed_size(kind):
+    prepared = describe_preprocessing(None, None, (64, 96), fixed=kind == "fixed")
+    assert prepared["resize"] == {"height": 64, "width": 96}
+    assert prepared["crop"] is None
+    run = run_config(AUGMENTATIONS["paper"])
+    prepared = describe_preprocessing(run, None, (96, 96), fixed=kind == "fixed")
+    side = 96 if kind == "fixed" else 64
+    assert prepared["crop"] == [side, side]
+    assert prepared["resize"] == {"shorter_side": int(side / 0.8)}
+    assert prepared["source"] == "the run's validation"
