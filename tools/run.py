@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -145,7 +146,7 @@ def job(config: DictConfig) -> dict[str, str | None]:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = " ".join(as_typed(typed))
+        failed = shlex.join(as_typed(typed))
     folder = os.environ.get(ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 

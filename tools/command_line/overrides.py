@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
 from tools.command_line.lazy_groups import register
+from tools.command_line.literal import literal
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, for_hydra, line_of
@@ -64,6 +65,7 @@ def read(typed: Sequence[str]) -> Command:
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags) or (shown and flags):
         return Command(list(typed), [])  # Hydra answers --info and its like itself
+    arguments = literal(arguments, sweep=bool(flags))
     check_launcher(arguments)
     _check_hydra(arguments)
     arguments = one_token_mixer(arguments)
