@@ -82,7 +82,7 @@ def read(typed: Sequence[str]) -> Command:
     # All seeds compose alike.
     for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
         composed(job)
-    return Command(for_hydra(arguments, jobs), overrides)
+    return Command(for_hydra(arguments, jobs, sweep=True), overrides)
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:
