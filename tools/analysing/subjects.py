@@ -25,6 +25,7 @@ from tasks.loading import build_task
 from tasks.saved import checkpoint_file, saved_run
 from tools.command_line.lazy_groups import register
 from tools.command_line.literal import literal, quoted
+from tools.command_line.network_names import name_of
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import label as label_of
 from tools.command_line.typed_network import read_networks, split_outside
@@ -244,7 +245,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     model = task.model if isinstance(task.model, LinearClassifier) else None
     return _sized(
         Subject(
-            backbone.name, backbone, model, task, data, run.folder, config,
+            name_of(config["backbone"]), backbone, model, task, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,

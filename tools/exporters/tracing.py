@@ -196,7 +196,7 @@ def describe(
     classes: str = "",
 ) -> Path:
     """Write the README of a folder: how to use it, which sizes its graphs take, its classes."""
-    lines = [f"# {request.backbone} as {what}", "", "```python", use.format(file=graphs[0][0])]
+    lines = [f"# {request.label} as {what}", "", "```python", use.format(file=graphs[0][0])]
     lines[-1] = lines[-1].rstrip() + "\n```\n"
     height, width = request.image_size
     for file, graph in graphs:
