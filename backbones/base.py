@@ -41,6 +41,7 @@ class Backbone(nn.Module):
 
     Attributes:
         name: The registered name it was created by.
+        made_by: The arguments of ``create_backbone``.
         record: By what options it was created, as checkpoints keep it; see
             ``checkpoints/equations``.
         feature_info: One entry per map of ``forward``, fine to coarse.
@@ -66,6 +67,7 @@ class Backbone(nn.Module):
 
     name: str = ""
     record: Mapping[str, Any] = MappingProxyType({})
+    made_by: Mapping[str, Any] = MappingProxyType({})
     feature_info: tuple[FeatureInfo, ...]
     num_features: int
     size_divisor: int = 32

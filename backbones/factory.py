@@ -159,6 +159,7 @@ def create_backbone(
     overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
     backbone = host.build(config, **{**overrides, **host_kwargs})
     backbone.name, backbone.img_size = name, config.img_size
+    backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
     backbone.record = _record(
         backbone, host, mixer_name, mixer, token_mixer, {**overrides, **host_kwargs}
     )

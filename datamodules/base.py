@@ -71,6 +71,12 @@ class BaseDataModule(LightningDataModule):
     parts: Sequence[Any] = ()
     left_out: str = ""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Keep the keyword arguments as ``made_by``, which checkpoints say."""
+        made = super().__new__(cls)
+        made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **options}
+        return made
+
     def __init__(
         self,
         root: str | Path | None,

@@ -13,9 +13,10 @@ from PIL import Image, ImageOps
 from datamodules.files import images_at, load_rgb, to_rgb
 
 FORMS = (
-    "an image is a path, a PIL image, a uint8 array (H, W, 3) of RGB values or such a tensor "
-    "(3, H, W)"
+    "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or a grey one (H, W), "
+    "of uint8 or of floats from 0 to 1"
 )
+CHANNELS = (1, 3, 4)  # grey, RGB, and RGB with transparency
 
 
 class Pictures:
@@ -68,21 +69,50 @@ def as_images(given: Any) -> list[Path | Image.Image]:
     items = list(given) if isinstance(given, list | tuple) else [given]
     images: list[Path | Image.Image] = []
     for item in items:
-        images += images_at(item) if isinstance(item, str | Path) else [_picture(item)]
+        if isinstance(item, str | Path):
+            images += images_at(item)
+        elif isinstance(item, Image.Image):
+            images.append(item)
+        elif isinstance(item, torch.Tensor | np.ndarray):
+            images += _pictures(item)
+        else:
+            raise ValueError(f"{type(item).__name__} is not an image; {FORMS}")
     if not images:
         raise ValueError(f"there are no images to predict; {FORMS}")
     return images
 
 
-def _picture(item: Any) -> Image.Image:
-    if isinstance(item, Image.Image):
-        return item
-    if isinstance(item, torch.Tensor):
-        if item.dtype != torch.uint8 or item.ndim != 3 or item.shape[0] != 3:
-            raise ValueError(f"a tensor {tuple(item.shape)} of {item.dtype} is no image; {FORMS}")
-        return Image.fromarray(item.permute(1, 2, 0).contiguous().cpu().numpy())
-    if isinstance(item, np.ndarray):
-        if item.dtype != np.uint8 or item.ndim != 3 or item.shape[2] != 3:
-            raise ValueError(f"an array {item.shape} of {item.dtype} is no image; {FORMS}")
-        return Image.fromarray(np.ascontiguousarray(item))
-    raise ValueError(f"a {type(item).__name__} is no image; {FORMS}")
+def _pictures(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
+    """The pictures of an array or tensor: one, or each of a batch of four axes."""
+    what = f"{type(values).__name__} {tuple(values.shape)} of {values.dtype}"
+    channels_last = isinstance(values, np.ndarray)
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()
+    batch = list(values) if values.ndim == 4 else [values]
+    if any(not _is_image(one, channels_last) for one in batch):
+        raise ValueError(f"the {what} is not an image; {FORMS}")
+    return [_picture(one, what, channels_last) for one in batch]
+
+
+def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
+    if values.ndim == 3:
+        return values.shape[2 if channels_last else 0] in CHANNELS and values.size > 0
+    return values.ndim == 2 and values.size > 0
+
+
+def _picture(values: np.ndarray[Any, Any], what: str, channels_last: bool) -> Image.Image:
+    if values.ndim == 3:
+        values = values if channels_last else values.transpose(1, 2, 0)
+        values = values[:, :, 0] if values.shape[2] == 1 else values
+    if np.issubdtype(values.dtype, np.floating):
+        low, high = float(values.min()), float(values.max())
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"the {what} has values from {low:g} to {high:g}; floats must be from 0 to 1, "
+                "before any normalisation"
+            )
+        values = np.round(values.astype(np.float64) * 255).astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise ValueError(f"the {what} is not an image; {FORMS}")
+    return Image.fromarray(np.ascontiguousarray(values))

@@ -13,10 +13,11 @@ from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import LoadReport, adopt, convert
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.layers.classifier import Classifier
+from backbones.options import Remembering
 from heads.losses import Targets, classification_losses
 
 
-class LinearClassifier(nn.Module):
+class LinearClassifier(Remembering, nn.Module):
     """Images to logits through a backbone's own norm, pooling and classifier.
 
     The classifier is one linear layer, but for hosts that bring their own

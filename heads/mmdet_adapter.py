@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.options import remembering
 from heads.mm_adapter import (
     ToolkitModel,
     base_config,
@@ -90,6 +91,7 @@ class Detector(ToolkitModel):
             )
 
 
+@remembering
 def build_detector(
     backbone: Backbone,
     num_classes: int,

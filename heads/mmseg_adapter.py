@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from backbones import Backbone
+from backbones.options import remembering
 from heads.ffnet_seg import FFNetSegDecoder
 from heads.mm_adapter import (
     BUILDING,
@@ -112,6 +113,7 @@ def _register_decode_heads() -> None:
     MODELS.register_module(module=FFNetSegHead)
 
 
+@remembering
 def build_segmentor(
     backbone: Backbone,
     num_classes: int,

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from tasks.base import BaseTask
+    from tasks.classification import ClassificationTask
+    from tasks.detection import DetectionTask
+    from tasks.segmentation import SegmentationTask
 
-__all__ = ["load"]
+__all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "load"]
+
+HOMES = {
+    "ClassificationTask": "tasks.classification",
+    "DetectionTask": "tasks.detection",
+    "SegmentationTask": "tasks.segmentation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a task when it is asked for: with it come torch, lightning and timm."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name]), name)
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
@@ -20,11 +37,12 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     average (``task.ema``) the weights are the average, as in evaluation.
 
     Args:
-        run: Run folder, of which the best checkpoint is taken, or one of its checkpoints.
+        run: Run folder, of which the best checkpoint is taken, or a checkpoint of a task, which
+            need not lie in a run folder.
         device: Where to predict, such as "cuda".
 
     Raises:
-        ValueError: No run folder, or one that is not whole.
+        ValueError: A folder that is not whole, or a file that does not say what it is of.
     """
     from tasks.loading import load_run  # with it come torch, lightning and timm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torchmetrics import SumMetric
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from backbones.options import check_arguments
+from backbones.options import Remembering, check_arguments, plain_config
 from tasks.batches import Row
 from tasks.classes import Orders, check_classes, warn_of_order
 from tasks.ema import WeightEMA
@@ -28,15 +28,22 @@ from tasks.training import Training
 EMA, UNREPORTED = "state_dict_ema", "state_dict_ema_not_reported"
 
 
-class BaseTask(Training, Evaluation, Prediction):
-    """Train a model on dict batches.
+BUILT = "config"  # the entry of a checkpoint that says how its task was built
+OPTIMIZER = {"name": "adamw", "lr": 1e-3}
+SCHEDULE = {"name": "cosine"}
+
+
+class BaseTask(Remembering, Training, Evaluation, Prediction):
+    """Train a model on dict batches; ``tasks.batches`` says what these hold.
 
     Args:
         model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
         class_names: Names of the classes, in label order.
         optimizer: ``name`` (see ``optimizer_names``), ``lr``, ``weight_decay``, what depends on
-            the parameter (``parameter_rules``), and the optimiser's own options.
-        schedule: ``name`` and options of ``learning_rate_factor``.
+            the parameter (``parameter_rules``), and the optimiser's own options. What is left out
+            is as in ``OPTIMIZER``.
+        schedule: ``name`` and options of ``learning_rate_factor``; what is left out is as in
+            ``SCHEDULE``.
         ema: Options of ``WeightEMA``, such as ``decay``, or None. With it the average is what
             validation and tests see and what loading a checkpoint gives, or with ``report="best"``
             whichever is better in a validation; training goes on from the weights themselves.
@@ -45,7 +52,7 @@ class BaseTask(Training, Evaluation, Prediction):
         monitor: The metric, higher is better, that chooses the best checkpoint.
         category_ids: What the data's files call each label, if not by itself; kept in checkpoints.
         other_orders: The classes in each other order that their data can be read in.
-        data: The datamodule that prepares images for ``predict``.
+        data: The datamodule that prepares images for ``predict``: by default that of the training.
         preview_images: How many images a run draws its predictions for.
         headline: The metrics that progress lines show.
         metric_stores: Attributes in which ``update_metrics`` keeps what it takes in.
@@ -66,8 +73,8 @@ class BaseTask(Training, Evaluation, Prediction):
         model: nn.Module,
         class_names: Sequence[str],
         *,
-        optimizer: Mapping[str, Any],
-        schedule: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -76,8 +83,8 @@ class BaseTask(Training, Evaluation, Prediction):
         self.category_ids: tuple[int, ...] = ()
         self.other_orders: Orders = {}
         self.data: Any = None
-        self.optimizer_options = dict(optimizer)
-        self.schedule_options = dict(schedule)
+        self.optimizer_options = OPTIMIZER | dict(optimizer or {})
+        self.schedule_options = SCHEDULE | dict(schedule or {})
         # Sums, since torchmetrics' mean drops its weights where it lets a NaN be seen; in double
         # precision, since pixels are many.
         self.loss_sum, self.loss_count = (
@@ -98,6 +105,7 @@ class BaseTask(Training, Evaluation, Prediction):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the classes, the network's options, and the average where loaders look first."""
+        checkpoint |= {BUILT: self.config()} if self.config() else {}
         checkpoint[RECORD] = dict(getattr(getattr(self.model, "backbone", None), "record", {}))
         checkpoint["class_names"] = list(self.class_names)
         checkpoint["category_ids"] = list(self.category_ids)
@@ -107,6 +115,58 @@ class BaseTask(Training, Evaluation, Prediction):
             # Under the first name loaders of weights find it, whoever wrote them.
             place = EMA if self.ema.is_reported else UNREPORTED
             checkpoint |= {place: tensors, "ema_steps": state["steps"]}
+
+    def config(self) -> dict[str, Any]:
+        """Return what builds this task again, as a run's config has it; empty if nothing can.
+
+        That is so of a model that is none of ``heads`` around a backbone of ``create_backbone``.
+        """
+        backbone = getattr(self.model, "backbone", None)
+        head, data = getattr(self.model, "made_by", None), getattr(self.data, "made_by", None)
+        if not head or not getattr(backbone, "made_by", None):
+            return {}
+        groups = {"backbone": backbone.made_by, "head": head, "data": data, "task": self.made_by}
+        groups |= {"optimizer": self.optimizer_options, "schedule": self.schedule_options}
+        groups["task"] = {k: v for k, v in self.made_by.items() if k not in groups}
+        try:
+            return {name: plain_config(part) for name, part in groups.items()}
+        except TypeError:
+            return {}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu", **options: Any
+    ) -> Self:
+        """Build a task from a checkpoint of its kind, to train on or to predict with.
+
+        Args:
+            checkpoint_path: The file, or a run folder.
+            map_location: Where to put the task.
+            **options: Arguments of the class, such as ``model`` and ``class_names``, for a file
+                that does not say how its task was built.
+
+        Raises:
+            ValueError: A file of another task, or one that does not say how it was built.
+        """
+        from tasks.loading import open_task  # which knows how to build tasks
+
+        if "model" in options:
+            opened = open_checkpoint(checkpoint_path)
+            task = cls(**{"class_names": opened.class_names, **options})
+            task.load_weights(opened)
+        else:
+            found = open_task(checkpoint_path)
+            if options:
+                raise ValueError(
+                    f"{', '.join(options)} are those of {checkpoint_path}; pass model and "
+                    "class_names as well for others"
+                )
+            if not isinstance(found, cls):
+                raise ValueError(
+                    f"{checkpoint_path} is of a {type(found).__name__}, not of a {cls.__name__}"
+                )
+            task = found
+        return task.to(map_location)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse one of other classes, and take over the average."""

@@ -70,8 +70,8 @@ class ClassificationTask(BaseTask):
         model: nn.Module,
         class_names: Sequence[str],
         *,
-        optimizer: Mapping[str, Any],
-        schedule: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
         mixup: Mapping[str, Any] | None = None,
         random_erasing: float = 0.0,
         distillation: Mapping[str, Any] | None = None,
@@ -123,6 +123,11 @@ class ClassificationTask(BaseTask):
         if getattr(datamodule, "token_labels", None) is not None:
             check_token_labels(self.model, self.mixup)
         if self.distillation.how is not None and self._teacher is None:
+            if not hasattr(datamodule, "normalisation"):
+                raise ValueError(
+                    "task.distillation needs a datamodule, which knows how images are normalised: "
+                    "call trainer.fit(task, datamodule=...)"
+                )
             images = datamodule.normalisation
             orders = getattr(datamodule, "other_orders", {})
             teacher = load_teacher(self.distillation, self.class_names, images, orders)
@@ -130,6 +135,7 @@ class ClassificationTask(BaseTask):
 
     def setup(self, stage: str) -> None:
         """Load what only training needs where a trainer is used without ``tools/run.py``."""
+        super().setup(stage)
         if stage == "fit":
             self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
             if self._shards_weights():  # they are whole until the strategy has them
@@ -231,12 +237,11 @@ class ClassificationTask(BaseTask):
         """
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
-        samples, indices, values = (
-            part.tolist() for part in (batch["sample_id"], best.indices, best.values)
-        )
+        names = self.image_names(batch, datamodule)
+        indices, values = best.indices.tolist(), best.values.tolist()
         return [
             {
-                "image": datamodule.predict_name(sample),
+                "image": name,
                 "classes": [self.class_names[i] for i in labels],
                 **(
                     {"names": [self.shown_names[i] for i in labels]}
@@ -245,7 +250,7 @@ class ClassificationTask(BaseTask):
                 ),
                 "probabilities": [round(share, 6) for share in shares],
             }
-            for sample, labels, shares in zip(samples, indices, values, strict=True)
+            for name, labels, shares in zip(names, indices, values, strict=True)
         ]
 
     def _meanings(self, labels: Sequence[int]) -> Row:

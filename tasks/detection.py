@@ -42,8 +42,14 @@ class DetectionTask(BaseTask):
         Raises:
             ValueError: Tests are to have several views, which the detector cannot merge.
         """
+        super().setup(stage)
         trainer: Any = self.trainer
         data = trainer.datamodule
+        if data is None:
+            raise ValueError(
+                "a detector is trained and tested with a datamodule, which knows the ground truth: "
+                "call trainer.fit(task, datamodule=...)"
+            )
         if getattr(data, "has_views", False):
             self.model.check_merges()
         if stage == "predict":

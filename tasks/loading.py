@@ -13,11 +13,11 @@ from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete, check_value
-from tasks.base import BaseTask
+from tasks.base import BUILT, BaseTask
 from tasks.classes import Classes, check_classes, classes_of, warn_of_order
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
-from tasks.saved import saved_run
+from tasks.saved import checkpoint_file, saved_run
 
 logger = logging.getLogger(__name__)
 
@@ -96,26 +96,68 @@ def _with_classifier(config: Mapping[str, Any]) -> Checkpoint | None:
 
 def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
     """See ``tasks.load``."""
+    return open_task(path).to(_device(device)).eval().requires_grad_(False)
+
+
+def open_task(path: str | Path) -> BaseTask:
+    """The task of a run folder or checkpoint, with its weights, as it was before its training.
+
+    Raises:
+        ValueError: The file does not say how its task was built.
+    """
     run = saved_run(path)
-    if run is None:
-        raise ValueError(
-            f"{path} lies in no run folder, whose config.yaml says what to build; pass the folder "
-            "that a training run left"
-        )
-    checkpoint = open_checkpoint(run.checkpoint)
+    checkpoint = open_checkpoint(checkpoint_file(path) if run is None else run.checkpoint)
     classes = classes_of(checkpoint)
+    saved = _config_in(checkpoint) if run is None else run.config
     if classes is None:
-        raise ValueError(f"{run.checkpoint} does not name its classes; it is none of a run of ours")
-    config = {**run.config, "backbone": {**run.config["backbone"], "pretrained": None}}
+        raise ValueError(f"{checkpoint.path} does not name its classes; it is not of a run of ours")
+    config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}
     # In this process: what a few images gain from others is less than these take to start.
-    config["data"] = {**run.config["data"], "num_workers": 0}
+    config["data"] = {**saved["data"], "num_workers": 0}
     check_options(config)
     data = build(config, "data", seed=0)
     serve_prediction(data, classes)
     task = build_task(config, data)
     task.load_weights(checkpoint)
     task.data = data
-    return task.to(_device(device)).eval().requires_grad_(False)
+    return task
+
+
+def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a checkpoint that lies in no run folder says of its task."""
+    saved = checkpoint.values.get(BUILT)
+    groups = ("backbone", "head", "task", "optimizer", "schedule")
+    if not isinstance(saved, Mapping) or not all(
+        isinstance(saved.get(name), Mapping) for name in groups
+    ):
+        raise ValueError(
+            f"{checkpoint.path} lies in no run folder and does not say how its task was built; "
+            "pass a run folder, or call the task's load_from_checkpoint(path, model=...)"
+        )
+    config = dict(saved)
+    if not isinstance(config.get("data"), Mapping):
+        target = str(config["task"].get("_target_"))
+        config["data"] = usual_data(target, config["backbone"].get("img_size"))
+    return config
+
+
+def usual_data(task: str, img_size: Any) -> dict[str, Any]:
+    """The data of a task that was trained without a datamodule, as a config has it.
+
+    Args:
+        task: The full name of its class.
+        img_size: Of its backbone.
+
+    Raises:
+        ValueError: Images of the task have no usual preparation.
+    """
+    if task != "tasks.classification.ClassificationTask":
+        raise ValueError(
+            f"a {task.rpartition('.')[2]} that was trained without a datamodule does not know how "
+            "to prepare images; set its attribute data to a datamodule of datamodules/"
+        )
+    side = img_size if isinstance(img_size, int) else max(img_size or (224,))
+    return {"_target_": "datamodules.class_folders.ClassFoldersDataModule", "image_size": side}
 
 
 def serve_prediction(data: Any, classes: Classes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,18 @@ import torch
 from lightning.pytorch import LightningModule
 from PIL import Image
 
-from tasks.batches import Batch, Row
+from tasks.batches import Batch, Row, batch_size
+from tasks.ema import WeightEMA
 
 
 class Prediction(LightningModule):
     """The part of a ``BaseTask`` that predicts; the attributes are the task's own."""
 
     data: Any
+    model: Any
+    ema: WeightEMA | None
+    class_names: tuple[str, ...]
+    category_ids: tuple[int, ...]
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
@@ -26,25 +32,59 @@ class Prediction(LightningModule):
 
         Args:
             images: One image or a list of them: paths (of a folder, all its images), PIL images,
-                uint8 arrays (H, W, 3) of RGB values or uint8 tensors (3, H, W).
+                arrays (H, W, 3), tensors (3, H, W), grey ones (H, W), or batches of these; uint8,
+                or floats from 0 to 1.
 
         Returns:
             A dict for each image, as in predictions.json; see the tasks' ``describe``.
         """
         if self.data is None:
-            raise ValueError("predict() is for tasks from tasks.load(<run folder>)")
+            self.data = self._usual_data()
         self.eval()
         data = self.data.serving(images)
+        data.num_workers = 0  # what a few images gain from others is less than these take to start
         rows: list[Row] = []
-        for batch in data.predict_dataloader():
-            placed = self.transfer_batch_to_device(batch, self.device, 0)
-            rows += self.describe(placed, data)
+        with self._evaluated_weights():
+            for batch in data.predict_dataloader():
+                placed = self.transfer_batch_to_device(batch, self.device, 0)
+                rows += self.describe(placed, data)
         return rows
+
+    def _evaluated_weights(self) -> contextlib.AbstractContextManager[Any]:
+        """The average, if it is what evaluation sees and the model does not have it already."""
+        ema = self.ema
+        if ema is None or not ema.tensors or not ema.is_reported:
+            return contextlib.nullcontext()
+        return ema.worn_by(self.model)
+
+    def _usual_data(self) -> Any:
+        """A datamodule for a task that was trained without one."""
+        from tasks.instantiate import build
+        from tasks.loading import usual_data
+
+        size = getattr(getattr(self.model, "backbone", None), "img_size", None)
+        target = f"{type(self).__module__}.{type(self).__qualname__}"
+        data = build({"data": usual_data(target, size)}, "data", seed=0)
+        data.predict_only(self.class_names, self.category_ids)
+        return data
+
+    def setup(self, stage: str) -> None:
+        """Keep the trainer's datamodule, if it is one of ours, to predict with."""
+        data = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "serving"):
+            self.data = data
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
         return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
+
+    def image_names(self, batch: Batch, datamodule: Any) -> list[str]:
+        """The files of a batch's images; numbers of those that no datamodule of ours knows."""
+        samples = batch.get("sample_id")
+        if samples is None or not hasattr(datamodule, "predict_name"):
+            return [f"image {index}" for index in range(batch_size(batch))]
+        return [datamodule.predict_name(sample) for sample in samples.tolist()]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Predictions as plain values, one dict per image."""

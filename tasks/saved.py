@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from backbones.checkpoints.folders import find_weights
+
 CONFIG = "config.yaml"
 SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
 CHECKPOINTS = "checkpoints"
@@ -38,17 +40,20 @@ class SavedRun:
 
 
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
-    """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
+    """The checkpoint that a path means: a file, or the one in a run's or another tool's folder.
 
     Raises:
-        ValueError: Neither exists.
+        ValueError: Neither exists, or the folder has several.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         inside = path / CHECKPOINTS / name
-        if not inside.is_file():
+        if inside.is_file():
+            return inside
+        found = None if (path / CONFIG).is_file() else find_weights(path)
+        if found is None:
             raise ValueError(_without_checkpoint(path, inside))
-        return inside
+        return found
     if not path.is_file():
         raise ValueError(f"there is no checkpoint or run folder at {path}")
     return path

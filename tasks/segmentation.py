@@ -48,8 +48,8 @@ class SegmentationTask(BaseTask):
         model: nn.Module,
         class_names: Sequence[str],
         *,
-        optimizer: Mapping[str, Any],
-        schedule: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)

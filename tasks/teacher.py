@@ -267,13 +267,13 @@ def _of_timm(name: str, file: str | Path | None, class_names: Sequence[str]) -> 
 
 def _of_timm_from(name: str, file: str | Path, class_names: Sequence[str]) -> Any:
     """A network of timm's with the weights and as many classes as a file has."""
-    tensors = open_checkpoint(file).tensors
+    tensors = open_checkpoint(file).state_dict
     classifier = (timm.get_pretrained_cfg(name, allow_unregistered=True) or _NOTHING).classifier
     classifiers = [classifier] if isinstance(classifier, str) else list(classifier or ())
     counts = {len(tensors[f"{key}.weight"]) for key in classifiers if f"{key}.weight" in tensors}
     count = counts.pop() if counts else len(class_names)
     _check_count(count, class_names, str(file))
-    overlay = {"file": str(file), "num_classes": count}
+    overlay = {"state_dict": dict(tensors), "num_classes": count}
     try:
         return timm.create_model(
             name, pretrained=True, num_classes=count, pretrained_cfg_overlay=overlay

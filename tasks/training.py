@@ -87,8 +87,13 @@ class Training(LightningModule):
 
     def _images_per_step(self) -> int:
         trainer: Any = self.trainer
-        images = trainer.datamodule.batch_size * trainer.world_size
-        return int(images * batches_of_step(trainer, 0))
+        source = trainer.datamodule or trainer.train_dataloader
+        if getattr(source, "batch_size", None) is None:
+            raise ValueError(
+                "optimizer.reference_batch needs the size of a batch, which these data do not "
+                "tell; pass a datamodule, or leave reference_batch out"
+            )
+        return int(source.batch_size * trainer.world_size * batches_of_step(trainer, 0))
 
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         """A step of the optimiser, then one of the average: before anything is saved."""

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.command import REFUSALS, answer, exit_with
+from tools.command_line.network_names import network_name
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import merged, read_network, separate
 from tools.exporters import (
@@ -98,12 +99,14 @@ def export(arguments: Sequence[str]) -> list[Path]:
     for option, instead in ELSEWHERE.items():
         if option in typed:
             raise ValueError(f"backbone.{option} is refused: {instead}")
-    out = Path(options["out"] or f"exports/{name}-{to}")
+    chosen = merged(_of_run(run, name), typed)
+    label = network_name(name, chosen.get("token_mixer"))
+    out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(
             to=to,
             backbone=name,
-            options=merged(_of_run(run, name), typed),
+            options=chosen,
             ckpt=ckpt,
             run=run,
             folder=folder,

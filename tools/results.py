@@ -10,7 +10,8 @@ usage: python tools/results.py [FOLDER or PATTERN ...] [key=value ...]
   metric=top1,top5          of the closing test (default: top1, AP or mIoU)
   free=KEY,KEY              settings that may differ within a row, such as data.root
   format=table              table, markdown, latex, csv or json
-  plot=COST                 also a picture of the first metric over params, macs or latency
+  plot=COST                 also a picture of the first metric over params, macs or latency, or over
+                            a setting such as optimizer.lr or experiment
   out=FILE                  of the picture (default: results_<task>_<cost>.png beside the runs),
                             without plot= of the table
 
@@ -42,7 +43,7 @@ from tools.command_line.tables import FORMATS, TEXT_FORMATS
 from tools.comparing.records import find_runs
 from tools.comparing.side_by_side import DEFAULTS, show
 
-CHOICES = {"format": (*FORMATS, *TEXT_FORMATS), "plot": ("params", "macs", "latency")}
+CHOICES = {"format": (*FORMATS, *TEXT_FORMATS)}
 OUTPUTS = "outputs"
 
 

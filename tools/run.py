@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -38,6 +39,7 @@ from tools.running.config import (  # noqa: E402
     is_evaluation,
     job_config,
     say_origin,
+    with_removals,
 )
 from tools.running.config_checks import resolved  # noqa: E402
 from tools.running.folder import (  # noqa: E402
@@ -123,7 +125,7 @@ def job(config: DictConfig) -> dict[str, str | None]:
     Returns:
         Its folder, if it has one, and the command of one that failed.
     """
-    typed = HydraConfig.get().overrides.task
+    typed = with_removals(HydraConfig.get().overrides.task)
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     swept = None
     if sweep:
@@ -139,13 +141,13 @@ def job(config: DictConfig) -> dict[str, str | None]:
     failed = None
     try:
         with one_line_errors():
-            composed = None if is_evaluation(typed) else config
-            run(resolved(job_config(typed, composed)), swept)
+            ours = is_evaluation(typed) or any(one.startswith("~") for one in typed)
+            run(resolved(job_config(typed, None if ours else config)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = " ".join(as_typed(typed))
+        failed = shlex.join(as_typed(typed))
     folder = os.environ.get(ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.command_line.arguments import number, parse
 from tools.command_line.command import answer, exit_with
 from tools.command_line.errors import one_line_errors
+from tools.command_line.network_names import name_of
 from tools.command_line.tables import write
 from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, read_spaces, typed_values
@@ -101,7 +102,7 @@ def _prepare(
     read([*fixed, *(space.last for space in spaces)])
     command = read([*fixed, *(space.first for space in spaces)])
     config = job_config(command.overrides, command.config)
-    task, backbone = config["task_name"], config["backbone"]["name"]
+    task, backbone = config["task_name"], name_of(config["backbone"])
     metric = options["metric"] or HEADLINE.get(task, "")
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"

@@ -75,6 +75,7 @@ class Conversion:
         places: Where the values of the file lie; what lies elsewhere was computed.
         interpolated: Tables of mixers that were brought to this map size, with both shapes.
         record: By what options the file's network was built, where it says so.
+        prefixes: With what the names in the file begin.
     """
 
     backbone: Backbone
@@ -84,6 +85,7 @@ class Conversion:
     places: frozenset[int]
     interpolated: tuple[str, ...]
     record: Mapping[str, Any]
+    prefixes: tuple[str, ...] = ()
 
     @property
     def has_classifier(self) -> bool:
@@ -182,6 +184,7 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
         places,
         tuple(interpolated),
         checkpoint.record,
+        tuple(dict.fromkeys(key.rpartition(".")[0] or key for key in checkpoint.tensors)),
     )
 
 
@@ -314,9 +317,12 @@ def _matched(conversion: Conversion) -> Match:
         (key for key in surplus if not key.startswith(may_remain)),
     )
     if wrong:
+        names = (
+            "" if usable else f"; names in the file begin with {_some(conversion.prefixes)[2:-1]}"
+        )
         raise ValueError(
             f"{conversion.source} does not fit {backbone.name or type(backbone).__name__}: "
-            f"{_counted(wrong)}; name the backbone and options it was trained with"
+            f"{_counted(wrong)}{names}; name the backbone and options it was trained with"
         )
     resized = tuple(key for key, value in usable.items() if _place(value) not in conversion.places)
     report = LoadReport(

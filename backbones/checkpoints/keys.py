@@ -7,31 +7,99 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-MMPRETRAIN_CLASSIFIER = "head.fc."
-WRAPPERS = ("module.", "_orig_mod.", "model.", "detector.", "segmentor.")
+# What wrappers put in front of the names of what they wrap, anywhere within a name.
+INNER = re.compile(
+    r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
+)
+BACKBONE = "backbone"
+# Names of classifiers beside a backbone; MMPretrain's is head.fc.
+CLASSIFIER = re.compile(
+    r"classifier\.(?P<own>.+)|(fc|head|head\.fc|linear)\.(?P<other>weight|bias)"
+)
+COPY = re.compile(r"^(module|model)\.")  # in front of a copy's names
+AVERAGE = re.compile(r"ema|averag", re.IGNORECASE)
 
 
-def strip_wrappers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take off prefixes that all keys share; of a whole model keep backbone and classifier."""
-    stripped = bool(state_dict)
-    while stripped:
-        stripped = False
-        for wrapper in WRAPPERS:
-            if all(key.startswith(wrapper) for key in state_dict):
-                state_dict = {key.removeprefix(wrapper): value for key, value in state_dict.items()}
-                stripped = True
+def without_inner_wrappers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take out what torch.compile, FSDP and recomputation put into names."""
+    return {INNER.sub("", key): value for key, value in state_dict.items()}
+
+
+def strip_wrappers(
+    state_dict: dict[str, Tensor], source: str = "the file"
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Take off the prefixes of wrappers, and leave out what lies beside the wrapped network.
+
+    A wrapper is ``backbone``, or the first part of most names; numbers follow the first parts of a
+    network's own names (``blocks.0``). Of a backbone's whole model the classifier is kept, too.
+
+    Args:
+        state_dict: Of a file.
+        source: What messages call the file.
+
+    Returns:
+        The network's tensors, and the prefixes of those that were left out.
+
+    Raises:
+        ValueError: There are two networks of the same names.
+    """
+    left_out: list[str] = []
+    while (wrapper := _wrapper(state_dict, source)) is not None:
+        inside = {k.removeprefix(f"{wrapper}."): v for k, v in _below(wrapper, state_dict).items()}
+        beside = {k: v for k, v in state_dict.items() if not k.startswith(f"{wrapper}.")}
+        kept = {} if wrapper != BACKBONE and _classifier(inside) else _classifier(beside)
+        lost = [key for key in beside if not (kept and CLASSIFIER.fullmatch(key))]
+        left_out += dict.fromkeys(key.partition(".")[0] for key in lost)
+        state_dict = inside | kept
+    return state_dict, left_out
+
+
+def _classifier(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a classifier under ``classifier.``; one of another name needs a weight."""
+    found = {
+        f"classifier.{match['own'] or match['other']}": value
+        for key, value in state_dict.items()
+        if (match := CLASSIFIER.fullmatch(key))
+    }
+    own = any(key.startswith("classifier.") for key in state_dict)
+    return found if own or "classifier.weight" in found else {}
+
+
+def _wrapper(state_dict: Mapping[str, Tensor], source: str) -> str | None:
+    groups: dict[str, set[str]] = {}
+    for key in state_dict:
+        first, dot, rest = key.partition(".")
+        groups.setdefault(first, set()).add(rest if dot else "")
     # LVT's authors call their stages backbone.0 to backbone.3; no backbone of ours is a mere list.
-    if any(re.match(r"backbone\.\D", key) for key in state_dict):
-        kept = ("backbone.", "classifier.", MMPRETRAIN_CLASSIFIER)
-        state_dict = {
-            # Anchored: FFNet_seg's own backbone has a head.fc.
-            re.sub(rf"^{re.escape(MMPRETRAIN_CLASSIFIER)}", "classifier.", k).removeprefix(
-                "backbone."
-            ): v
-            for k, v in state_dict.items()
-            if k.startswith(kept)
-        }
-    return state_dict
+    if any(rest and not rest[0].isdigit() for rest in groups.get(BACKBONE, ())):
+        return BACKBONE
+    groups = {
+        name: inside
+        for name, inside in groups.items()
+        if not any(rest[:1].isdigit() or not rest for rest in inside)
+    }
+    largest = max(groups, key=lambda name: len(groups[name]), default=None)
+    if largest is None:
+        return None
+    own = {
+        name: {COPY.sub("", rest) for rest in inside if "." in rest}
+        for name, inside in groups.items()
+    }
+    copies = [name for name in own if name == largest or (own[name] == own[largest] and own[name])]
+    if 2 * sum(len(groups[name]) for name in copies) <= len(state_dict):
+        return None
+    averages = [name for name in copies if AVERAGE.search(name)]
+    if len(copies) > 1 and len(averages) != 1:
+        raise ValueError(
+            f"{source} holds {len(copies)} networks of the same names, under "
+            f"{' and '.join(f'{name}.' for name in copies)}; save the one that is meant to a file "
+            "of its own"
+        )
+    return averages[0] if len(copies) > 1 else largest
+
+
+def _below(prefix: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value for key, value in state_dict.items() if key.startswith(f"{prefix}.")}
 
 
 def rename(

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from backbones.checkpoints.equations import RECORD
-from backbones.checkpoints.histories import holds_histories, load_without_histories
-from backbones.checkpoints.keys import strip_wrappers
+from backbones.checkpoints.folders import read_sharded, weights_in
+from backbones.checkpoints.foreign import objects_in, other_kind, read_foreign, refused_names
+from backbones.checkpoints.keys import strip_wrappers, without_inner_wrappers
 from backbones.checkpoints.seal import KEY, verify
 
-# Where published files keep their weights (timm, mmengine and DeiT's release); averages come first,
-# as in timm. mmengine keeps its average in state_dict, and in ema_state_dict what it was made from.
-CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+logger = logging.getLogger(__name__)
+
+# Where published files keep their weights (timm, mmengine and DeiT's release, then others);
+# averages come first, as in timm. mmengine keeps its average in state_dict, and in ema_state_dict
+# what it was made from.
+CONTAINERS = (
+    "state_dict_ema", "model_ema", "ema_model", "ema", "params_ema", "state_dict",
+    "model_state_dict", "model_state", "model", "module", "net", "network", "weights", "params",
+)  # fmt: skip
 TASK = "model."  # before every name in a checkpoint of one of our tasks
 
 
@@ -45,12 +53,25 @@ class Checkpoint:
 
     @functools.cached_property
     def container(self) -> tuple[str, ...]:
-        """The entries, one inside the other, that lead to the tensors; none where they lie bare."""
+        """The entries, one inside the other, that lead to the tensors; none where they lie bare.
+
+        Raises:
+            ValueError: Several entries have tensors, and none of them a usual name.
+        """
         content, names = self.content, []
-        for name in CONTAINERS:
-            if isinstance(content, dict) and isinstance(content.get(name), dict):
-                content = content[name]
-                names.append(name)
+        while isinstance(content, dict):
+            found = [name for name in CONTAINERS if _holds_tensors(content.get(name))]
+            if not found and not _has_tensors(content):
+                found = [name for name, value in content.items() if _holds_tensors(value)]
+                if len(found) > 1:
+                    raise ValueError(
+                        f"{self.path} has tensors in several entries, {_listed(found)}; save the "
+                        "one that is meant to a file of its own"
+                    )
+            if not found:
+                break
+            content = content[found[0]]
+            names.append(found[0])
         return tuple(names)
 
     @functools.cached_property
@@ -63,6 +84,7 @@ class Checkpoint:
         if self.given is not None:
             return self.given
         tensors = _named_tensors(functools.reduce(dict.get, self.container, self.content), self)
+        tensors = without_inner_wrappers(tensors)
         for key, value in tensors.items():
             if value.layout != torch.strided or value.is_complex():
                 raise ValueError(
@@ -81,7 +103,10 @@ class Checkpoint:
         Raises:
             ValueError: As ``tensors`` does.
         """
-        return strip_wrappers(self.tensors)
+        kept, left_out = strip_wrappers(self.tensors, self.path)
+        if left_out:
+            logger.info("%s: not of the network, left out: %s", self.path, _listed(left_out))
+        return kept
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
@@ -154,7 +179,7 @@ def open_checkpoint(
     """Open a .pth/.pt/.ckpt/.safetensors file of ours, Lightning's, timm's, mmengine's or authors'.
 
     Args:
-        path: The file.
+        path: The file, or a folder with one, as a run's or of the Hugging Face hub.
         values_only: Only what lies beside the weights is asked for: the tensors of today's format
             stay on the disk, and no checksum is taken.
         map_location: Where tensors go, as for ``torch.load``.
@@ -165,6 +190,8 @@ def open_checkpoint(
         ValueError: No such file, or one of a newer format.
     """
     path = Path(path)
+    if path.is_dir():
+        path = weights_in(path)
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
     content = _read(path, values_only and zipfile.is_zipfile(path), map_location)
@@ -183,24 +210,57 @@ def in_memory(tensors: Mapping[str, Tensor], source: str) -> Checkpoint:
 
 def _read(path: Path, mmap: bool, map_location: Any) -> object:
     try:
-        if path.suffix == ".safetensors":
-            return timm.models.load_state_dict(str(path))
-        if holds_histories(path):
-            return load_without_histories(path)
-        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+        if path.name.endswith(".index.json"):
+            return read_sharded(path, lambda shard: _read(shard, mmap, map_location))
+        if _is_safetensors(path):
+            return safetensors.torch.load_file(path)
+        return read_foreign(path, map_location, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise UnreadableFile(
-            f"{path} holds more than tensors and plain values, or is no checkpoint; it is not "
-            "opened, as it could run code. Re-save its state_dict with safetensors where you "
-            "trust it"
-        ) from error
+        raise UnreadableFile(_refused(path)) from error
+    except ValueError as error:
+        if isinstance(error, UnreadableFile) or str(path) in str(error):
+            raise
+        raise UnreadableFile(_unreadable(path, error)) from error
     except Exception as error:  # foreign bytes make the readers raise all kinds
-        reason = f"{type(error).__name__}: {error}"
-        raise UnreadableFile(f"{path} is truncated or not a checkpoint ({reason})") from error
+        raise UnreadableFile(_unreadable(path, error)) from error
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return True by the name, or by the first bytes: the hub's cache has names without endings."""
+    if path.suffix == ".safetensors":
+        return True
+    with path.open("rb") as file:
+        start = file.read(9)
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 2**27
+
+
+def _refused(path: Path) -> str:
+    kind = other_kind(path)
+    if kind is not None:
+        return f"{path} is not a checkpoint but {kind}"
+    names = refused_names(path)
+    found = f" ({_listed(names)})" if names else ""
+    return (
+        f"{path} holds more than tensors and plain values{found}, or is no checkpoint; it is not "
+        "opened, as it could run code. Re-save its state_dict with safetensors where you trust it"
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    kind = other_kind(path)
+    if kind is not None:
+        return f"{path} is not a checkpoint but {kind}"
+    return f"{path} is truncated or not a checkpoint ({type(error).__name__}: {error})"
 
 
 def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]:
     path = checkpoint.path
+    objects = objects_in(content) if not _has_tensors(content) else []
+    if objects:
+        raise ValueError(
+            f"{path} holds more than tensors and plain values: whole objects ({_listed(objects)}) "
+            "stand in the place of weights; save the state_dict of the model instead"
+        )
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
@@ -212,3 +272,20 @@ def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]
             f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"
         )
     return tensors
+
+
+def _has_tensors(content: object) -> bool:
+    return isinstance(content, dict) and any(isinstance(v, Tensor) for v in content.values())
+
+
+def _holds_tensors(content: object) -> bool:
+    """Return True for a dictionary of named tensors, or one with such a container in it."""
+    if not isinstance(content, dict):
+        return False
+    named = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return named or any(_holds_tensors(content.get(name)) for name in CONTAINERS)
+
+
+def _listed(names: Iterable[object], limit: int = 4) -> str:
+    found = [str(name) for name in names]
+    return ", ".join(found[:limit]) + f" and {len(found) - limit} more" * (len(found) > limit)

@@ -1,5 +1,6 @@
 """What a user may set, and how a wrong name or value is refused, wherever options are taken."""
 
+from backbones.options.remembered import Remembering, plain_config, remembering
 from backbones.options.signatures import (
     built_class,
     check_arguments,
@@ -15,6 +16,7 @@ from backbones.options.variants import Origin, variant_of
 
 __all__ = [
     "Origin",
+    "Remembering",
     "built_class",
     "check_arguments",
     "check_builder",
@@ -24,6 +26,8 @@ __all__ = [
     "defaults",
     "keywords",
     "listed",
+    "plain_config",
+    "remembering",
     "shortened",
     "unknown",
     "unknown_backbone",

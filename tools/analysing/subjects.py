@@ -24,6 +24,8 @@ from tasks.instantiate import build
 from tasks.loading import build_task
 from tasks.saved import checkpoint_file, saved_run
 from tools.command_line.lazy_groups import register
+from tools.command_line.literal import literal, quoted
+from tools.command_line.network_names import name_of
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import label as label_of
 from tools.command_line.typed_network import read_networks, split_outside
@@ -190,7 +192,9 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
         ValueError: Nothing is typed, or a file of no run without the name of its network.
     """
     register()
-    paths = [path for path in options["ckpt"].split(",") if path]
+    whole = options["ckpt"]  # a path may have commas, too
+    paths = [whole] if Path(whole).exists() else whole.split(",")
+    paths = [path for path in paths if path]
     names = [name for name in split_outside(options["backbone"], ",") if name.strip()]
     if not paths and not names:
         raise ValueError("say what to analyse: ckpt=<run folder>, or backbone=NAME; see --help")
@@ -223,7 +227,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         raise ValueError(
             f"ckpt={path} holds {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
-    typed = ["mode=predict", f"ckpt={_quoted(str(run.checkpoint))}", *_input(options), *words]
+    typed = ["mode=predict", f"ckpt={quoted(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
     square = _square(options)
@@ -241,7 +245,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     model = task.model if isinstance(task.model, LinearClassifier) else None
     return _sized(
         Subject(
-            backbone.name, backbone, model, task, data, run.folder, config,
+            name_of(config["backbone"]), backbone, model, task, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
@@ -312,6 +316,7 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
 
 def _config(typed: list[str]) -> dict[str, Any]:
     """The config of a run that is typed, whose mistakes are one sentence each."""
+    typed = literal(typed)
     return fixed(resolved(job_config(typed, composed(typed))))
 
 
@@ -319,7 +324,7 @@ def _input(options: Mapping[str, str]) -> list[str]:
     given = options["input"]
     if not given:
         return []
-    return [f"data={given}"] if _is_data_set(given) else [f"input={_quoted(given)}"]
+    return [f"data={given}"] if _is_data_set(given) else [f"input={quoted(given)}"]
 
 
 def _is_data_set(given: str) -> bool:
@@ -328,11 +333,6 @@ def _is_data_set(given: str) -> bool:
 
 def _of(prefix: str, words: Sequence[str]) -> list[str]:
     return [word for word in words if word.lstrip("+").startswith(prefix)]
-
-
-def _quoted(path: str) -> str:
-    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _square(options: Mapping[str, str]) -> int | None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from tools.command_line.catalogue import catalogue
 from tools.command_line.lazy_groups import register
+from tools.command_line.literal import literal
 from tools.command_line.ranges import count_jobs
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
@@ -66,6 +67,7 @@ def read(typed: Sequence[str]) -> Command:
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags) or (shown and flags):
         return Command(list(typed), [])  # Hydra answers --info and its like itself
+    arguments = literal(arguments, sweep=bool(flags))
     check_launcher(arguments)
     _check_hydra(arguments)
     arguments = one_token_mixer(arguments)
@@ -85,7 +87,7 @@ def read(typed: Sequence[str]) -> Command:
     # All seeds compose alike.
     for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
         composed(job)
-    return Command(for_hydra(arguments, jobs), overrides)
+    return Command(for_hydra(arguments, jobs, sweep=True), overrides)
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:

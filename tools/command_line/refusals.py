@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from backbones.options import listed, shortened
 from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import check_runs
+from tools.command_line.literal import quoted
 from tools.comparing.experiments import find_experiment
 from tools.running.config import CONFIGS, config_of, line_of, option_groups
 from tools.running.config_checks import GROUPS
@@ -71,8 +73,14 @@ def _check_names(overrides: Sequence[str]) -> None:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
             raise ValueError(f"{one.input_line} names no option; type key=value")
+        if one.is_sweep_override():
+            line, value = line_of(one), line_of(one).partition("=")[2]
+            raise ValueError(
+                f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
+                f"{shlex.quote(f'{one.key_or_group}={quoted(value)}')} for one text"
+            )
         group = one.key_or_group in option_groups()
-        value = None if one.is_sweep_override() else one.value()
+        value = one.value()
         if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
             raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
 

@@ -142,12 +142,14 @@ def _parsed(word: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from tools.command_line.literal import literal
+
     if "=" not in word:
         raise ValueError(
             f"cannot use {word!r}; an option of a backbone is typed backbone.KEY=VALUE"
         )
     try:
-        return OverridesParser.create().parse_override(word)
+        return OverridesParser.create().parse_override(literal([word], sweep=True)[0])
     except HydraException as error:
         raise ValueError(
             f"{word} cannot be read; a value is a number, true, false, null, a word, a list such "

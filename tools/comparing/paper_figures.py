@@ -12,6 +12,7 @@ from tools.comparing.experiments import experiments
 from tools.comparing.published import Row, list_papers, load_rows
 from tools.comparing.records import RunRecord
 from tools.running.folder import flatten, may_differ
+from tools.running.usual_values import TOKEN_MIXER
 
 SAMPLE = "datamodules.sample."
 
@@ -244,6 +245,11 @@ def _has_options(run: RunRecord, row: Row) -> bool:
     usual = flatten(dict(backbone_schema(row.backbone)))
     named = flatten(dict(row.options)) if row.options else {}
     named.pop("fused", None)  # papers count and time the fused form, which is never trained
+    token = named.pop("token_mixer", None)
+    if token is not None:
+        named["token_mixer.name"] = token
+    if usual.pop("token_mixer", "") is None and f"{TOKEN_MIXER}.name" in run.config:
+        named.setdefault("token_mixer.name", None)
     mixers = {key: value for key, value in usual.items() if key.split(".")[0] in MIXERS}
     return all(
         run.config.get(f"backbone.{key}") == value for key, value in (mixers | named).items()

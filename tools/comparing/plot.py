@@ -1,4 +1,4 @@
-"""Draws a metric over a cost: our runs, what papers report of them, and the line of the best."""
+"""Draws a metric over a cost or a setting, with what papers report and the line of the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.comparing.paper_figures import points
-from tools.comparing.table import Row, pareto
+from tools.comparing.table import Row, pareto, setting
 from tools.plotting.labels import extent
 
 AXES = {
@@ -56,7 +56,7 @@ def plot(
     Args:
         rows: Of one evaluation.
         metric: On the vertical axis, higher is better.
-        cost: A key of ``AXES``.
+        cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
         path: Of the PNG.
         heading: What the evaluation has otherwise than those of other pictures.
         beneath: Lines below the axes: which rows are on equal terms, and what else differs.
@@ -72,33 +72,26 @@ def plot(
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
+    if cost not in AXES:
+        return plot_setting(rows, metric, cost, path, heading=heading, beneath=beneath)
     notes: list[str] = []
     costs = costs_of([row for row in rows if metric in row.mean], cost, notes)
     rows = [row for row, _ in costs]
     ours = [(x, row.mean[metric]) for row, x in costs]
     reported = _reported(rows, metric, cost)
-    lines = [
-        part for line in beneath for part in textwrap.wrap(line, WIDE, subsequent_indent="    ")
-    ]
+    lines = _wrapped(beneath)
     figure, axis = plt.subplots(figsize=(7.5, 5 + LINE * len(lines)), layout="constrained")
     _draw_rows(axis, rows, ours, metric)
     if reported:
         axis.scatter([x for _, x, _ in reported], [y for _, _, y in reported], s=34, marker="D",
                      facecolor="white", edgecolor="#555555", linewidth=1.1, zorder=3,
                      label="papers")  # fmt: skip
-    task = rows[0].first.task
-    axis.set_xlabel("\n".join([AXES[cost], *lines]))
-    if lines:
-        axis.xaxis.label.set(fontsize=8, ha="left", x=0)
-    axis.set_ylabel(METRIC_NAMES.get(metric, metric))
-    title = [f"{task}: {metric} over {cost}", *textwrap.wrap(heading, WIDE)]
-    axis.set_title("\n".join(title), loc="left", fontsize=11 if len(title) == 1 else 9)
+    _name_axes(axis, f"{rows[0].first.task}: {metric} over {cost}", AXES[cost], metric, heading,
+               lines)  # fmt: skip
     _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
     axis.margins(x=0.14, y=0.12)
     _draw_front(axis, ours)
-    axis.grid(alpha=0.25, which="both", linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    _finish(axis)
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
     if nameless:
@@ -106,13 +99,7 @@ def plot(
             f"the plot has no room for {len(nameless)} of {len(labels) + len(reported)} names: "
             f"{', '.join(nameless[:4])}{', ...' * (len(nameless) > 4)}"
         )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the plot cannot be written to {path} ({error})") from error
-    finally:
-        plt.close(figure)
+    _save(figure, path)
     if cost == "latency":
         busy = f"{os.getloadavg()[0]:.1f} processes" if hasattr(os, "getloadavg") else "others"
         return [*notes, f"timed with {torch_threads()} threads while {busy} wanted the processor"]
@@ -122,6 +109,106 @@ def plot(
         notes.append("no paper reports these runs' data and costs, so the plot has no points of "
                      "papers")  # fmt: skip
     return notes
+
+
+def plot_setting(
+    rows: Sequence[Row],
+    metric: str,
+    key: str,
+    path: Path,
+    *,
+    heading: str = "",
+    beneath: Sequence[str] = (),
+) -> list[str]:
+    """Write the picture of a metric over the values of a setting, a line for each network.
+
+    Args:
+        rows: Of one evaluation.
+        metric: On the vertical axis.
+        key: Dotted name of the setting.
+        path: Of the PNG.
+        heading: As for ``plot``.
+        beneath: As for ``plot``.
+
+    Returns:
+        What is to be said about it.
+
+    Raises:
+        ValueError: The file cannot be written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in rows if metric in row.mean]
+    values = [setting(row.first, key)[1] for row in rows]
+    numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+    names = list(dict.fromkeys("null" if one is None else str(one) for one in values))
+    places = values if numeric else [names.index("null" if v is None else str(v)) for v in values]
+    series: dict[str, list[tuple[float, Row]]] = {}
+    for place, row in zip(places, rows, strict=True):
+        series.setdefault(_without_setting(row, key), []).append((float(place), row))
+    lines = _wrapped(beneath)
+    figure, axis = plt.subplots(figsize=(7.5, 5 + LINE * len(lines)), layout="constrained")
+    for number, (name, points_) in enumerate(series.items()):
+        points_.sort(key=lambda point: point[0])
+        axis.errorbar(
+            [place for place, _ in points_], [row.mean[metric] for _, row in points_],
+            yerr=[row.deviation[metric] or 0 for _, row in points_], fmt="o-" if numeric else "o",
+            ms=6, lw=1.2, capsize=3, color=COLOURS[number % len(COLOURS)], label=name,
+        )  # fmt: skip
+    _name_axes(axis, f"{rows[0].first.task}: {metric} over {key}", key, metric, heading, lines)
+    if numeric:
+        _set_scale(axis, [float(place) for place in places])
+    else:
+        axis.set_xticks(range(len(names)), names, rotation=30 if len(names) > 4 else 0, ha="right")
+    _finish(axis)
+    _save(figure, path)
+    return []
+
+
+def _without_setting(row: Row, key: str) -> str:
+    """Name a row by all but one setting; networks by themselves where that says nothing."""
+    value = setting(row.first, key)[1]
+    words = [word for word in row.label if word != ("-" if value is None else str(value))]
+    words += [word for word in row.settings.split() if not word.startswith(f"{key}=")]
+    return " ".join(words) or row.name
+
+
+def _wrapped(beneath: Sequence[str]) -> list[str]:
+    return [
+        part for line in beneath for part in textwrap.wrap(line, WIDE, subsequent_indent="    ")
+    ]
+
+
+def _name_axes(
+    axis: Any, title: str, across: str, metric: str, heading: str, lines: Sequence[str]
+) -> None:
+    axis.set_xlabel("\n".join([across, *lines]))
+    if lines:
+        axis.xaxis.label.set(fontsize=8, ha="left", x=0)
+    axis.set_ylabel(METRIC_NAMES.get(metric, metric))
+    titles = [title, *textwrap.wrap(heading, WIDE)]
+    axis.set_title("\n".join(titles), loc="left", fontsize=11 if len(titles) == 1 else 9)
+
+
+def _finish(axis: Any) -> None:
+    axis.grid(alpha=0.25, which="both", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the plot cannot be written to {path} ({error})") from error
+    finally:
+        plt.close(figure)
 
 
 def _named(row: Row) -> str:

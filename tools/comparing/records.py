@@ -17,6 +17,7 @@ from tasks.saved import CONFIG
 from tools.command_line.catalogue import catalogue
 from tools.running.folder import flatten
 from tools.running.outcome import read_failure
+from tools.running.usual_values import with_token_mixer_name
 
 SUMMARY, METRICS = "summary.json", "metrics.csv"
 Status = Literal["finished", "evaluation", "unfinished", "failed", "unreadable"]
@@ -104,6 +105,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
     try:
         config = flatten(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")))
+        config = with_token_mixer_name(config)
         missing = {"task_name", "backbone.name", "seed", "mode"} - config.keys()
         if missing:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")

@@ -24,6 +24,7 @@ from tools.comparing.terms import describe_terms
 
 # What may be asked for; results.py says what each is.
 DEFAULTS = {"by": "", "metric": "", "free": "", "format": "table", "plot": "", "out": ""}
+COSTS = ("", "params", "macs", "latency")  # of ``plot``; others are settings
 STATES = {
     "failed": "failed",
     "unfinished": "not finished",
@@ -71,11 +72,13 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         raise ValueError(f"none of {len(runs)} runs is a finished training run")
     notes: list[str] = []
     free = options["free"].split(",") if options["free"] else []
+    axis = "" if options["plot"] in COSTS else options["plot"]
     tables: list[Table] = []
     for task in sorted({run.task for run in finished}):
         own = [run for run in finished if run.task == task]
         by = options["by"].split(",") if options["by"] else _usual_labels(own)
-        refuse_unknown(own, [*by, *free])
+        by += [axis] if axis and axis not in by else []
+        refuse_unknown(own, [*by, *free, *([axis] if axis else [])])
         groups = [
             (evaluation, make_rows(runs, by, free, notes))
             for evaluation, runs in tables_of(own, free)

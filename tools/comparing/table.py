@@ -6,20 +6,25 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.options import listed
+from tools.command_line.network_names import network_name
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.records import RunRecord
 from tools.running.folder import may_differ
+from tools.running.usual_values import TOKEN_MIXER, without_usual
 
 # The metric that a table is about if none is asked for.
 HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
 # Settings that change what a metric counts, with their usual value: a row always names another one.
 COUNTED = {"data.skip_unusable_boxes": False}
-ALIASES = {"backbone": "backbone.name", "head": "head.name", "task": "task_name"}
+ALIASES = {
+    "backbone": "backbone.name", "head": "head.name", "task": "task_name",
+    "experiment": "paper.experiment", "backbone.token_mixer": "backbone.token_mixer.name",
+}  # fmt: skip
 
 
 @dataclass
@@ -71,7 +76,7 @@ def make_rows(
         notes: Gets a sentence for all that was not put together or left out.
     """
     groups: dict[str, list[RunRecord]] = {}
-    for run in runs:
+    for run in _without_usual(runs, by):
         groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
     rows = []
     for group in groups.values():
@@ -92,7 +97,8 @@ def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
     Raises:
         ValueError: No run has a setting of that name.
     """
-    known = sorted({*ALIASES, "data", *(key for run in runs for key in run.config)})
+    found = (key for run in runs for key in (*run.config, *_typed(run)))
+    known = sorted({*ALIASES, "data", *found})
     for key in keys:
         if key not in known:
             from backbones.options import unknown  # and with it torch
@@ -126,9 +132,31 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
     if key == "data":
         return "data._target_", data_name(run)
     path = ALIASES.get(key, key)
+    if key == "backbone":
+        name = network_name(run.config[path], run.config.get(f"{TOKEN_MIXER}.name"))
+        return path, name
+    if path not in run.config and key in _typed(run):
+        return path, _typed(run)[key]
     if key == "head" and path not in run.config:
         return path, str(run.config.get("head._target_", "")).rpartition(".")[2]
     return path, run.config.get(path)
+
+
+def _typed(run: RunRecord) -> dict[str, str]:
+    """The options that were typed, such as the recipe, which the config does not keep."""
+    words = run.config.get("overrides") or ()
+    return dict(str(word).lstrip("+").partition("=")[::2] for word in words)
+
+
+def _without_usual(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
+    """Runs whose configs lack the options that others lack, too, and that have their default."""
+    named = {ALIASES.get(key, key) for key in by}
+    configs = without_usual([dict(run.config) for run in runs])
+    kept = [{key: run.config[key] for key in named & run.config.keys()} for run in runs]
+    return [
+        replace(run, config=config | own)
+        for run, config, own in zip(runs, configs, kept, strict=True)
+    ]
 
 
 def _value(run: RunRecord, key: str) -> str:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.command_line.network_names import network_name
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -134,6 +136,11 @@ class ExportRequest:
     image_size: tuple[int, int]
     settings: Mapping[str, str]
     say: Callable[[str], None] = silent
+
+    @property
+    def label(self) -> str:
+        """The name of the network, with a token mixer that replaces the host's."""
+        return network_name(self.backbone, self.options.get("token_mixer"))
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:

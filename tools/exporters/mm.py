@@ -95,7 +95,7 @@ def export(request: ExportRequest) -> list[Path]:
             "standalone=true copies the package backbones, and this segmentor needs MixerLab's "
             "heads too; leave standalone=true out"
         )
-    name, folder = request.backbone, request.folder
+    name, folder = request.label, request.folder
     files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]
     tensors = {key: value.detach().contiguous().clone() for key, value in package.tensors.items()}
     meta = {"dataset_meta": package.metainfo} if package.metainfo else {}
@@ -244,7 +244,7 @@ def compare(request: ExportRequest, package: Package) -> None:
             backbone.init_weights()
             check_equal(request.backbone, _outputs(package, images), backbone.eval()(images))
             return
-        opened = open_whole(request.to, config, folder / f"{request.backbone}.pth")
+        opened = open_whole(request.to, config, folder / f"{request.label}.pth")
         own = opened.state_dict()
         differ = [key for key in package.tensors if not own[key].equal(package.tensors[key])]
         if differ or own.keys() != package.tensors.keys():
@@ -337,7 +337,7 @@ def script_lines(to: str, weights: str, *, whole: bool, standalone: bool) -> str
 
 def write_readme(request: ExportRequest, package: Package) -> Path:
     """Say in two commands how the folder is used."""
-    to, name = request.to, request.backbone
+    to, name = request.to, request.label
     standalone = request.settings["standalone"] == "true"
     path = "PYTHONPATH=." if standalone else "PYTHONPATH=<folder of MixerLab>"
     needs = (

@@ -87,7 +87,7 @@ def export(request: ExportRequest) -> list[Path]:
         data_config=prepared.of_timm() if prepared else {"input_size": (3, *request.image_size)},
     )
     what = f"{classes} classes" if classes else "no classifier"
-    text = TEXT.format(name=request.backbone, what=what)
+    text = TEXT.format(name=request.label, what=what)
     maps = write_class_map(request.folder, names)
     if classes:
         text += SCRIPTS.format(file=maps[0].name) if maps else NAMELESS

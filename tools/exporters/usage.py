@@ -199,7 +199,7 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
         metadata="preprocessing, class_names" if classes else "preprocessing",
     )  # fmt: skip
     lines = [
-        f"# {request.backbone} as {form.title}",
+        f"# {request.label} as {form.title}",
         "",
         f"`python {INFER} IMAGE` runs `{first.file}` on an image; it needs {form.package} and "
         "Pillow. In Python:",

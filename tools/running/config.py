@@ -24,6 +24,7 @@ from tools.running.recipes import without_null
 logger = logging.getLogger(__name__)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+REMOVED = "removed"  # where Hydra keeps the options that a sweep's command takes away
 EVALUATION = "evaluation"  # name under which Hydra finds the config of a run folder
 MODES = ("validate", "test", "predict")
 # Of the run as well, so that a task can be built; they change nothing in an evaluation.
@@ -79,27 +80,45 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
     return [override.removeprefix("++") for override in overrides]
 
 
-def for_hydra(arguments: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[str]:
+def with_removals(overrides: Sequence[str]) -> list[str]:
+    """Overrides of a job, in which ``for_hydra`` has put removals as values."""
+    mark = f"++{REMOVED}."
+    return [
+        f"~{one.removeprefix(mark).partition('=')[0]}" if one.startswith(mark) else one
+        for one in overrides
+    ]
+
+
+def for_hydra(
+    arguments: Sequence[str], jobs: Sequence[Sequence[str]], *, sweep: bool = False
+) -> list[str]:
     """The arguments in a form that Hydra composes with whatever groups it begins with.
 
-    Hydra composes a command before anything of ours runs, from the files alone, where the options
-    of a run folder's head or data may not exist. So of an evaluation values come with ``++``, which
-    makes what does not exist; that all exist in the folder's config is checked before.
+    Hydra composes a command before anything of ours runs, from the files alone. There the options
+    of a run folder's head, or of an experiment that a sweep varies, may not exist. So values come
+    with ``++``, which makes what does not exist, and removals as values of ``REMOVED``. That all
+    exist in each job's config is checked before.
 
     Raises:
-        ValueError: An option is to be taken away, which nothing makes possible there.
+        ValueError: An option is to be taken away from the config of a run folder.
     """
     parser = OverridesParser.create()
     runs = [_run_of(parser.parse_overrides(list(job))) for job in jobs]
-    if not any(runs):
+    if not any(runs) and not sweep:
         return list(arguments)
     taken = [argument for argument in arguments if argument.startswith("~")]
-    if taken:
+    if taken and any(runs):
         raise ValueError(f"{taken[0]} cannot be typed beside a run folder; give a value instead")
     tasks = {run.config["task_name"] for run in runs if run is not None}
     task = [] if len(tasks) > 1 or any(a.startswith("task=") for a in arguments) else tasks
-    forced = [a if _is_choice(a) else f"++{a.lstrip('+')}" for a in arguments]
+    forced = [a if _is_choice(a) else _forced(a) for a in arguments]
     return [*forced, *(f"task={name}" for name in task)]
+
+
+def _forced(argument: str) -> str:
+    if argument.startswith("~"):
+        return f"++{REMOVED}.{argument.removeprefix('~').partition('=')[0]}=true"
+    return f"++{argument.lstrip('+')}"
 
 
 def say_origin(config: Mapping[str, Any]) -> None:

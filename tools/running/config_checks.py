@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from backbones.options import check_value, unknown
 from tasks.saved import SOLVED, checkpoint_file
+from tools.command_line.network_names import name_of
 from tools.command_line.ranges import check_ranges
 from tools.command_line.yaml_files import read_yaml
 from tools.comparing.experiments import find_experiment
@@ -246,6 +247,6 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         f"  python tools/run.py task=classification backbone={name}\n"
         f"then pass it:\n"
         f"  python tools/run.py task={task} backbone={name} "
-        f"backbone.pretrained={root}/classification/{name}/latest\n"
+        f"backbone.pretrained={root}/classification/{name_of(config['backbone'])}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )

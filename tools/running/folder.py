@@ -16,9 +16,11 @@ from typing import Any
 import yaml
 
 from tasks.saved import CONFIG, read_config
+from tools.command_line.network_names import name_of
 from tools.running import lock
 from tools.running.automatic import AUTO, CHOSEN
 from tools.running.processes import is_first_process
+from tools.running.usual_values import is_usual, with_token_mixer_name
 
 say = logging.getLogger(__name__).info
 
@@ -201,7 +203,7 @@ def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
 
 
 def _parent(config: Mapping[str, Any]) -> Path:
-    return Path(config["output_dir"]) / config["task_name"] / config["backbone"]["name"]
+    return Path(config["output_dir"]) / config["task_name"] / name_of(config["backbone"])
 
 
 def _folder_of(path: Path) -> Path:
@@ -238,31 +240,20 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Return the settings that a run and its continuation must share and do not, with both values.
 
     A value that the run chose by the size of its set is shared where it is left open again. So is
-    an option that is newer than the run and has its default.
+    an option that only one of them has and that has its default.
     """
     saved = read_config(folder / CONFIG)
-    before, now, chosen = flatten(saved), flatten(config), saved.get(CHOSEN) or ()
+    before, now = (with_token_mixer_name(flatten(one)) for one in (saved, config))
+    chosen = saved.get(CHOSEN) or ()
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
         and not _is_free(key)
         and not (key in chosen and now.get(key) == AUTO)
-        and not _is_new_default(key, saved, config)
+        and not (key not in before and is_usual(now, key))
+        and not (key not in now and is_usual(before, key))
     ]
-
-
-def _is_new_default(key: str, saved: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return True for an option that a run's config lacks and that has its default now."""
-    group, _, name = key.partition(".")
-    before, now = saved.get(group), config.get(group)
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping) or name in before:
-        return False
-    if name not in now or "_target_" not in now or before.get("_target_") != now["_target_"]:
-        return False
-    from tasks.instantiate import has_default
-
-    return has_default(config, group, name)
 
 
 def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:

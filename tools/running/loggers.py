@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
 from tasks.loggers import RunLog, TensorBoardLog
+from tools.command_line.network_names import name_of
 from tools.running.folder import flatten
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -208,7 +209,7 @@ def _require(module: str, package: str, remedy: str) -> None:
 
 
 def _title(folder: Path, config: Mapping[str, Any]) -> str:
-    return f"{config['backbone']['name']} {folder.name}"
+    return f"{name_of(config['backbone'])} {folder.name}"
 
 
 def _identifier(folder: Path) -> str:

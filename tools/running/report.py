@@ -22,6 +22,7 @@ from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
 from tools.command_line import tables
+from tools.command_line.network_names import name_of
 from tools.running.automatic import (
     batches_per_step,
     describe_choice,
@@ -56,7 +57,7 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     height, width = training_size(config["data"])
     return {
         "task": config["task_name"],
-        "backbone": config["backbone"]["name"],
+        "backbone": name_of(config["backbone"]),
         "mode": config["mode"],
         "checkpoint": config["ckpt"],
         "seed": config["seed"],

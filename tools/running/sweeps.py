@@ -129,15 +129,17 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     """
     from tools.comparing.records import read_run
     from tools.comparing.side_by_side import DEFAULTS, show
+    from tools.comparing.table import setting
 
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
     if not finished:
         return
-    known = {key for run in finished for key in run.config}
-    by = [key for key in swept if key in known or key in ("backbone", "head", "data")]
-    by = [key for key in by if key not in ("seed", "backbone")]
-    options = {**DEFAULTS, "by": ",".join(["backbone", *by])}
+    by = [key for key in dict.fromkeys(swept) if key not in ("seed", "task", "backbone")]
+    by = [key for key in by if any(setting(run, key)[1] is not None for run in finished)]
+    several = len(by) == 1 and len({str(setting(run, by[0])[1]) for run in finished}) > 1
+    axis = by[0] if several else ""  # of the plot
+    options = {**DEFAULTS, "by": ",".join(["backbone", *by]), "plot": axis}
     print()
     show(folders, options)

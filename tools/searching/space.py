@@ -71,11 +71,14 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from tools.command_line.literal import literal
+
     # Hydra's own word for a logarithmic interval is tag(log, interval(a, b)).
     pattern = r"=interval\(([^,()]+),([^,()]+),\s*log\s*\)$"
     arguments = [re.sub(pattern, r"=tag(log,interval(\1,\2))", item) for item in arguments]
     if any(argument.startswith("-") for argument in arguments):
         raise ValueError("a search is no sweep: leave out -m; each KEY=SPACE is searched")
+    arguments = literal(arguments, sweep=True)
     try:
         parsed = OverridesParser.create().parse_overrides(arguments)
     except HydraException as error:

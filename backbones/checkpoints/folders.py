@@ -1,0 +1,104 @@
+"""The file of weights in a folder: of a run, the Hugging Face hub, timm's script or an export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RUN = "checkpoints/best.ckpt"
+# Names of one file by convention, the best first; an index lists the files of one model.
+USUAL = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "model_best.pth.tar",
+)
+ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".pth.tar")
+# Files without weights that we read, and what made their folder.
+OTHERS = {
+    "*.onnx": "an export to ONNX, which is not taken apart",
+    "*.pt2": "an export by torch.export, which is not taken apart",
+    "*.distcp": "a checkpoint of several processes; join it by `python -m "
+    "torch.distributed.checkpoint.format_utils dcp_to_torch <folder> <file>`",
+    "flax_model.msgpack": "a model of Flax",
+    "tf_model.h5": "a model of TensorFlow",
+}
+LIMIT = 64 * 2**20  # bytes of an index
+
+
+def find_weights(folder: Path) -> Path | None:
+    """Return the file of weights in a folder; None if it has none that is known.
+
+    Raises:
+        ValueError: Several files, or one of another kind.
+    """
+    snapshot = folder / "refs" / "main"  # of the hub's cache
+    if snapshot.is_file():
+        revision = snapshot.read_text(encoding="utf-8", errors="replace")[:64].strip()
+        inside = folder / "snapshots" / Path(revision).name
+        return find_weights(inside) if inside.is_dir() else None
+    for name in (RUN, *USUAL):
+        if (folder / name).is_file():
+            return folder / name
+    return _only_file(folder) or (_only_file(folder / "checkpoints"))
+
+
+def weights_in(folder: Path) -> Path:
+    """Return the file of weights in a folder.
+
+    Raises:
+        ValueError: There is none, or several.
+    """
+    found = find_weights(folder)
+    if found is None:
+        raise ValueError(f"there is no checkpoint at {folder}; pass the file itself")
+    return found
+
+
+def _only_file(folder: Path) -> Path | None:
+    files = sorted(path for path in folder.glob("*") if path.name.endswith(ENDINGS))
+    files = [path for path in files if path.is_file()]
+    by_stem = {path.name.partition(".")[0]: path for path in reversed(files)}
+    if len(by_stem) > 1:
+        names = ", ".join(path.name for path in files[:6]) + ", ..." * (len(files) > 6)
+        raise ValueError(f"{folder} holds several checkpoints ({names}); pass one of them")
+    if by_stem:
+        both = [path for path in files if path.suffix == ".safetensors"]
+        return (both or files)[0]
+    for pattern, kind in OTHERS.items():
+        if any(folder.glob(pattern)):
+            raise ValueError(f"{folder} is {kind}; pass the checkpoint that it was made from")
+    return None
+
+
+def read_sharded(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """Read the tensors of a model in several files.
+
+    Args:
+        index: The file that names the others.
+        read: Reads one of them.
+
+    Raises:
+        ValueError: The index is not one, or names files that are missing or elsewhere.
+    """
+    if index.stat().st_size > LIMIT:
+        raise ValueError(f"{index} is larger than {LIMIT} bytes, so it is not an index of weights")
+    try:
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = sorted(set(files))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index} is not an index of weights; it lacks weight_map") from error
+    content: dict[str, Any] = {}
+    for name in names:
+        shard = index.parent / str(name)
+        if not isinstance(name, str) or Path(name).name != name or not shard.is_file():
+            raise ValueError(f"{index} names {str(name)!r}, which is not a file beside it")
+        part = read(shard)
+        if not isinstance(part, dict):
+            raise ValueError(f"{shard} holds a {type(part).__name__}, not tensors")
+        content |= part
+    return content

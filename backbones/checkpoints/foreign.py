@@ -1,0 +1,185 @@
+"""Reading files of other tools without running code from them.
+
+Beside the weights tools keep objects: mmengine the history of its losses, timm's script its
+``argparse.Namespace``, Lightning the hyperparameters of a module. torch's weights-only reader
+refuses them all. Each class is replaced by one that does nothing. Functions are refused, and so are
+classes of Python's own library that may act.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickletools
+import re
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+# Functions by which harmless values are written, and classes of Python's own library.
+HARMLESS = re.compile(
+    r"numpy\.(core|_core)\.(multiarray|numeric)\.(_reconstruct|scalar|_frombuffer)|"
+    r"numpy\.(ndarray|dtype|bool_?|u?int\d+|float\d+)|(builtins|__builtin__)\.(getattr|slice|"
+    r"list|dict|tuple|int|float|str|bool|object|frozenset|range|type)|copyreg\._reconstructor|"
+    r"argparse\.Namespace|types\.SimpleNamespace|pathlib\.\w+|pathlib\._local\.\w+|"
+    r"collections\.(defaultdict|deque)|functools\.partial|datetime\.\w+|decimal\.Decimal|"
+    r"fractions\.Fraction|uuid\.UUID|enum\.\w+|typing\.\w+"
+)
+# What torch's reader knows itself; it says so of files of its present form only.
+KNOWN = re.compile(
+    r"torch\._utils\.\w+|torch\.\w+|torch\.nn\.parameter\.Parameter|_codecs\.encode|"
+    r"collections\.(OrderedDict|Counter)|builtins\.(set|bytearray|complex|long)"
+)
+A_LIST = re.compile(r"collections\.deque")
+A_DICTIONARY = re.compile(r".*(Dict|defaultdict|CfgNode|Munch|Box)")  # is filled item by item
+PARTS = 4  # of a file of before torch 1.6: its number, protocol, machine and content
+
+# First bytes of files that are often taken for checkpoints, and what they are.
+OTHER_KINDS = (
+    (b"version https://git-lfs", "a pointer of Git LFS; fetch the file by `git lfs pull`"),
+    (b"<", "a web page; download the file itself"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes; convert it to safetensors"),
+    (b"GGUF", "a GGUF file; use the safetensors it was made from"),
+)
+ARCHIVES = (
+    ("/constants.pkl", "a TorchScript archive; save the state_dict of the model instead"),
+    ("serialized_exported_program.json", "an exported program; use the checkpoint of its model"),
+    ("models/model.json", "an exported program; use the checkpoint of its model"),
+    (".npy", "an archive of NumPy arrays, as JAX code writes; convert it to safetensors"),
+)
+
+
+class Inert:
+    """Takes any arguments, attributes and state, and does nothing with them."""
+
+    origin = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"<{self.origin}>"
+
+
+class Items:
+    """Stands for a subclass of ``dict`` and gives a plain one, which the reader then fills."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return OrderedDict()
+
+
+class Sequence:
+    """Stands for a subclass of ``list`` and gives a plain one, which the reader then fills."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return []
+
+
+def read_foreign(path: Path, map_location: Any, *, mmap: bool = False) -> object:
+    """Read a file of ``torch.save`` as ``torch.load`` does, objects in it replaced by ``Inert``.
+
+    Raises:
+        pickle.UnpicklingError: The file names functions, or classes that may act.
+    """
+    names = [name for name in _names(path) if _is_harmless(name)]
+    return _load(path, names, map_location, mmap)
+
+
+def refused_names(path: Path) -> list[str]:
+    """List what keeps a file from being opened: functions and classes, with their entries."""
+    names, content = _names(path), None
+    with contextlib.suppress(Exception):
+        content = _load(path, names, "cpu", mmap=False)
+    names = [name for name in names if not _is_harmless(name)]
+    entries = content.items() if isinstance(content, dict) else ()
+    places = {origin: key for key, value in entries for origin in _origins(value)}
+    return [f"{name} in its entry {places[name]!r}" if name in places else name for name in names]
+
+
+def other_kind(path: Path) -> str | None:
+    """Describe a file of another kind that is often taken for a checkpoint; None for others."""
+    if zipfile.is_zipfile(path):
+        names = []
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        return next(
+            (kind for end, kind in ARCHIVES if any(name.endswith(end) for name in names)), None
+        )
+    with path.open("rb") as file:
+        start = file.read(32).lstrip()
+    if path.suffix == ".onnx":
+        return "an ONNX model; use the checkpoint that it was made from"
+    return next((kind for magic, kind in OTHER_KINDS if start.startswith(magic)), None)
+
+
+def objects_in(value: object) -> list[str]:
+    """Return the classes of the objects in a value that ``read_foreign`` replaced."""
+    return list(dict.fromkeys(_origins(value)))
+
+
+def _load(path: Path, names: list[str], map_location: Any, mmap: bool) -> object:
+    stand_ins: list[Any] = [(_stand_in(name), name) for name in names]
+    with safe_globals(stand_ins):
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+
+
+def _stand_in(name: str) -> type:
+    """A class of its own for each name, as the reader looks names up by class, too."""
+    if A_DICTIONARY.fullmatch(name):
+        return type("StandInItems", (Items,), {})
+    if A_LIST.fullmatch(name):
+        return type("StandInSequence", (Sequence,), {})
+    return type("StandIn", (Inert,), {"origin": name})
+
+
+def _names(path: Path) -> list[str]:
+    """List the classes and functions that a file names; of a damaged one those before the damage.
+
+    torch's reader, which comes next, refuses all others.
+    """
+    found: set[str] = set()
+    with contextlib.suppress(Exception):  # whatever foreign bytes make it raise
+        if zipfile.is_zipfile(path):
+            return sorted(get_unsafe_globals_in_checkpoint(path))
+        with path.open("rb") as file:
+            for _ in range(PARTS):
+                for code, argument, _position in pickletools.genops(file):
+                    if code.name == "GLOBAL":
+                        name = str(argument).replace(" ", ".")
+                        found.add(name.replace("__builtin__", "builtins"))
+    return sorted(name for name in found if not KNOWN.fullmatch(name))
+
+
+def _is_harmless(name: str) -> bool:
+    """Return True for the classes of packages and for what ``HARMLESS`` lists."""
+    package, last = name.partition(".")[0], name.rpartition(".")[2]
+    of_package = package not in sys.stdlib_module_names and last[:1].isupper()
+    return of_package or HARMLESS.fullmatch(name) is not None
+
+
+def _origins(value: object) -> Iterator[str]:
+    """Yield the classes of replaced objects within nested dictionaries and lists."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Inert):
+            yield one.origin
+        elif isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list | tuple | set):
+            waiting += one

@@ -1,0 +1,62 @@
+"""Objects that remember the options they were built with, so that a checkpoint can say them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+P, R = ParamSpec("P"), TypeVar("R")
+# What is handed in, and no option.
+GIVEN = {"backbone", "num_classes", "model", "class_names", "seed", "predict_path"}
+
+
+class Remembering:
+    """Base of classes whose objects keep their keyword arguments as ``made_by``."""
+
+    made_by: dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:  # noqa: D102
+        made = super().__new__(cls)
+        object.__setattr__(made, "made_by", _described(cls, options))
+        return made
+
+
+def remembering(build: Callable[P, R]) -> Callable[P, R]:
+    """Let what a function builds keep its keyword arguments as ``made_by``."""
+
+    @functools.wraps(build)
+    def wrapper(*args: P.args, **options: P.kwargs) -> R:
+        made: Any = build(*args, **options)
+        made.made_by = _described(build, options)
+        built: R = made
+        return built
+
+    return wrapper
+
+
+def plain_config(value: Any) -> Any:
+    """Return a value as a config has it; objects as their ``_target_`` and options.
+
+    Raises:
+        TypeError: It holds an object that no config can name.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_config(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain_config(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return plain_config(_described(type(value), fields))
+    raise TypeError(f"a {type(value).__name__} has no place in a config")
+
+
+def _described(build: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in options.items() if key not in GIVEN}
+    return {"_target_": f"{build.__module__}.{build.__qualname__}", **own}
