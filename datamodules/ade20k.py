@@ -12,6 +12,7 @@ from datamodules.console import say
 from datamodules.files import list_images, require_folder, require_names, skipped_notice, suffix_of
 from datamodules.masks import consecutive, read_class_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.text_files import nfc
 
 ARCHIVE_FOLDER = "ADEChallengeData2016"
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
@@ -68,14 +69,17 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return read_class_names(file) if file.is_file() else tuple(ade20k_metainfo()["classes"])
 
 
-def stems(folder: Path, ending: str) -> set[str]:
-    """Return the names of a folder's files without their ending; log how many have another."""
+def stems(folder: Path, ending: str) -> dict[str, str]:
+    """Return the names of a folder's files by what stands before the ending, in NFC.
+
+    How many have another ending is logged.
+    """
     skipped: Counter[str] = Counter()
     names = list_images(folder, skipped)
     skipped.update(suffix_of(name) for name in names if not name.endswith(ending))
     for line in skipped_notice(folder, skipped):
         say(line)
-    return {name.removesuffix(ending) for name in names if name.endswith(ending)}
+    return {nfc(name.removesuffix(ending)): name for name in names if name.endswith(ending)}
 
 
 def checked_pairs(images: Path, masks: Path) -> list[Pair]:
@@ -86,7 +90,8 @@ def checked_pairs(images: Path, masks: Path) -> list[Pair]:
     """
     for folder in (images, masks):
         require_folder(folder, f"an ADE20K folder has {ADE20KDataModule.layout}")
-    image_stems, mask_stems = stems(images, ".jpg"), stems(masks, ".png")
+    image_names, mask_names = stems(images, ".jpg"), stems(masks, ".png")
+    image_stems, mask_stems = image_names.keys(), mask_names.keys()
     if not image_stems:
         raise ValueError(
             f"no .jpg images in {images}; an ADE20K folder has {ADE20KDataModule.layout}"
@@ -101,4 +106,4 @@ def checked_pairs(images: Path, masks: Path) -> list[Pair]:
         f"masks in {masks} lack their images",
         "add the images or remove the masks",
     )
-    return [Pair(images / f"{stem}.jpg", masks / f"{stem}.png") for stem in sorted(image_stems)]
+    return [Pair(images / image_names[s], masks / mask_names[s]) for s in sorted(image_stems)]

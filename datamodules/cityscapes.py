@@ -11,6 +11,7 @@ from datamodules.files import list_folders, list_images, require_folder, require
 from datamodules.mask_colours import IGNORED
 from datamodules.masks import MaskCode, consecutive
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.text_files import FolderNames
 
 SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
 IMAGE = "_leftImg8bit.png"
@@ -38,16 +39,14 @@ class CityscapesDataModule(SegmentationDataModule):
         """Check the folders and find out which masks there are."""
         folder = self.folder
         images = {split: self._images(folder, name) for split, name in SPLIT_FOLDERS.items()}
-        gt = folder / "gtFine"
+        gt = FolderNames(folder / "gtFine")
         every = [image for found in images.values() for image in found]
         kinds = [
-            kind
-            for kind in (TRAIN_IDS, LABEL_IDS)
-            if any(_mask(gt, i, kind).is_file() for i in every)
+            kind for kind in (TRAIN_IDS, LABEL_IDS) if any(gt.find(_mask(i, kind)) for i in every)
         ]
         kind = kinds[0] if kinds else LABEL_IDS
         found = {
-            split: [Pair(image, _mask(gt, image, kind)) for image in listed]
+            split: [Pair(image, gt.folder / gt.on_disk(_mask(image, kind))) for image in listed]
             for split, listed in images.items()
         }
         require_names(
@@ -84,8 +83,9 @@ class CityscapesDataModule(SegmentationDataModule):
         return found
 
 
-def _mask(gt: Path, image: Path, kind: str) -> Path:
-    return gt / image.parent.parent.name / image.parent.name / image.name.replace(IMAGE, kind)
+def _mask(image: Path, kind: str) -> str:
+    """Return the mask of an image, relative to gtFine."""
+    return "/".join([*image.parts[-3:-1], image.name.replace(IMAGE, kind)])
 
 
 def label_ids() -> MaskCode:

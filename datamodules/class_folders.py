@@ -14,6 +14,7 @@ from datamodules.console import say
 from datamodules.files import first_few, validation_folder
 from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.sampling import SeededDataset
+from datamodules.text_files import nfc
 
 
 class ClassFoldersDataModule(ImageFolderDataModule):
@@ -69,7 +70,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
                 f"class folders of {folder} with fewer than two images, one to train with and one "
                 f"to validate: {first_few(few)}; fill or remove them"
             )
-        drawn = {name: self._draw(name, found) for name, found in images.items()}
+        drawn = {name: self._draw(found) for name, found in images.items()}
         chosen = {
             "train": {name: sorted(set(images[name]) - drawn[name]) for name in images},
             "val": {name: sorted(drawn[name]) for name in images},
@@ -85,12 +86,12 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
         }
 
-    def _draw(self, name: str, images: Sequence[str]) -> set[str]:
+    def _draw(self, images: Sequence[str]) -> set[str]:
         """The images of a class that validate."""
         count = min(max(1, round(self.val_share * len(images))), len(images) - 1)
 
         def place(image: str) -> bytes:
-            key = f"{self.split_seed}/{name}/{image}".encode("utf-8", "surrogateescape")
+            key = nfc(f"{self.split_seed}/{image}").encode("utf-8", "surrogateescape")
             return hashlib.sha256(key).digest()
 
         return set(sorted(images, key=place)[:count])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datamodules.console import say
 from datamodules.files import IMAGE_SUFFIXES, first_few, list_images, skipped_notice, suffix_of
+from datamodules.text_files import FolderNames, nfc
 
 
 class Listing:
@@ -24,23 +25,24 @@ class Listing:
         self.outside: list[str] = []
 
     def images(self, folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the images of each class folder, an empty list where there is none.
+        """Return the images of each class, relative to the folder; none where its folder is absent.
 
         Images in sub-folders belong to the outermost folder, as in torchvision.
         """
-        found = {
-            name: list_images(folder / name, self.skipped) if (folder / name).is_dir() else []
-            for name in names
-        }
-        self.nested += [
-            f"{name}/{image}" for name, held in found.items() for image in held if "/" in image
-        ]
+        on_disk = FolderNames(folder)
+        found = {name: self._images(folder, on_disk.find(name)) for name in names}
+        self.nested += [image for held in found.values() for image in held if image.count("/") > 1]
         for entry in folder.iterdir():
             if not entry.name.startswith(".") and not entry.is_dir():
                 suffix = suffix_of(entry.name)
                 if suffix in IMAGE_SUFFIXES:
                     self.outside.append(entry.name)
         return found
+
+    def _images(self, folder: Path, name: str | None) -> list[str]:
+        if name is None or not (folder / name).is_dir():
+            return []
+        return [f"{name}/{image}" for image in list_images(folder / name, self.skipped)]
 
     def say(self) -> None:
         """Log a line for each kind of what was found."""
@@ -69,8 +71,24 @@ def _counted(images: list[str]) -> str:
 
 
 def list_classes(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the images of each class folder and log what is skipped or lies in sub-folders."""
+    """Return the images of each class, relative to the folder; log what is skipped or nested."""
     listing = Listing(folder)
     found = listing.images(folder, names)
     listing.say()
     return found
+
+
+def composed_names(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the sorted names of class folders in NFC.
+
+    Raises:
+        ValueError: Two have the same name, in NFC and in NFD.
+    """
+    composed = sorted(map(nfc, names))
+    twice = [name for name, count in Counter(composed).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{folder} has two folders of the same name, once with composed accents (NFC) and once "
+            f"with decomposed ones (NFD): {first_few(twice)}; move all images into one of them"
+        )
+    return composed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 from datamodules.coco_boxes import OPTION, note_of, unusable_boxes
 from datamodules.console import say
 from datamodules.files import first_few, require_names
+from datamodules.json_entries import Entry, Values, check_entries, name_value, text_value
+from datamodules.text_files import FolderNames, nfc, read_json
 from datamodules.whole_numbers import shown, whole_number
-
-Entry = dict[str, Any]
 
 REQUIRED_KEYS = {
     "categories": ("id", "name"),
@@ -144,63 +143,10 @@ def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
             f"no annotation file {path}; set data.train_annotations and data.val_annotations "
             "relative to data.root"
         )
-    raw = path.read_bytes()
-    try:
-        content = json.loads(raw)
-    except RecursionError:
-        raise ValueError(f"{path} is no COCO file: its lists are nested too deeply") from None
-    except json.JSONDecodeError as error:
-        position = len(error.doc[: error.pos].encode())
-        raise ValueError(
-            f"{path} is no valid JSON at byte {position} of {len(raw)} ({error.msg}); "
-            "it may be cut off"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text at byte {error.start} of {len(raw)}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    content = read_json(path)
     if not annotated and isinstance(content, dict):
         content.setdefault("annotations", [])
-    for kind, keys in REQUIRED_KEYS.items():
-        if not isinstance(content, dict) or not isinstance(content.get(kind), list):
-            found = sorted(content) if isinstance(content, dict) else type(content).__name__
-            raise ValueError(
-                f"{path} has no list {kind!r}; COCO files need {list(REQUIRED_KEYS)}, found {found}"
-            )
-        _refuse_incomplete(path, kind, content[kind], keys)
-        _convert_values(path, kind, content[kind])
-    return content
-
-
-def _refuse_incomplete(path: Path, kind: str, entries: list[Any], keys: Sequence[str]) -> None:
-    for index, entry in enumerate(entries):
-        missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
-        if missing:
-            raise ValueError(
-                f"entry {index} of {kind!r} in {path} lacks {missing}: {str(entry)[:80]}"
-            )
-
-
-def _convert_values(path: Path, kind: str, entries: list[Entry]) -> None:
-    """Check the values of all entries and turn integral floats into integers.
-
-    Raises:
-        ValueError: Names the position of the first entry with another value than COCO's format has.
-    """
-    for index, entry in enumerate(entries):
-        key = ""
-        try:
-            for key, converted in VALUES[kind].items():
-                if key in entry:
-                    entry[key] = converted(entry[key])
-        except ValueError as error:
-            raise ValueError(f"{path}: {kind}[{index}]: {key} {error}") from None
-
-
-def _name(value: object) -> str:
-    if isinstance(value, str) and value != "" and "\0" not in value:
-        return value
-    raise ValueError(f"must be a text that is not empty, got {shown(value)}")
+    return check_entries(path, content, REQUIRED_KEYS, VALUES, "COCO files")
 
 
 def _number(value: Any) -> float:
@@ -227,9 +173,9 @@ def _flag(value: Any) -> int:
     raise ValueError(f"must be 0 or 1, got {shown(value)}")
 
 
-VALUES: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "categories": {"id": whole_number, "name": _name},
-    "images": {"id": whole_number, "file_name": _name, "height": _side, "width": _side},
+VALUES: Values = {
+    "categories": {"id": whole_number, "name": name_value},
+    "images": {"id": whole_number, "file_name": text_value, "height": _side, "width": _side},
     "annotations": {
         "id": whole_number,
         "image_id": whole_number,
@@ -259,7 +205,7 @@ def _refuse_unknown(path: Path, annotations: list[Entry], key: str, known: set[A
 
 def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> list[Entry]:
     names = [str(category["name"]) for category in categories]
-    wanted = set(names if classes is None else classes)
+    wanted = set(names if classes is None else map(nfc, classes))
     if not wanted <= set(names):
         raise ValueError(
             f"data.classes and the categories of {path} differ: classes {sorted(wanted)}, "
@@ -286,7 +232,7 @@ def _refuse_nothing_left(
 
 
 def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int]:
-    """Return the id of each photograph, by its path.
+    """Return the id of each photograph by its path; let entries name their files as the disk does.
 
     Raises:
         ValueError: One photograph has two ids.
@@ -294,24 +240,23 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     """
     ids: dict[str, int] = {}
     twice: list[str] = []
-    by_parent: dict[Path, set[str]] = {}
+    missing: list[str] = []
+    names = FolderNames(folder)
     real = folder.resolve()  # two splits may have links to one folder
     for image in images:
+        found = names.find(image["file_name"])
+        if found is None:
+            missing.append(str(folder / image["file_name"]))
+            continue
+        image["file_name"] = found
         first = ids.setdefault(os.path.normpath(real / image["file_name"]), image["id"])
         if first != image["id"]:
             twice.append(f"{image['file_name']} (ids {first} and {image['id']})")
-        file = folder / image["file_name"]
-        by_parent.setdefault(file.parent, set()).add(file.name)
     if twice:
         raise ValueError(
             f"{path} lists the same photograph under two image ids: {first_few(twice)}; keep one "
             "entry of each and give its annotations that image_id"
         )
-    missing: list[str] = []
-    for parent, names in by_parent.items():
-        # Listing a folder once is far cheaper than asking for 100,000 files.
-        present = {file.name for file in parent.iterdir()} if parent.is_dir() else set()
-        missing += [str(parent / name) for name in names - present]
     require_names(
         missing,
         f"images named in {path} do not exist",

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.class_listing import list_classes
+from datamodules.class_listing import composed_names, list_classes
 from datamodules.class_order import ClassOrder, checked_order, in_order
 from datamodules.classification import REQUIRED, ClassificationDataModule
 from datamodules.files import (
@@ -141,8 +141,8 @@ class ImageFolderDataModule(ClassificationDataModule):
     def labelled(
         self, folder: Path, found: Mapping[str, Sequence[str]], transform: Any
     ) -> SeededDataset:
-        """The images of all classes, given in label order by the name of their folder."""
-        names = [f"{name}/{image}" for name, images in found.items() for image in images]
+        """The images of all classes, given in label order."""
+        names = [image for images in found.values() for image in images]
         labels = [label for label, images in enumerate(found.values()) for _ in images]
         return self.files(folder, names, labels, transform)
 
@@ -153,10 +153,14 @@ def first_of_each(found: Mapping[str, Sequence[str]], share: float) -> dict[str,
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Sorted names of the class folders."""
+    """Sorted names of the class folders, in NFC.
+
+    Raises:
+        ValueError: There are none, or two have the same name in NFC and NFD.
+    """
     names = list_folders(folder)
     if names:
-        return names
+        return composed_names(folder, names)
     images = list_images(folder)
     if images:
         raise ValueError(

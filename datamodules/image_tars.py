@@ -22,6 +22,7 @@ from datamodules.shares import checked_share, first_by_name, share_notice
 from datamodules.synsets import as_synsets, synsets_of_files
 from datamodules.tar_index import read
 from datamodules.tar_shards import Shard, read_shard
+from datamodules.text_files import nfc, read_lines
 from datamodules.transforms import Transform
 
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": VALIDATION}
@@ -289,19 +290,19 @@ def class_paths(shards: Sequence[Shard], known: Sequence[str] = ()) -> list[str]
     Raises:
         ValueError: An image has neither a folder nor a tar file that could be its class.
     """
-    parts = [name.split("/") for name in _names_of(shards)]
+    parts = [nfc(name).split("/") for name in _names_of(shards)]
     while all(len(one) > 2 for one in parts) and len({one[0] for one in parts}) == 1:
         if parts[0][0] in known:
             break
         parts = [one[1:] for one in parts]
     archives = [Path(shard.archive) for shard in shards for _ in shard.names]
     flat = {path for path, one in zip(archives, parts, strict=True) if len(one) == 1}
-    stems = {path.stem for path in flat}
+    stems = {nfc(path.stem) for path in flat}
     inside = {_class(one[0]) for one in parts if len(one) > 1}
     if flat:
         _refuse_unlabelled(flat, stems, inside, shards)
     return [
-        "/".join([_class(one[0]), *one[1:]] if len(one) > 1 else [path.stem, *one])
+        "/".join([_class(one[0]), *one[1:]] if len(one) > 1 else [nfc(path.stem), *one])
         for path, one in zip(archives, parts, strict=True)
     ]
 
@@ -367,7 +368,7 @@ def _number(label: int | str, places: Mapping[str, int]) -> int | None:
     if isinstance(label, int):
         return label
     number = int(label) if re.fullmatch(r"-?\d+", label, re.ASCII) else None
-    return places.get(label, number)
+    return places.get(nfc(label), number)
 
 
 def read_names(file: Path) -> list[str]:
@@ -376,7 +377,7 @@ def read_names(file: Path) -> list[str]:
     Raises:
         ValueError: A line is empty, or two are equal.
     """
-    names = [line.strip() for line in file.read_text(encoding="utf-8").rstrip().splitlines()]
+    names = read_lines(file)
     wrong = [f"line {i + 1}" for i, name in enumerate(names) if not name]
     wrong += [name for name, count in Counter(names).items() if name and count > 1]
     if wrong or not names:

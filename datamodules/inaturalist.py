@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +11,23 @@ from datamodules.base import Split
 from datamodules.classification import ImageFiles
 from datamodules.files import first_few, require_names
 from datamodules.image_folder import ImageFolderDataModule
+from datamodules.json_entries import Values, check_entries, name_value, text_value
 from datamodules.sampling import SeededDataset
+from datamodules.text_files import FolderNames, read_json, same_file
 from datamodules.transforms import Transform
 from datamodules.whole_numbers import whole_number
 
 FILES = {"train": "train2019.json", "val": "val2019.json"}
+REQUIRED = {
+    "categories": ("id", "name"),
+    "images": ("id", "file_name"),
+    "annotations": ("image_id", "category_id"),
+}
+VALUES: Values = {
+    "categories": {"id": whole_number, "name": name_value},
+    "images": {"id": whole_number, "file_name": text_value},
+    "annotations": {"image_id": whole_number, "category_id": whole_number},
+}
 
 
 class INaturalist2019DataModule(ImageFolderDataModule):
@@ -62,7 +72,7 @@ class INaturalist2019DataModule(ImageFolderDataModule):
                 f"{self.folder / FILES['train']} has {len(ids)} categories but data.num_classes is "
                 f"{self.expected_classes}; iNaturalist 2019 has 1010, null accepts any number"
             )
-        train, val = (map(os.path.normpath, content[split]["files"].values()) for split in FILES)
+        train, val = (map(same_file, content[split]["files"].values()) for split in FILES)
         self._shared = sorted(set(train) & set(val))
         label_of = {number: label for label, number in enumerate(ids)}
         make = self.augmentation
@@ -90,14 +100,18 @@ class INaturalist2019DataModule(ImageFolderDataModule):
     ) -> SeededDataset:
         files, labels = content["files"], content["labels"]
         images = sorted(files)
-        names = [files[image] for image in images]
+        on_disk = FolderNames(self.folder)
+        found = {image: on_disk.find(files[image]) for image in images}
         require_names(
-            [name for name in names if not (self.folder / name).is_file()],
+            [files[image] for image in images if found[image] is None],
             "images of the json file do not exist",
             "unpack the whole archive of the images beside it",
         )
         dataset = ImageFiles(
-            self.folder, names, [label_of[labels[image]] for image in images], transform
+            self.folder,
+            [name for name in found.values() if name is not None],
+            [label_of[labels[image]] for image in images],
+            transform,
         )
         return self.seeded(dataset, dataset.path)
 
@@ -117,32 +131,18 @@ def read_split(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"no file {path}; iNaturalist 2019 has {INaturalist2019DataModule.layout}"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries = {key: list(content[key]) for key in ("categories", "images", "annotations")}
-        names = [str(one["name"]) for one in entries["categories"]]
-        photographs = [str(one["file_name"]) for one in entries["images"]]
-        ids = {
-            (kind, key): [one[key] for one in entries[kind]]
-            for kind, key in (
-                ("categories", "id"),
-                ("images", "id"),
-                ("annotations", "image_id"),
-                ("annotations", "category_id"),
-            )
-        }
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is no json of iNaturalist's ({error}); unpack it again"
-        ) from error
-    except KeyError as error:
-        raise ValueError(
-            f"{path} lacks {error}; it needs categories (id, name), images (id, file_name) and "
-            "annotations (image_id, category_id)"
-        ) from error
+    content = check_entries(path, read_json(path), REQUIRED, VALUES, "iNaturalist's files")
     category_ids, image_ids, labelled, given = (
-        _whole_numbers(path, *place, values) for place, values in ids.items()
+        [one[key] for one in content[kind]]
+        for kind, key in (
+            ("categories", "id"),
+            ("images", "id"),
+            ("annotations", "image_id"),
+            ("annotations", "category_id"),
+        )
     )
+    names = [one["name"] for one in content["categories"]]
+    photographs = [one["file_name"] for one in content["images"]]
     for kind, numbers in (("categories", category_ids), ("images", image_ids)):
         if len(set(numbers)) < len(numbers):
             twice = first_few(number for number, count in Counter(numbers).items() if count > 1)
@@ -159,26 +159,16 @@ def read_split(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: each image needs one annotation of a known category: {named}")
     if not files:
         raise ValueError(f"{path} names no images; the test file has no labels, take {FILES}")
-    outside = [name for name in files.values() if Path(name).is_absolute() or ".." in name]
+    outside = [name for name in files.values() if same_file(name).split("/")[0] in ("", "..")]
     if outside:
         raise ValueError(f"{path} names files outside of its folder: {first_few(outside)}")
     return {"categories": categories, "files": files, "labels": labels}
 
 
-def _whole_numbers(path: Path, kind: str, key: str, values: Sequence[Any]) -> list[int]:
-    numbers = []
-    for index, value in enumerate(values):
-        try:
-            numbers.append(whole_number(value))
-        except ValueError as error:
-            raise ValueError(f"{path}: {kind}[{index}]: {key} {error}") from None
-    return numbers
-
-
 def _refuse_repeated_photographs(path: Path, files: Mapping[int, str]) -> None:
     ids: dict[str, int] = {}
     for number, name in files.items():
-        first = ids.setdefault(os.path.normpath(name), number)
+        first = ids.setdefault(same_file(name), number)
         if first != number:
             raise ValueError(
                 f"{path} lists the same photograph under two image ids: {name} (ids {first} and "

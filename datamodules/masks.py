@@ -23,6 +23,7 @@ from datamodules.mask_colours import (
     in_colours,
 )
 from datamodules.mask_pixels import Pixels, is_grey, read_pixels
+from datamodules.text_files import read_lines
 
 UNKNOWN = -1
 LOOKED = 100  # masks whose colours are counted for a message
@@ -208,7 +209,7 @@ def read_class_names(file: Path) -> tuple[str, ...]:
     Raises:
         ValueError: There are none, too many, or one twice.
     """
-    names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line for line in read_lines(file) if line]
     refuse_bad_names(
         names, f"{file} must hold 1 to {IGNORED - 1} different class names, one a line"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.class_listing import Listing, list_classes
+from datamodules.class_listing import Listing, composed_names, list_classes
 from datamodules.class_order import ClassOrder, in_order
 from datamodules.corruptions import KINDS, SEVERITIES
 from datamodules.files import first_few, list_folders, validation_folder
@@ -196,7 +196,10 @@ def _c(folder: Path, published: bool, class_order: ClassOrder | None) -> Found:
             "of ImageNet-C, or make a copy of your own data with tools/corrupt.py"
         )
     listing = Listing(folder)
-    images = {key: listing.images(place, list_folders(place)) for key, place in there.items()}
+    images = {
+        key: listing.images(place, composed_names(place, list_folders(place)))
+        for key, place in there.items()
+    }
     listing.say()
     classes = {one for held in images.values() for one in held}
     names = SYNSETS if classes <= set(SYNSETS) else tuple(in_order(classes, class_order))
@@ -231,7 +234,7 @@ def _part(
     labels: Mapping[str, int],
     columns: tuple[int, ...] = (),
 ) -> Part:
-    files = [f"{one}/{image}" for one, held in images.items() for image in held]
+    files = [image for held in images.values() for image in held]
     if not files:
         raise ValueError(f"{folder} holds no images in class folders; unpack {name} again")
     numbers = [labels[one] for one, held in images.items() for _ in held]

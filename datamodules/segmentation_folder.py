@@ -23,6 +23,7 @@ from datamodules.files import (
 from datamodules.mask_colours import IGNORED
 from datamodules.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.text_files import nfc
 from datamodules.whole_numbers import whole_list
 
 NAMES = "class_names.txt"
@@ -72,7 +73,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
             "val": (val_images, val_masks),
         }
         self.mask_suffix = mask_suffix
-        self.classes = None if classes is None else tuple(classes)
+        self.classes = None if classes is None else tuple(map(nfc, classes))
         self.values = None if values is None else whole_list("data.values", values)
         self.ignored = whole_list("data.ignored", ignored)
         either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
@@ -163,11 +164,11 @@ def _listed(folder: Path, suffixes: Collection[str]) -> list[str]:
 
 
 def _by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    by_stem = {str(Path(name).with_suffix("")): name for name in names}
+    by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
     if len(by_stem) < len(names):
         twice = [name for name in names if name not in by_stem.values()]
         raise ValueError(
-            f"{folder} has files that differ in their ending only: {first_few(twice)}; remove one "
-            "of each"
+            f"{folder} has files that differ only in their endings or in the form of accents (NFC, "
+            f"NFD): {first_few(twice)}; remove one of each"
         )
     return by_stem

@@ -20,6 +20,7 @@ from datamodules.console import say
 from datamodules.files import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, first_few, suffix_of
 from datamodules.sample_cache import cache_root
 from datamodules.tar_index import Member, members, read
+from datamodules.text_files import parsed_json
 
 # Source: webdataset/tariterators.py, base_plus_ext and tar_file_iterator.
 KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")
@@ -191,7 +192,7 @@ def _what_lacks(parts: Mapping[str, Any], images: list[str], wanted: str) -> str
 def _label(shard: Shard, member: Member, place: str) -> int | str:
     content = read(shard.archive, member.offset, min(member.size, LONGEST))
     try:
-        text = content.decode().strip()
+        text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         text = ""
     if not text:
@@ -201,10 +202,8 @@ def _label(shard: Shard, member: Member, place: str) -> int | str:
 
 def _sidecar(shard: Shard, parts: Mapping[str, list[Member]]) -> Any:
     member = parts[SIDECAR][0]
-    try:
-        return json.loads(read(shard.archive, member.offset, member.size))
-    except ValueError as error:
-        raise ValueError(f"{shard.archive}/{member.name} is not json ({error})") from error
+    content = read(shard.archive, member.offset, member.size)
+    return parsed_json(content, f"{shard.archive}/{member.name}")
 
 
 def _field(content: Any, key: str, place: str) -> int | str:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import unicodedata
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +195,11 @@ def nfc(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
+def same_file(name: str) -> str:
+    """Return the one spelling of a path: NFC, slashes, without ``./`` and doubled slashes."""
+    return os.path.normpath(nfc(name.replace("\\", "/")))
+
+
 class FolderNames:
     """Find files by the names that lists and annotations give them.
 
@@ -218,9 +222,9 @@ class FolderNames:
             found = self._find(name.replace("\\", "/"))
         return found
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the names of which there is no file."""
-        return [name for name in names if self.find(name) is None]
+    def on_disk(self, name: str) -> str:
+        """Return the name on the disk, or the given one where there is no such file."""
+        return self.find(name) or name
 
     def _find(self, name: str) -> str | None:
         last = name.rpartition("/")[2]

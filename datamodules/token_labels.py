@@ -28,7 +28,9 @@ from torchvision.transforms import RandomHorizontalFlip
 
 from datamodules.classification import Boxes, ImageFiles, Sample, sample
 from datamodules.files import load_rgb, require_folder, require_names
+from datamodules.text_files import FolderNames, nfc, read_json
 from datamodules.transforms import PaperAugmentation, augment_ops
+from datamodules.whole_numbers import shown
 
 CLASSES = "classes.json"  # beside label maps: the names of the classes, in label order
 Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
@@ -187,7 +189,10 @@ def check_map_classes(folder: Path, names: Sequence[str]) -> None:
     file = folder / CLASSES
     if not file.is_file():
         return
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = read_json(file)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{file} must hold a JSON list of class names, got {shown(found)}")
+    found = [nfc(name) for name in found]
     if found == list(names):
         return
     if sorted(found) == sorted(names):
@@ -235,15 +240,9 @@ class TokenLabelledFiles(ImageFiles):
         folder = self.transform.folder
         require_folder(folder, "data.token_labels=<folder> holds <class>/<image>.pt")
         check_map_classes(folder, self.class_names)
-        there: dict[Path, set[str]] = {}
-        missing = []
-        for index in range(len(self)):
-            file = self.map_file(index)
-            place = file.parent
-            if place not in there:
-                there[place] = {f.name for f in place.iterdir()} if place.is_dir() else set()
-            if file.name not in there[place]:
-                missing.append(str(file.relative_to(folder)))
+        on_disk = FolderNames(folder)
+        names = [self._map_name(index) for index in range(len(self))]
+        missing = [name for name in names if on_disk.find(name) is None]
         require_names(
             missing,
             f"label maps are missing in {folder}",
@@ -258,9 +257,12 @@ class TokenLabelledFiles(ImageFiles):
 
     def map_file(self, index: int) -> Path:
         """The file of a sample's label map."""
-        name = Path(self.path(index)).relative_to(self.root)
-        file: Path = self.transform.folder / name.with_suffix(".pt")
-        return file
+        folder: Path = self.transform.folder
+        name = self._map_name(index)
+        return folder / (name if name.isascii() else FolderNames(folder).on_disk(name))
+
+    def _map_name(self, index: int) -> str:
+        return str(Path(self.path(index)).relative_to(self.root).with_suffix(".pt"))
 
     def label_map(self, index: int) -> Tensor:
         """The label map (2, T, h, w) of a sample.

@@ -10,6 +10,7 @@ from datamodules.base import Split
 from datamodules.files import first_few, require_folder, require_names
 from datamodules.masks import consecutive, read_class_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.text_files import FolderNames, read_lines
 
 ARCHIVE_FOLDERS = ("VOCdevkit/VOC2012", "VOC2012")
 LISTS = "ImageSets/Segmentation"
@@ -55,10 +56,14 @@ class VOCDataModule(SegmentationDataModule):
         images, masks = folder / "JPEGImages", folder / self.masks_folder
         for part in (images, masks, folder / LISTS):
             require_folder(part, f"a VOC folder has {self.layout}")
+        of_image, of_mask = FolderNames(images), FolderNames(masks)
         found = {}
         for split, name in self.lists.items():
             stems = _read_list(folder / LISTS / f"{name}.txt", f"data.{split}_list")
-            found[split] = [Pair(images / f"{s}.jpg", masks / f"{s}.png") for s in stems]
+            found[split] = [
+                Pair(images / of_image.on_disk(f"{s}.jpg"), masks / of_mask.on_disk(f"{s}.png"))
+                for s in stems
+            ]
         for place, files in (
             (images, {pair.image for pairs in found.values() for pair in pairs}),
             (masks, {pair.mask for pairs in found.values() for pair in pairs}),
@@ -84,7 +89,7 @@ def _read_list(file: Path, option: str) -> list[str]:
     if not file.is_file():
         there = first_few(sorted(path.stem for path in file.parent.glob("*.txt")))
         raise FileNotFoundError(f"no list {file}; pass {option}=<one of {there}>")
-    stems = file.read_text(encoding="utf-8").split()
+    stems = [line for line in read_lines(file) if line]
     if not stems:
         raise ValueError(f"{file} lists no image; it has a name a line, without an ending")
     if len(set(stems)) < len(stems):

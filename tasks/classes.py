@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,11 @@ def _lemmas() -> dict[str, str]:
 def classes_of(checkpoint: Checkpoint) -> Classes | None:
     """The classes that a checkpoint names; None for one of timm's or the authors'."""
     names = checkpoint.class_names
-    return None if names is None else Classes(names, checkpoint.category_ids)
+    if names is None:
+        return None
+    # Composed, as the data modules read the names of folders and lists.
+    composed = tuple(unicodedata.normalize("NFC", name) for name in names)
+    return Classes(composed, checkpoint.category_ids)
 
 
 def check_several(names: Sequence[str], missing: str) -> None:

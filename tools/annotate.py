@@ -111,17 +111,17 @@ def images_of(folder: Path, names: Sequence[str]) -> Iterator[str]:
     """
     from datamodules.class_listing import list_classes
 
-    for name, files in list_classes(folder, names).items():
+    for files in list_classes(folder, names).values():
         taken: dict[str, str] = {}
         for file in files:
             stem = str(Path(file).with_suffix(""))
             if stem in taken:
                 raise ValueError(
-                    f"{folder / name} has {taken[stem]} and {file}, whose label maps would have "
-                    "one name; rename one of them"
+                    f"{folder} has {taken[stem]} and {file}, whose label maps would have one name; "
+                    "rename one of them"
                 )
             taken[stem] = file
-            yield f"{name}/{file}"
+            yield file
 
 
 def target(out: Path, name: str) -> Path:

@@ -75,7 +75,7 @@ def write_copy(
     if not folder.is_dir():
         raise ValueError(f"root={root} is no folder; pass one that holds class folders")
     found = list_classes(folder, list_folders(folder))
-    names = [f"{one}/{name}" for one, held in found.items() for name in held]
+    names = [name for held in found.values() for name in held]
     if not names:
         raise ValueError(f"{folder} holds no class folders with images: <class>/*.jpg")
     targets = {saved_name(name) for name in names}

@@ -262,9 +262,9 @@ def strays(key, value):
 
 
 FAULTS = [
-    (json.dumps(content())[:200], r"no valid JSON at byte \d+ of 200"),
-    ('{"é": ', r"no valid JSON at byte 7 of 7"),
-    (json.dumps([1]), "has no list 'categories'.*found list"),
+    (json.dumps(content())[:200], r"not valid JSON at byte \d+ of 200"),
+    ('{"é": ', r"not valid JSON at byte 7 of 7"),
+    (json.dumps([1]), "has no list 'categories'.*found a list"),
     (changed(["images"], None), "has no list 'images'.*found .*'annotations', 'categories'"),
     (changed(["annotations"], None), "has no list 'annotations'"),
     (changed(["categories"], None), "has no list 'categories'"),
@@ -323,7 +323,7 @@ FAULTS = [
         r"categories\[0\]: name must be a text .*\['cat'\]",
     ),
     (changed(["images"], []), "has no images"),
-    ("[" * 100_000, "nested too deeply|no valid JSON"),
+    ("[" * 100_000, "nested too deeply|not valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "cannot be read"),
     (changed(["annotations"], []), "no image of .* is left .* of 4 images 4 have no box"),
 ]

@@ -78,11 +78,11 @@ def test_wrong_files_are_refused(root):
         module(root, num_classes=1010)
     good = (root / "val2019.json").read_text()
     (root / "val2019.json").write_text(good[:50])
-    with pytest.raises(ValueError, match=r"val2019.json is no json .*line 1 column"):
+    with pytest.raises(ValueError, match=r"val2019.json is not valid JSON at byte \d+ of 50"):
         module(root)
     (root / "val2019.json").write_text(good)
     for edit, message in (
-        (lambda c: c.pop("annotations"), "lacks 'annotations'; it needs categories"),
+        (lambda c: c.pop("annotations"), "has no list 'annotations'; iNaturalist's files need"),
         (lambda c: c["annotations"].pop(), "one annotation of a known category: 1071"),
         (lambda c: c["annotations"].append(c["annotations"][0]), "some have two"),
         (lambda c: c["annotations"][0].update(category_id=3), "known category: 1020"),

@@ -233,7 +233,7 @@ def test_what_no_maps_are_made_of(root, small, tmp_path, capsys):
     assert "no teacher called 'resnt'" in said(f"root={root}", "teacher=resnt")
     assert "top=5 is more than the 3 classes" in said(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
-    assert "has 0.jpg and 0.png, whose label maps" in said(f"root={root}", *teacher)
+    assert "has a/0.jpg and a/0.png, whose label maps" in said(f"root={root}", *teacher)
     assert not (tmp_path / "maps").exists()
 
 

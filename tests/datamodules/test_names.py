@@ -1,0 +1,148 @@
+"""Names of files and classes as other systems write them: encodings, accents, backslashes."""
+
+import json
+import tarfile
+import unicodedata
+
+import pytest
+from PIL import Image
+
+from datamodules import (
+    ClassFoldersDataModule,
+    ImageFolderDataModule,
+    ImageTarsDataModule,
+    INaturalist2019DataModule,
+    SegmentationFolderDataModule,
+    VOCDataModule,
+)
+from datamodules.coco_checks import check_coco, read_coco
+from tasks.classes import check_classes
+from tests.segmentation_sets import folder, ready, voc
+from tests.stand_ins import write_inaturalist
+
+
+def nfd(name):
+    return unicodedata.normalize("NFD", name)
+
+
+def classes(root, names, count=4):
+    for place, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (place, number, 9)).save(root / name / f"{number}.png")
+
+
+def opened(kind, root, **options):
+    data = kind(root, image_size=32, batch_size=2, num_workers=0, **options)
+    data.setup()
+    for split in ("train", "val"):
+        data.dataset(split)[0, len(data.dataset(split)) - 1]
+    return data
+
+
+def test_class_folders_of_two_systems(tmp_path):
+    classes(tmp_path / "train", ["café", "zèbre", "dog"])
+    classes(tmp_path / "val", [nfd("zèbre"), nfd("café"), "dog"])
+    data = opened(ImageFolderDataModule, tmp_path)
+    assert data.class_names == ("café", "dog", "zèbre")
+    labels = [data.dataset("val").dataset.labels[index] for index in range(12)]
+    assert labels == [0] * 4 + [1] * 4 + [2] * 4
+    check_classes({"class_names": [nfd("café"), "dog", "zèbre"]}, data.class_names, "last.ckpt")
+
+
+def test_one_class_in_two_spellings_is_refused(tmp_path):
+    classes(tmp_path, ["café", nfd("café"), "dog"])
+    with pytest.raises(ValueError, match=r"two folders of the same name.*: café; move all"):
+        opened(ClassFoldersDataModule, tmp_path)
+
+
+def test_the_drawn_images_do_not_depend_on_accents(tmp_path):
+    for form, name in (("a", "café"), ("b", nfd("café"))):
+        classes(tmp_path / form, [name, "dog"], 20)
+    drawn = [
+        opened(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
+        for form in "ab"
+    ]
+    plain = [[name.decode().rpartition("/")[2] for name in names] for names in drawn]
+    assert plain[0] == plain[1]
+
+
+def test_tar_files_of_two_systems(tmp_path):
+    for split, name in (("train", "café"), ("val", nfd("café"))):
+        classes(tmp_path / "images" / split, [name, "dog"])
+        with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
+            tar.add(tmp_path / "images" / split, ".")
+    assert opened(ImageTarsDataModule, tmp_path).class_names == ("café", "dog")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+@pytest.mark.parametrize("kind", [SegmentationFolderDataModule, VOCDataModule])
+def test_lists_of_classes(tmp_path, kind, encoding):
+    pytest.importorskip("mmseg")
+    names = ["sol", "étang profond", "forêt", *(f"c{number}" for number in range(18))]
+    make = {SegmentationFolderDataModule: folder, VOCDataModule: voc}[kind]
+    make(tmp_path)
+    (tmp_path / "class_names.txt").write_bytes("\r\n".join([*names, ""]).encode(encoding))
+    assert ready(kind, tmp_path).class_names == tuple(names)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+def test_names_with_spaces_and_accents_in_voc_lists(tmp_path, encoding):
+    pytest.importorskip("mmseg")
+    root = voc(tmp_path)
+    for place, ending in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
+        (root / place / f"2007_0.{ending}").rename(root / place / f"été 1.{ending}")
+    (root / "SegmentationClass/été 1.png").rename(root / "SegmentationClass" / nfd("été 1.png"))
+    file = root / "ImageSets/Segmentation/train.txt"
+    file.write_bytes("2007_2\r\nété 1\r\n./2007_1 \r\n".encode(encoding))
+    data = ready(VOCDataModule, root)
+    images = [data.dataset("train").describe(index) for index in range(3)]
+    assert images[1].endswith("JPEGImages/été 1.jpg")
+    data.dataset("train")[0, 1]
+
+
+def test_masks_of_another_system(tmp_path):
+    pytest.importorskip("mmseg")
+    root = folder(tmp_path)
+    (root / "images/train/0.tif").rename(root / "images/train/é.tif")
+    (root / "masks/train/0.png").rename(root / "masks/train" / nfd("é.png"))
+    assert len(ready(SegmentationFolderDataModule, root).dataset("train")) == 2
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("utf-8-sig", "a/é.jpg"),
+        ("utf-16", nfd("./a/é.jpg")),
+        ("latin-1", "a\\é.jpg"),
+        ("utf-8", nfd(".\\a\\é.jpg")),
+    ],
+)
+def test_coco_files_of_other_systems(tmp_path, encoding, name):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/é.jpg").touch()
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 40, 40], "area": 1600}
+    content = {
+        "categories": [{"id": 1, "name": "café"}],
+        "images": [{"id": 1, "file_name": name, "width": 64, "height": 64}],
+        "annotations": [box],
+    }
+    file = tmp_path / "train.json"
+    file.write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
+    read = read_coco(file)
+    facts = check_coco(read, file, tmp_path, [nfd("café")], with_mask=False, training=True)
+    assert facts.class_names == ("café",)
+    assert read["images"][0]["file_name"] == "a/é.jpg"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_inaturalist_files_of_other_systems(tmp_path, encoding):
+    write_inaturalist(tmp_path)
+    for split in ("train", "val"):
+        file = tmp_path / f"{split}2019.json"
+        content = json.loads(file.read_text())
+        for image in content["images"]:
+            image["file_name"] = ".\\" + image["file_name"].replace("/", "\\")
+        file.write_bytes(json.dumps(content).encode(encoding))
+    data = opened(INaturalist2019DataModule, tmp_path, num_classes=None)
+    assert len(data.dataset("train")) == 6
