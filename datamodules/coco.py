@@ -27,6 +27,7 @@ from datamodules.dense import (
 )
 from datamodules.files import first_few, require_folder
 from datamodules.headers import check_header
+from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.detection import AUTO, OWN, Export, checked_layout, open_export
 from datamodules.layouts.records import Part
 from datamodules.layouts.splits import SplitOptions, choose, divided, drawn_notice
@@ -316,7 +317,8 @@ class CocoDataModule(DenseDataModule):
         left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
         train = export.parts[chosen.train]()
         if chosen.val is None:
-            return self._divided(train, f"{export.title}, {chosen.train}", left)
+            name = "" if chosen.train == WHOLE else f", {chosen.train}"
+            return self._divided(train, f"{export.title}{name}", left)
         val = export.parts[chosen.val]()
         say(
             f"{export.title}: {len(train.content['images'])} training images in {chosen.train}, "

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from datamodules.coco_checks import read_coco
+from datamodules.coco_checks import checked_content
 from datamodules.files import list_folders
 from datamodules.layouts.images import Images
-from datamodules.layouts.records import Content, Part, Parts
+from datamodules.layouts.records import Part, Parts
+from datamodules.text_files import read_json
 
 WHOLE = "the export"  # name of the only split of an export that has none
 ROBOFLOW = "_annotations.coco.json"
@@ -17,6 +19,12 @@ CVAT = "instances_"
 LABEL_STUDIO = "result.json"
 FIFTYONE = "labels.json"
 REMEDY = "export them too, or copy them there"
+
+
+def beginning(file: Path, size: int = 4096) -> str:
+    """Return the first characters of a JSON file that are not blank."""
+    with file.open("rb") as opened_file:
+        return opened_file.read(size).decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
 
 
 def files_per_folder(root: Path, name: str) -> dict[str, Path]:
@@ -44,9 +52,9 @@ def find_cvat(root: Path) -> dict[str, Path]:
 
 
 def find_label_studio(root: Path) -> dict[str, Path]:
-    """Return Label Studio's only json."""
+    """Return Label Studio's only json; its JSON-MIN has the same name, but is a list."""
     file = root / LABEL_STUDIO
-    return {WHOLE: file} if file.is_file() else {}
+    return {WHOLE: file} if file.is_file() and beginning(file).startswith("{") else {}
 
 
 def opened(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
@@ -56,17 +64,25 @@ def opened(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
 
 
 def _read(file: Path, split: str, images: Images) -> Part:
-    content = read_coco(file)
+    content = read_json(file)
     beside = file.parent.relative_to(images.folder).as_posix()
     own = "" if beside == "." else beside
     near = [own, f"{own}/data".lstrip("/"), f"images/{split}", "images", split, ""]
-    place_images(content, file, images, near)
-    return Part(file, images.folder, content)
-
-
-def place_images(content: Content, file: Path, images: Images, near: Sequence[str]) -> None:
-    """Change each ``file_name`` into the image's path below the export's root."""
+    entries = content.get("images") if isinstance(content, dict) else None
+    _fill_sizes(entries if isinstance(entries, list) else [], images, near)
+    content = checked_content(file, content)
     names = {image["file_name"] for image in content["images"]}
     found = images.find_all(names, file, REMEDY, near)
     for image in content["images"]:
         image["file_name"] = found[image["file_name"]]
+    return Part(file, images.folder, content)
+
+
+def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> None:
+    """Read the sizes that Label Studio leaves null for images without annotations."""
+    for entry in entries:
+        named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
+        if named and {entry.get("width"), entry.get("height")} == {None}:
+            found = images.find(entry["file_name"], near)
+            if found is not None:
+                ((entry["width"], entry["height"]),) = images.sizes([found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from datamodules.headers import THREADS, read_header
 from datamodules.text_files import nfc
 
 Size = tuple[int, int]  # width, height
+UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio adds to the names of uploaded files
 
 
 class Images:
@@ -54,7 +56,8 @@ class Images:
             found = self._by_path.get("/".join(parts[start:]))
             if found is not None:
                 return found
-        same = self._by_name.get(parts[-1] if parts else "", [])
+        last = parts[-1] if parts else ""
+        same = self._by_name.get(last) or self._by_name.get(UPLOADED.sub("", last), [])
         if len(same) > 1:
             raise ValueError(
                 f"{self.folder} has several images {parts[-1]}: {first_few(same)}; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from datamodules.console import say
 from datamodules.files import IMAGE_SUFFIXES, first_few, suffix_of
-from datamodules.layouts.coco_files import WHOLE
+from datamodules.layouts.coco_files import WHOLE, beginning
 from datamodules.layouts.images import Images, Size
 from datamodules.layouts.json_files import get, number, points
 from datamodules.layouts.outlines import bounds, corners, ellipse, turned
@@ -25,9 +24,7 @@ KINDS = {
     "brushlabels": "brush",
     "labels": "",
 }
-UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # Label Studio's prefix of uploaded files
 REMEDY = "copy them there, under the names in the export or their original names"
-BEGINNING = 4096  # characters that tell whose json it is
 
 
 def find(root: Path) -> list[Path]:
@@ -36,11 +33,9 @@ def find(root: Path) -> list[Path]:
 
 
 def _is_tasks(file: Path) -> bool:
-    with file.open("rb") as opened_file:
-        beginning = opened_file.read(BEGINNING).decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    if not beginning.startswith("["):
-        return False
-    return any(f'"{key}"' in beginning for key in ("annotations", "completions", "annotation_id"))
+    text = beginning(file)
+    keys = ("annotations", "completions", "annotation_id")
+    return text.startswith("[") and any(f'"{key}"' in text for key in keys)
 
 
 def opened(root: Path, files: Sequence[Path]) -> Parts:
@@ -60,7 +55,7 @@ def opened(root: Path, files: Sequence[Path]) -> Parts:
         results, others = _results(task, where)
         several += others
         name = _image_of(task, where)
-        found = _found(name, images)
+        found = images.find(name, ("", "images"))
         if found is None:
             missing.append(name)
             continue
@@ -118,15 +113,6 @@ def _path(address: str) -> str:
     parts = urlsplit(address)
     local = parse_qs(parts.query).get("d")
     return local[0] if local else unquote(parts.path)
-
-
-def _found(name: str, images: Images) -> str | None:
-    found = images.find(name, ("", "images"))
-    if found is None:
-        last = name.rpartition("/")[2]
-        original = UPLOADED.sub("", last)
-        found = images.find(original) if original != last else None
-    return found
 
 
 def _size(results: Sequence[dict[str, Any]], where: str) -> Size | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,12 @@ class Shape:
     label: str
     box: Box
     area: float
-    outline: Any = ()
+    outline: Any
 
     @classmethod
     def of_box(cls, label: str, box: Box) -> Shape:
         """Build a shape without an outline."""
-        return cls(label, box, box[2] * box[3])
+        return cls(label, box, box[2] * box[3], [])
 
     @classmethod
     def of_polygons(cls, label: str, polygons: Sequence[Sequence[Point]]) -> Shape:
@@ -106,15 +107,23 @@ def to_parts(
         names = sorted({shape.label for photo in photos for shape in photo.shapes})
     if not names:
         raise ValueError(f"{source} has no annotated boxes or outlines")
-    ids = {name: number for number, name in enumerate(names)}
+    listed = {photo.file for photo in photos}
+    unlisted = [name for name in images.names if name not in listed]
+    if unlisted:
+        say(
+            f"{source}: images without an annotation are left out: {len(unlisted)} of "
+            f"{len(images.names)}, such as {first_few(unlisted, 3)}"
+        )
+    return {name: partial(to_part, split, source, images, names) for name, split in splits.items()}
+
+
+def to_part(photos: Sequence[Photo], source: Path, images: Images, names: Sequence[str]) -> Part:
+    """Return a split in COCO's form; see ``to_parts``."""
     unsized = [photo for photo in photos if photo.size is None]
     for photo, size in zip(unsized, images.sizes([p.file for p in unsized]), strict=True):
         photo.size = size
-
-    def part(split: Sequence[Photo]) -> Part:
-        return Part(source, images.folder, _content(split, ids))
-
-    return {name: lambda split=split: part(split) for name, split in splits.items()}  # type: ignore[misc]
+    ids = {name: number for number, name in enumerate(names)}
+    return Part(source, images.folder, _content(photos, ids))
 
 
 def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:
@@ -138,9 +147,7 @@ def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:
                     "bbox": list(shape.box),
                     "area": shape.area,
                     "iscrowd": 0,
-                    "segmentation": list(shape.outline)
-                    if isinstance(shape.outline, tuple)
-                    else shape.outline,
+                    "segmentation": shape.outline,
                 }
             )
     return content

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.files import list_folders, require_names
+from datamodules.files import list_folders
 from datamodules.layouts.coco_files import REMEDY, WHOLE
 from datamodules.layouts.images import Images, Size
 from datamodules.layouts.outlines import Point
@@ -14,7 +14,8 @@ from datamodules.layouts.xml_files import Element, number, read_xml, text_of
 from datamodules.text_files import nfc, read_lines
 
 LISTS = "ImageSets/Main"
-# Of Roboflow's files the first pixel is 1, as in VOC's own; its library supervision subtracts 1.
+# In Roboflow's files the first pixel is 1 and xmax is the last pixel, as in VOC's own: its library
+# supervision reads them so. The other tools write x and x + width.
 ONE_BASED = "roboflow"
 
 
@@ -29,33 +30,37 @@ def find_roboflow(root: Path) -> dict[str, list[Path]]:
     }
 
 
+def find_label_studio(root: Path) -> dict[str, list[Path]]:
+    """Return the files of Label Studio's folder ``Annotations``, with ``images`` beside it."""
+    return find_devkit(root) if (root / "images").is_dir() else {}
+
+
 def find_devkit(root: Path) -> dict[str, list[Path]]:
-    """Return the files of a folder ``Annotations``, by the lists in ``ImageSets/Main``."""
+    """Return the files of a folder ``Annotations``, by the lists in ``ImageSets/Main``.
+
+    An image of a list may lack its file: CVAT writes none for images without objects.
+    """
     folder = root / "Annotations"
     files = sorted(folder.rglob("*.xml")) if folder.is_dir() else []
     if not files or not _is_voc(files[0]):
         return {}
     by_stem = {nfc(file.relative_to(folder).with_suffix("").as_posix()): file for file in files}
-    lists = [file for file in _lists(root) if file.stem != "trainval"]
-    if not lists:
-        return {WHOLE: files}
-    splits = {}
-    for file in lists:
-        stems = [line.strip('"') for line in read_lines(file) if line]  # CVAT quotes spaces
-        require_names(
-            {stem for stem in stems if stem not in by_stem},
-            f"names in {file} have no file in {folder}",
-            "add the files, or take the names from the list",
-        )
-        splits[file.stem] = [by_stem[stem] for stem in stems]
-    return splits
+    splits = {
+        file.stem: [
+            by_stem.get(stem, folder / f"{stem}.xml")
+            for stem in (line.strip('"') for line in read_lines(file) if line)  # CVAT quotes spaces
+        ]
+        for file in _lists(root)
+    }
+    return splits or {WHOLE: files}
 
 
 def _lists(root: Path) -> list[Path]:
     """Return the lists of splits; those of single classes are called <class>_<split>."""
     files = sorted((root / LISTS).glob("*.txt"))
     stems = {file.stem for file in files}
-    return [file for file in files if file.stem.rpartition("_")[2] not in stems - {file.stem}]
+    splits = [file for file in files if file.stem.rpartition("_")[2] not in stems - {file.stem}]
+    return [file for file in splits if file.stem != "trainval" or len(splits) == 1]
 
 
 def _xml_files(folder: Path) -> list[Path]:
@@ -76,12 +81,12 @@ def opened(root: Path, splits: dict[str, list[Path]]) -> Parts:
 def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
     photos, missing = [], []
     for file in files:
-        element = read_xml(file)
+        element = read_xml(file) if file.is_file() else Element("annotation")
         folder = file.parent.relative_to(images.folder).as_posix()
         near = [folder if folder != "." else "", "JPEGImages", "images"]
         named = (element.findtext("filename") or "").strip()
         name = images.find(named.replace("\\", "/").rpartition("/")[2], near) if named else None
-        name = name or images.find_stem(file.stem, near)
+        name = name or images.find_stem(_stem(file, images.folder), near)
         if name is None:
             missing.append(named or file.stem)
             continue
@@ -90,6 +95,12 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         photos.append(Photo(name, shapes, _size(element)))
     images.refuse_missing(missing, files[0].parent, REMEDY)
     return photos
+
+
+def _stem(file: Path, root: Path) -> str:
+    """Return the path of a file below Annotations, or its name, without the ending."""
+    parts = file.relative_to(root).with_suffix("").parts
+    return "/".join(parts[1:]) if parts[0] == "Annotations" else parts[-1]
 
 
 def _size(element: Element) -> Size | None:
@@ -112,9 +123,10 @@ def _shape(one: Element, element: Element, where: str) -> Shape:
     if box is None:
         raise ValueError(f"{where} has neither <bndbox> nor <polygon>")
     left, top, right, bottom = (
-        number(text_of(box, side, where), f"{where}: {side}") - first
+        number(text_of(box, side, where), f"{where}: {side}")
         for side in ("xmin", "ymin", "xmax", "ymax")
     )
+    left, top = left - first, top - first
     return Shape.of_box(label, (left, top, right - left, bottom - top))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from datamodules.files import first_few, list_folders, require_names
 from datamodules.layouts.coco_files import REMEDY, WHOLE
 from datamodules.layouts.images import Images, Size
 from datamodules.layouts.outlines import Point
-from datamodules.layouts.records import Parts, Photo, Shape, to_parts
+from datamodules.layouts.records import Part, Parts, Photo, Shape, to_part
 from datamodules.layouts.xml_files import number
 from datamodules.text_files import nfc, read_lines, read_text
 from datamodules.whole_numbers import shown
@@ -94,28 +95,19 @@ def describe_yaml(file: Path) -> Description:
                 f"{shown(entries)}"
             )
         if entries:
-            where = f"{file}: {split}"
-            splits[split] = [_placed(file.parent, base, entry, where) for entry in entries]
+            splits[split] = [f"{base}/{entry}" if base else entry for entry in entries]
     return Description(file, _checked(names, file), splits)
 
 
-def _placed(root: Path, base: str, entry: str, where: str) -> str:
-    """Return a folder or list that exists, relative to the root.
+def _placed(root: Path, entry: str) -> str | None:
+    """Return a folder or list that exists, relative to the root; None if it is missing.
 
     The file may name the path of another machine, and Roboflow's is off by one folder: the longest
     ending of the path that exists here counts.
     """
-    whole = f"{base}/{entry}" if base else entry
-    parts = [part for part in whole.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-    for start in range(len(parts)):
-        place = "/".join(parts[start:])
-        if (root / place).exists():
-            return place
-    if any(file.is_absolute() and file.exists() for file in (Path(entry), Path(base) / entry)):
-        raise ValueError(
-            f"{where} is {entry}, outside {root}; pass data.root=<a folder that holds both>"
-        )
-    raise FileNotFoundError(f"{where} is {entry}, which is missing in {root}; correct the entry")
+    parts = [part for part in entry.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    endings = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((ending for ending in endings if (root / ending).exists()), None)
 
 
 def describe_darknet(file: Path) -> Description:
@@ -125,13 +117,9 @@ def describe_darknet(file: Path) -> Description:
     content = {key.strip(): value.strip() for key, _, value in rows}
     if "names" not in content:
         raise ValueError(f"{file} lacks a line 'names = data/obj.names'")
-    listed = root / _placed(root, "", content["names"], f"{file}: names")
+    listed = root / (_placed(root, content["names"]) or content["names"])
     names = [line for line in read_lines(listed) if line]
-    splits = {
-        split: [_placed(root, "", content[split], f"{file}: {split}")]
-        for split in SPLITS
-        if split in content
-    }
+    splits = {split: [content[split]] for split in SPLITS if split in content}
     return Description(file, _checked(names, listed), splits)
 
 
@@ -169,22 +157,25 @@ def opened(description: Description) -> Parts:
     if description.source.name == DARKNET:
         root = root.parent
     images = Images(root)
-    splits = {
-        split: _photos(description, entries, images)
-        for split, entries in description.splits.items()
-    }
-    return to_parts(splits, description.source, images, description.names)
-
-
-def _photos(description: Description, entries: Sequence[str], images: Images) -> list[Photo]:
-    files: list[str] = []
-    for entry in entries:
-        files += _listed(entry, images)
-    files = sorted(set(files))
+    files: dict[str, list[str]] = {}
+    empty = []
+    for split, entries in description.splits.items():
+        places = [place for entry in entries if (place := _placed(root, entry))]
+        files[split] = sorted({file for place in places for file in _listed(place, images)})
+        if not files[split]:
+            empty.append(f"{split}: {first_few(entries)}")
+            del files[split]
     if not files:
-        raise ValueError(
-            f"{description.source} names {first_few(entries)}, which holds no images; {REMEDY}"
+        raise FileNotFoundError(
+            f"{description.source} names folders without images in {root} ({first_few(empty)}); "
+            f"{REMEDY}"
         )
+    if empty:
+        say(f"{description.source} names folders without images, left out: {first_few(empty)}")
+    return {split: partial(_part, description, names, images) for split, names in files.items()}
+
+
+def _part(description: Description, files: Sequence[str], images: Images) -> Part:
     labels = {file: _label_of(images.folder, file) for file in files}
     _report(description.source, labels, images.folder)
     photos = []
@@ -192,7 +183,7 @@ def _photos(description: Description, entries: Sequence[str], images: Images) ->
         label = labels[file]
         shapes = [] if label is None else read_labels(label, description.names, size)
         photos.append(Photo(file, shapes, size))
-    return photos
+    return to_part(photos, description.source, images, description.names)
 
 
 def _listed(entry: str, images: Images) -> list[str]:
