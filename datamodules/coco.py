@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,13 @@ from datamodules.dense import (
 )
 from datamodules.files import first_few, require_folder
 from datamodules.headers import check_header
+from datamodules.layouts.coco_files import WHOLE
+from datamodules.layouts.detection import AUTO, OWN, Export, checked_layout, open_export
+from datamodules.layouts.records import Part
+from datamodules.layouts.splits import SplitOptions, choose, divided, drawn_notice
 from datamodules.sampling import SeededDataset
 
+TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
 # DETR's, for ``train_crops``: longest and shortest edges before cropping, least and largest side of
 # a crop.
 BEFORE_CROP = ((1333, 400), (1333, 500), (1333, 600))
@@ -37,9 +45,15 @@ class CocoDataModule(DenseDataModule):
 
     Args:
         root: Folder that holds annotations and images.
+        layout: "coco" for the four places below, a tool's name for its export (``LAYOUTS``), or
+            "auto" to recognise exports where the training json is missing.
+        train_split: Split of an export that trains; None for the one that is called so.
+        val_split: Split of an export that validates; None for the one that is called so.
+        val_share: Share of the training images that validate in an export without such a split.
+        split_seed: Draws other images.
         train_annotations: Training json, relative to ``root``.
         train_images: Folder of the training images, relative to ``root``.
-        val_annotations: Validation json, relative to ``root``.
+        val_annotations: Validation json, relative to ``root``; None draws training images.
         val_images: Folder of the validation images, relative to ``root``.
         scale: Longest and shortest edge an image is resized into, its shape kept.
         train_sizes: Several such sizes, one of which is drawn for each training image.
@@ -65,9 +79,14 @@ class CocoDataModule(DenseDataModule):
         self,
         root: str | Path | None = None,
         *,
-        train_annotations: str = "annotations/instances_train2017.json",
+        layout: str = AUTO,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        val_share: float = 0.1,
+        split_seed: int = 0,
+        train_annotations: str = TRAIN_ANNOTATIONS,
         train_images: str = "train2017",
-        val_annotations: str = "annotations/instances_val2017.json",
+        val_annotations: str | None = "annotations/instances_val2017.json",
         val_images: str = "val2017",
         scale: int | Sequence[int] = (1333, 800),
         train_sizes: Sequence[Sequence[int]] | None = None,
@@ -82,6 +101,8 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
+        self.chosen_layout = checked_layout(layout)
+        self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
         self.scale = size_of("scale", scale)
@@ -93,6 +114,8 @@ class CocoDataModule(DenseDataModule):
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
+        self._train: Part | None = None
+        self._val: Part | None = None
         self.classes = None if classes is None else tuple(classes)
         self.check_scales(self.scale, *self.train_sizes, factors=self.scale_jitter or ())
         if self.train_sizes and self.scale_jitter:
@@ -113,14 +136,14 @@ class CocoDataModule(DenseDataModule):
             AttributeError: There is no validation set, as when images of your own are predicted.
             ValueError: No box counts in AP; there is none at all in test-dev's file.
         """
-        if "val" not in self._facts:
+        if "val" not in self._facts or self._val is None:
             raise AttributeError("annotations are known after setup()")
         if len(self._facts["val"].absent) == self.num_classes:
             empty = not self._annotations_of_val["annotations"]
             found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
             skipped = f" left without {self.left_out}" if self.left_out else ""
             raise ValueError(
-                f"{self.folder / self.val_annotations} has {found}{skipped}: its images can "
+                f"{self._val.source} has {found}{skipped}: its images can "
                 "be predicted, for a server to judge (mode=predict), but neither tested nor "
                 "validated here"
             )
@@ -128,14 +151,16 @@ class CocoDataModule(DenseDataModule):
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
-        train_content = self._read(self.train_annotations, self.train_images)
-        val_content = self._read(self.val_annotations, self.val_images, annotated=False)
-        train = self._check(train_content, self.train_annotations, self.train_images, training=True)
-        val = self._check(val_content, self.val_annotations, self.val_images, training=False)
+        self._train, self._val = self._parts()
+        self._leave_out_supercategory()
+        train_content, val_content = self._train.content, self._val.content
+        train = self._check(self._train, training=True)
+        val = self._check(self._val, training=False)
         if train.class_names != val.class_names:
             difference = sorted(set(train.class_names) ^ set(val.class_names))
+            names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
             raise ValueError(
-                f"{self.train_annotations} and {self.val_annotations} in {self.folder} differ in "
+                f"{names[0]} and {names[1]} in {self.folder} differ in "
                 f"their categories or the order of them: {list(train.class_names)} against "
                 f"{list(val.class_names)}; only in one: {difference}"
             )
@@ -149,9 +174,9 @@ class CocoDataModule(DenseDataModule):
         train_content = marked(train_content, train.unusable)
         return {
             "train": self.wrap(
-                self._coco(train_content, self.train_images, self.train_steps(), False)
+                self._coco(train_content, self._train.images, self.train_steps(), False)
             ),
-            "val": self.wrap(self._coco(val_content, self.val_images, self.test_steps(), True)),
+            "val": self.wrap(self._coco(val_content, self._val.images, self.test_steps(), True)),
         }
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
@@ -251,17 +276,89 @@ class CocoDataModule(DenseDataModule):
         step: Step = LoadAnnotations(with_bbox=True, with_mask=self.with_mask)
         return step
 
-    def _read(self, annotations: str, images: str, *, annotated: bool = True) -> dict[str, Any]:
-        require_folder(self.folder / images, f"a COCO folder has {self.layout}")
-        return read_coco(self.folder / annotations, annotated=annotated)
+    @property
+    def annotations_digest(self) -> str | None:
+        """Hash of the validation annotations: of the file, or of what an export gave."""
+        if self._val is None:
+            return None
+        if self._val.source == self.folder / str(self.val_annotations):
+            return hashlib.sha256(self._val.source.read_bytes()).hexdigest()
+        return hashlib.sha256(json.dumps(self._val.content).encode()).hexdigest()
 
-    def _check(
-        self, content: Mapping[str, Any], annotations: str, images: str, *, training: bool
-    ) -> CocoFacts:
+    def _parts(self) -> tuple[Part, Part]:
+        """Return what trains and what validates, from COCO's own places or an export."""
+        export = self._export()
+        if export is not None:
+            return self._of_export(export)
+        if self.splits.train or self.splits.val:
+            raise ValueError(
+                "data.train_split and data.val_split name splits of an export; data.layout=coco "
+                "takes data.train_annotations and data.val_annotations"
+            )
+        train = self._own(self.train_annotations, self.train_images)
+        if self.val_annotations is None:
+            return self._divided(train, str(self.folder / self.train_annotations))
+        return train, self._own(self.val_annotations, self.val_images, annotated=False)
+
+    def _export(self) -> Export | None:
+        """Return the export in the folder; None for COCO's own places."""
+        if self.chosen_layout == OWN:
+            return None
+        own = (self.train_annotations, str(self.val_annotations))
+        named = self.train_annotations != TRAIN_ANNOTATIONS
+        if self.chosen_layout == AUTO and (
+            named or any((self.folder / name).is_file() for name in own)
+        ):
+            return None
+        return open_export(self.folder, self.chosen_layout)
+
+    def _of_export(self, export: Export) -> tuple[Part, Part]:
+        chosen = choose(list(export.parts), self.splits, export.title)
+        unused = first_few(chosen.unused)
+        left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
+        train = export.parts[chosen.train]()
+        if chosen.val is None:
+            name = "" if chosen.train == WHOLE else f", {chosen.train}"
+            return self._divided(train, f"{export.title}{name}", left)
+        val = export.parts[chosen.val]()
+        say(
+            f"{export.title}: {len(train.content['images'])} training images in {chosen.train}, "
+            f"{len(val.content['images'])} validation images in {chosen.val}{left}"
+        )
+        return train, val
+
+    def _divided(self, whole: Part, title: str, left: str = "") -> tuple[Part, Part]:
+        train, val = divided(whole.content, self.splits)
+        notice = drawn_notice(len(val["images"]), len(whole.content["images"]), self.splits)
+        say(f"{title}: {notice}{left}")
+        return replace(whole, content=train), replace(whole, content=val)
+
+    def _leave_out_supercategory(self) -> None:
+        """Leave out the category 0 that Roboflow puts above the others and uses for no box."""
+        assert self._train is not None
+        assert self._val is not None
+        contents = [self._train.content, self._val.content]
+        name = unused_supercategory(contents)
+        if name is None or name in (self.classes or ()):
+            return
+        kept = [[one for one in c["categories"] if one["id"] != 0] for c in contents]
+        self._train = replace(self._train, content={**contents[0], "categories": kept[0]})
+        self._val = replace(self._val, content={**contents[1], "categories": kept[1]})
+        say(
+            f"Category 0, {name!r}, is left out: it has no annotations and is the supercategory of "
+            "all others"
+        )
+
+    def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
+        require_folder(self.folder / images, f"a COCO folder has {self.layout}")
+        source = self.folder / annotations
+        return Part(source, self.folder / images, read_coco(source, annotated=annotated))
+
+    def _check(self, part: Part, *, training: bool) -> CocoFacts:
         return check_coco(
-            content,
-            self.folder / annotations,
-            self.folder / images,
+            part.content,
+            part.source,
+            part.images,
             self.classes,
             with_mask=self.with_mask,
             training=training,
@@ -269,12 +366,12 @@ class CocoDataModule(DenseDataModule):
         )
 
     def _coco(
-        self, content: Mapping[str, Any], images: str, steps: list[Step], test_mode: bool
+        self, content: Mapping[str, Any], images: Path, steps: list[Step], test_mode: bool
     ) -> Any:
         from mmdet.datasets import CocoDataset
 
         dataset = CocoDataset(
-            data_prefix={"img": str(self.folder / images)},
+            data_prefix={"img": str(images)},
             metainfo=self.metainfo,
             filter_cfg={"filter_empty_gt": True, "min_size": MIN_SIDE},
             pipeline=steps,
@@ -286,6 +383,22 @@ class CocoDataModule(DenseDataModule):
         dataset.full_init()
         del dataset.COCOAPI
         return dataset
+
+
+def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the name of a category 0 without annotations that is above all others; else None."""
+    names = set()
+    for content in contents:
+        roots = [one for one in content["categories"] if one["id"] == 0]
+        others = [one for one in content["categories"] if one["id"] != 0]
+        used = any(one["category_id"] == 0 for one in content["annotations"])
+        if len(roots) != 1 or not others or used:
+            return None
+        name = str(roots[0]["name"])
+        if not all(one.get("supercategory") == name for one in others):
+            return None
+        names.add(name)
+    return names.pop() if len(names) == 1 else None
 
 
 def without(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:

@@ -146,6 +146,15 @@ def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
     content = read_json(path)
     if not annotated and isinstance(content, dict):
         content.setdefault("annotations", [])
+    return checked_content(path, content)
+
+
+def checked_content(path: Path, content: Any) -> dict[str, list[Entry]]:
+    """Return the lists of a COCO file with integral floats as integers.
+
+    Raises:
+        ValueError: Its entries are not of COCO's form.
+    """
     return check_entries(path, content, REQUIRED_KEYS, VALUES, "COCO files")
 
 

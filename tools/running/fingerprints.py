@@ -28,10 +28,9 @@ def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
     dataset = datamodule.dataset("val")
     files = [dataset.describe(index) for index in range(len(dataset))]
     parts: list[Any] = [sorted(_short(file) for file in files), _sizes(files)]
-    annotations = getattr(datamodule, "val_annotations", None)
-    if isinstance(annotations, str) and datamodule.root is not None:
-        content = (datamodule.root / annotations).read_bytes()
-        parts.append(hashlib.sha256(content).hexdigest())
+    annotations = getattr(datamodule, "annotations_digest", None)
+    if annotations is not None:
+        parts.append(annotations)
     return {"classes": _digest(list(datamodule.class_names)), "val": _digest(parts)}
 
 

@@ -1,0 +1,88 @@
+"""COCO files as Roboflow, CVAT, Label Studio and FiftyOne place them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datamodules.coco_checks import checked_content
+from datamodules.files import list_folders
+from datamodules.layouts.images import Images
+from datamodules.layouts.records import Part, Parts
+from datamodules.text_files import read_json
+
+WHOLE = "the export"  # name of the only split of an export that has none
+ROBOFLOW = "_annotations.coco.json"
+CVAT = "instances_"
+LABEL_STUDIO = "result.json"
+FIFTYONE = "labels.json"
+REMEDY = "export them too, or copy them there"
+
+
+def beginning(file: Path, size: int = 4096) -> str:
+    """Return the first characters of a JSON file that are not blank."""
+    with file.open("rb") as opened_file:
+        return opened_file.read(size).decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+
+
+def files_per_folder(root: Path, name: str) -> dict[str, Path]:
+    """Return files of one name in the root or in its folders, by the name of the folder."""
+    if (root / name).is_file():
+        return {WHOLE: root / name}
+    return {n: root / n / name for n in list_folders(root) if (root / n / name).is_file()}
+
+
+def find_roboflow(root: Path) -> dict[str, Path]:
+    """Return Roboflow's json of each split."""
+    return files_per_folder(root, ROBOFLOW)
+
+
+def find_fiftyone(root: Path) -> dict[str, Path]:
+    """Return FiftyOne's json of each export, with ``data`` beside it."""
+    found = files_per_folder(root, FIFTYONE)
+    return {name: file for name, file in found.items() if (file.parent / "data").is_dir()}
+
+
+def find_cvat(root: Path) -> dict[str, Path]:
+    """Return CVAT's json of each subset."""
+    files = sorted(root.glob(f"annotations/{CVAT}*.json"))
+    return {file.stem.removeprefix(CVAT): file for file in files}
+
+
+def find_label_studio(root: Path) -> dict[str, Path]:
+    """Return Label Studio's only json; its JSON-MIN has the same name, but is a list."""
+    file = root / LABEL_STUDIO
+    return {WHOLE: file} if file.is_file() and beginning(file).startswith("{") else {}
+
+
+def opened(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
+    """Return the splits of an export, each of which is read when it is called."""
+    images = Images(root)
+    return {name: partial(_read, file, name, images) for name, file in find(root).items()}
+
+
+def _read(file: Path, split: str, images: Images) -> Part:
+    content = read_json(file)
+    beside = file.parent.relative_to(images.folder).as_posix()
+    own = "" if beside == "." else beside
+    near = [own, f"{own}/data".lstrip("/"), f"images/{split}", "images", split, ""]
+    entries = content.get("images") if isinstance(content, dict) else None
+    _fill_sizes(entries if isinstance(entries, list) else [], images, near)
+    content = checked_content(file, content)
+    names = {image["file_name"] for image in content["images"]}
+    found = images.find_all(names, file, REMEDY, near)
+    for image in content["images"]:
+        image["file_name"] = found[image["file_name"]]
+    return Part(file, images.folder, content)
+
+
+def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> None:
+    """Read the sizes that Label Studio leaves null for images without annotations."""
+    for entry in entries:
+        named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
+        if named and {entry.get("width"), entry.get("height")} == {None}:
+            found = images.find(entry["file_name"], near)
+            if found is not None:
+                ((entry["width"], entry["height"]),) = images.sizes([found])

@@ -1,0 +1,143 @@
+"""Chooses the splits that train and validate, and draws one where an export has none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datamodules.base import at_least
+from datamodules.files import first_few
+
+TRAIN = ("train", "training")
+VAL = ("val", "valid", "validation")
+TEST = ("test", "testing")
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Which splits of an export are used.
+
+    Attributes:
+        train: Name of the one that trains; None for the usual names.
+        val: Name of the one that validates; None for the usual names.
+        share: Of the training images that validate where no split does.
+        seed: Draws other images.
+    """
+
+    train: str | None = None
+    val: str | None = None
+    share: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that draw nothing."""
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"data.val_share must be a number between 0 and 1, such as 0.1, got {self.share}"
+            )
+        at_least("split_seed", self.seed, 0)
+        if self.train is not None and self.train == self.val:
+            raise ValueError(f"data.train_split and data.val_split are both {self.val}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The splits that are used.
+
+    Attributes:
+        train: Name of the one that trains.
+        val: Name of the one that validates; None to draw it from the one that trains.
+        unused: Names of the others.
+    """
+
+    train: str
+    val: str | None
+    unused: tuple[str, ...]
+
+
+def choose(names: Collection[str], options: SplitOptions, where: object) -> Choice:
+    """Choose the splits by their names.
+
+    Raises:
+        ValueError: The names leave open which split trains or validates.
+    """
+    train = _typed(names, options.train, "train_split", where) or _usual(names, TRAIN, where)
+    val = _typed(names, options.val, "val_split", where) or _usual(names, VAL, where)
+    if train is None:
+        others = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
+        others = others or [name for name in names if name != val]
+        if len(others) != 1:
+            raise ValueError(
+                f"{where} has the splits {first_few(sorted(names), 10)}, none of which is called "
+                "train; pass data.train_split=<name> and data.val_split=<name>"
+            )
+        train = others[0]
+    return Choice(train, val, tuple(name for name in names if name not in (train, val)))
+
+
+def _typed(names: Collection[str], name: str | None, option: str, where: object) -> str | None:
+    if name is not None and name not in names:
+        raise ValueError(
+            f"{where} has no split {name}; pass data.{option}=<one of {first_few(names, 10)}>"
+        )
+    return name
+
+
+def _usual(names: Collection[str], usual: Sequence[str], where: object) -> str | None:
+    found = [name for name in names if name.lower() in usual]
+    if len(found) > 1:
+        option = "train_split" if usual is TRAIN else "val_split"
+        raise ValueError(f"{where} has several such splits; pass data.{option}=<one of {found}>")
+    return found[0] if found else None
+
+
+def drawn(names: Sequence[str], options: SplitOptions, group: str = "") -> set[str]:
+    """Return the names that validate: the same for the same names and seed.
+
+    Args:
+        names: Of images.
+        options: With share and seed.
+        group: Draws differ between groups, such as the class of the images.
+    """
+    if len(names) < 2:
+        raise ValueError(
+            f"{len(names)} image{'s' * (len(names) != 1)} cannot be divided into training and "
+            "validation; add images"
+        )
+    count = min(max(1, round(options.share * len(names))), len(names) - 1)
+
+    def place(name: str) -> bytes:
+        key = f"{options.seed}/{group}/{name}".encode("utf-8", "surrogateescape")
+        return hashlib.sha256(key).digest()
+
+    return set(sorted(names, key=place)[:count])
+
+
+def divided(
+    content: Mapping[str, Any], options: SplitOptions
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide a COCO file's images into those that train and those that validate."""
+    names = [image["file_name"] for image in content["images"]]
+    chosen = drawn(names, options)
+    ids = {image["id"] for image in content["images"] if image["file_name"] in chosen}
+
+    def part(validates: bool) -> dict[str, Any]:
+        return {
+            **content,
+            "images": [one for one in content["images"] if (one["id"] in ids) == validates],
+            "annotations": [
+                one for one in content["annotations"] if (one["image_id"] in ids) == validates
+            ],
+        }
+
+    return part(False), part(True)
+
+
+def drawn_notice(count: int, total: int, options: SplitOptions) -> str:
+    """Return the words that say which images validate."""
+    return (
+        f"{count} of {total} images are drawn for validation (data.val_share={options.share}, "
+        f"data.split_seed={options.seed})"
+    )

@@ -1,0 +1,139 @@
+"""Boxes in Pascal VOC's XML files, one file per image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from datamodules.files import list_folders
+from datamodules.layouts.coco_files import REMEDY, WHOLE
+from datamodules.layouts.images import Images, Size
+from datamodules.layouts.outlines import Point
+from datamodules.layouts.records import Parts, Photo, Shape, to_parts
+from datamodules.layouts.xml_files import Element, number, read_xml, text_of
+from datamodules.text_files import nfc, read_lines
+
+LISTS = "ImageSets/Main"
+# In Roboflow's files the first pixel is 1 and xmax is the last pixel, as in VOC's own: its library
+# supervision reads them so. The other tools write x and x + width.
+ONE_BASED = "roboflow"
+
+
+def find_roboflow(root: Path) -> dict[str, list[Path]]:
+    """Return the files of each split, which lie beside the images."""
+    whole = _xml_files(root)
+    if whole and _is_voc(whole[0]):
+        return {WHOLE: whole}
+    found = {name: _xml_files(root / name) for name in list_folders(root)}
+    return {
+        n: files for n, files in found.items() if n != "Annotations" and files and _is_voc(files[0])
+    }
+
+
+def find_label_studio(root: Path) -> dict[str, list[Path]]:
+    """Return the files of Label Studio's folder ``Annotations``, with ``images`` beside it."""
+    return find_devkit(root) if (root / "images").is_dir() else {}
+
+
+def find_devkit(root: Path) -> dict[str, list[Path]]:
+    """Return the files of a folder ``Annotations``, by the lists in ``ImageSets/Main``.
+
+    An image of a list may lack its file: CVAT writes none for images without objects.
+    """
+    folder = root / "Annotations"
+    files = sorted(folder.rglob("*.xml")) if folder.is_dir() else []
+    if not files or not _is_voc(files[0]):
+        return {}
+    by_stem = {nfc(file.relative_to(folder).with_suffix("").as_posix()): file for file in files}
+    splits = {
+        file.stem: [
+            by_stem.get(stem, folder / f"{stem}.xml")
+            for stem in (line.strip('"') for line in read_lines(file) if line)  # CVAT quotes spaces
+        ]
+        for file in _lists(root)
+    }
+    return splits or {WHOLE: files}
+
+
+def _lists(root: Path) -> list[Path]:
+    """Return the lists of splits; those of single classes are called <class>_<split>."""
+    files = sorted((root / LISTS).glob("*.txt"))
+    stems = {file.stem for file in files}
+    splits = [file for file in files if file.stem.rpartition("_")[2] not in stems - {file.stem}]
+    return [file for file in splits if file.stem != "trainval" or len(splits) == 1]
+
+
+def _xml_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.xml") if not file.name.startswith("."))
+
+
+def _is_voc(file: Path) -> bool:
+    return read_xml(file).tag == "annotation"
+
+
+def opened(root: Path, splits: dict[str, list[Path]]) -> Parts:
+    """Return the splits of an export."""
+    images = Images(root)
+    photos = {name: _photos(files, images) for name, files in splits.items()}
+    return to_parts(photos, root, images)
+
+
+def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
+    photos, missing = [], []
+    for file in files:
+        element = read_xml(file) if file.is_file() else Element("annotation")
+        folder = file.parent.relative_to(images.folder).as_posix()
+        near = [folder if folder != "." else "", "JPEGImages", "images"]
+        named = (element.findtext("filename") or "").strip()
+        name = images.find(named.replace("\\", "/").rpartition("/")[2], near) if named else None
+        name = name or images.find_stem(_stem(file, images.folder), near)
+        if name is None:
+            missing.append(named or file.stem)
+            continue
+        shapes = [_shape(one, element, f"{file}: object {n}")
+                  for n, one in enumerate(element.findall("object"), 1)]  # fmt: skip
+        photos.append(Photo(name, shapes, _size(element)))
+    images.refuse_missing(missing, files[0].parent, REMEDY)
+    return photos
+
+
+def _stem(file: Path, root: Path) -> str:
+    """Return the path of a file below Annotations, or its name, without the ending."""
+    parts = file.relative_to(root).with_suffix("").parts
+    return "/".join(parts[1:]) if parts[0] == "Annotations" else parts[-1]
+
+
+def _size(element: Element) -> Size | None:
+    """Return the annotated width and height; None where a tool wrote none, or zeros."""
+    sides = [(element.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
+    if not all(side.isdecimal() and int(side) for side in sides):
+        return None
+    return int(sides[0]), int(sides[1])
+
+
+def _shape(one: Element, element: Element, where: str) -> Shape:
+    label = text_of(one, "name", where)
+    first = ONE_BASED in (element.findtext("source/database") or "")
+    polygon = one.find("polygon")
+    if polygon is not None and len(polygon):
+        points = [(x - first, y - first) for x, y in _points(polygon, where)]
+        if len(points) >= 3:
+            return Shape.of_polygons(label, [points])
+    box = one.find("bndbox")
+    if box is None:
+        raise ValueError(f"{where} has neither <bndbox> nor <polygon>")
+    left, top, right, bottom = (
+        number(text_of(box, side, where), f"{where}: {side}")
+        for side in ("xmin", "ymin", "xmax", "ymax")
+    )
+    left, top = left - first, top - first
+    return Shape.of_box(label, (left, top, right - left, bottom - top))
+
+
+def _points(polygon: Element, where: str) -> list[Point]:
+    """Return the corners of <x1>, <y1>, <x2>, ..., or of <pt><x/><y/></pt>."""
+    points: list[Point] = []
+    while (x := polygon.findtext(f"x{len(points) + 1}")) is not None:
+        y = text_of(polygon, f"y{len(points) + 1}", where)
+        points.append((number(x, f"{where}: x"), number(y, f"{where}: y")))
+    return points

@@ -1,0 +1,68 @@
+"""Reads XML files of annotation tools."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+from datamodules.text_files import read_text
+from datamodules.whole_numbers import shown
+
+Element = ElementTree.Element
+
+
+def read_xml(path: Path) -> Element:
+    """Return the root of an XML file.
+
+    Raises:
+        ValueError: It is not XML, or declares entities, which may expand without bound.
+    """
+    text = read_text(path)
+    if "<!ENTITY" in text:
+        raise ValueError(f"{path} declares XML entities, which annotation tools do not write")
+    try:
+        return ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is not valid XML ({error}); it may be cut off") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its elements are nested too deeply") from None
+
+
+def text_of(element: Element, tag: str, where: str) -> str:
+    """Return the text of a child.
+
+    Raises:
+        ValueError: The child is missing or empty.
+    """
+    text = (element.findtext(tag) or "").strip()
+    if not text:
+        raise ValueError(f"{where}: <{element.tag}> lacks <{tag}>")
+    return text
+
+
+def attribute(element: Element, name: str, where: str) -> str:
+    """Return an attribute.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    value = element.get(name)
+    if value is None:
+        raise ValueError(f"{where}: <{element.tag}> lacks the attribute {name!r}")
+    return value
+
+
+def number(text: str, where: str) -> float:
+    """Return a finite number.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{where} must be a finite number, got {shown(text)}")
+    return value
