@@ -29,8 +29,8 @@ EMA, UNREPORTED = "state_dict_ema", "state_dict_ema_not_reported"
 
 
 BUILT = "config"  # the entry of a checkpoint that says how its task was built
-OPTIMIZER = {"name": "adamw", "lr": 1e-3}
-SCHEDULE = {"name": "cosine"}
+OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
+SCHEDULE: dict[str, Any] = {"name": "cosine"}
 
 
 class BaseTask(Remembering, Training, Evaluation, Prediction):

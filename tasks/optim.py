@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
+from timm.optim import create_optimizer_v2, getoptimizer_class, get_optimizer_info, list_optimizers
 from torch import nn
 
 from backbones.options import listed, unknown
@@ -75,7 +75,7 @@ def build_optimizer(
     Raises:
         ValueError: Unknown name or option, or a value out of range.
     """
-    create = _optimizer_class(name)
+    create = optimizer_class(name)
     _refuse(lr <= 0, f"optimizer.lr must be above 0, got {lr}")
     wrong = reference_batch is not None and reference_batch < 1
     _refuse(wrong, f"optimizer.reference_batch must be at least 1 or null, got {reference_batch}")
@@ -100,7 +100,7 @@ def build_optimizer(
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
 
 
-def _optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
+def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return the class of an optimiser.
 
     Raises:
@@ -117,7 +117,7 @@ def _optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     if name not in known:
         raise ValueError(unknown("optimiser (optimizer.name)", name, known))
     try:
-        return get_optimizer_class(name, bind_defaults=False)
+        return getoptimizer_class(name, bind_defaults=False)
     except (ImportError, AssertionError) as error:  # timm asserts that there is a GPU
         package = str(get_optimizer_info(name).opt_class).partition(".")[0]
         plain = name.removeprefix("fused").removeprefix("bnb").removesuffix("8bit")

@@ -54,12 +54,15 @@ def _of_token_mixer(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_training(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     from backbones.options import defaults
-    from tasks.optim import OPTIMIZERS, build_optimizer, learning_rate_factor
+    from tasks.optim import build_optimizer, learning_rate_factor, optimizer_class
 
     if group == "schedule":
         return defaults(learning_rate_factor)
-    optimizer = OPTIMIZERS.get(str(config.get("optimizer.name")))
-    return {**(defaults(optimizer) if optimizer else {}), **defaults(build_optimizer)}
+    try:
+        own = defaults(optimizer_class(str(config.get("optimizer.name"))))
+    except ValueError:  # an optimiser of another version, or of a package that is missing
+        own = {}
+    return {**own, **defaults(build_optimizer)}
 
 
 def _is_of_target(config: Mapping[str, Any], group: str, name: str) -> bool:
