@@ -73,7 +73,7 @@ class BaseDataModule(LightningDataModule):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Keep the keyword arguments as ``made_by``, which checkpoints say."""
-        made = super().__new__(cls)
+        made: Any = super().__new__(cls)
         made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **options}
         return made
 

@@ -123,7 +123,7 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
         """
         backbone = getattr(self.model, "backbone", None)
         head, data = getattr(self.model, "made_by", None), getattr(self.data, "made_by", None)
-        if not head or not getattr(backbone, "made_by", None):
+        if backbone is None or not head or not getattr(backbone, "made_by", None):
             return {}
         groups = {"backbone": backbone.made_by, "head": head, "data": data, "task": self.made_by}
         groups |= {"optimizer": self.optimizer_options, "schedule": self.schedule_options}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, getoptimizer_class, get_optimizer_info, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
 from torch import nn
 
 from backbones.options import listed, unknown
@@ -117,7 +117,7 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
     if name not in known:
         raise ValueError(unknown("optimiser (optimizer.name)", name, known))
     try:
-        return getoptimizer_class(name, bind_defaults=False)
+        return get_optimizer_class(name, bind_defaults=False)
     except (ImportError, AssertionError) as error:  # timm asserts that there is a GPU
         package = str(get_optimizer_info(name).opt_class).partition(".")[0]
         plain = name.removeprefix("fused").removeprefix("bnb").removesuffix("8bit")
