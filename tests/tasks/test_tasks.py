@@ -22,9 +22,9 @@ from tests.runs import RECIPE
 
 def test_tasks_refuse_bad_recipes_at_once():
     with pytest.raises(ValueError, match=r"optimizer\.name"):
-        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "optimizer": {"name": "lion", "lr": 1}})
+        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "optimizer": {"name": "lionn", "lr": 1}})
     with pytest.raises(ValueError, match=r"schedule\.name"):
-        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "schedule": {"name": "step"}})
+        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "schedule": {"name": "stairs"}})
 
 
 def test_mixup_mixes_images_and_labels():
