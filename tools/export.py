@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.command import REFUSALS, answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
-from tools.command_line.typed_network import merged, read_network, separate
+from tools.command_line.typed_network import merged, options_of_run, read_network, separate
 from tools.exporters import (
     TARGETS,
     ExportRequest,
@@ -103,7 +103,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
         request = ExportRequest(
             to=to,
             backbone=name,
-            options=merged(_of_run(run, name), typed),
+            options=merged(options_of_run(run, name), typed),
             ckpt=ckpt,
             run=run,
             folder=folder,
@@ -134,17 +134,6 @@ def _seen_by(run: Mapping[str, Any] | None, target: Target) -> str:
     classifies = run is not None and run.get("task_name") in ("classification", "transfer")
     side = run["data"].get("image_size") if run is not None and records and classifies else None
     return "" if side is None else str(side)
-
-
-def _of_run(run: object, name: str) -> dict[str, object]:
-    """The options that a run gave its backbone."""
-    given = run.get("backbone", {}) if isinstance(run, dict) else {}
-    if given and given["name"] != name:
-        raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
-    options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
-    if isinstance(options.get("token_mixer"), str):  # what is typed may add to it
-        options["token_mixer"] = {"name": options["token_mixer"]}
-    return options
 
 
 def table(options: dict[str, str]) -> list[Record]:
