@@ -109,7 +109,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             folder=folder,
             image_size=image_size(options["image_size"] or _seen_by(run, target)),
             settings={key: options[key] for key in target.settings},
-            say=_progress(),
+            say=progress(),
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
             files = function(request)
@@ -118,7 +118,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     return written
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Prints lines with the seconds since now, beside what the command gives: to stderr."""
     started = time.monotonic()
 
@@ -143,9 +143,12 @@ def table(options: dict[str, str]) -> list[Record]:
         if to not in TARGETS:
             exporter(to)  # refuses it with the nearest name
     size = image_size(options["image_size"])
-    records = []
+    records, say = [], progress()
     for name in select(options["backbone"]):
-        reasons = {to: refusal(name, to, size) for to in targets}
+        reasons = {}
+        for to in targets:  # of which onnx and torch_export take a minute each
+            say(f"{name} to {to}")
+            reasons[to] = refusal(name, to, size)
         notes = [f"{to}: {why}" for to, why in reasons.items() if why]
         answers = {to: "no" if why else "yes" for to, why in reasons.items()}
         records.append({"backbone": name, **answers, "note": "; ".join(notes)})

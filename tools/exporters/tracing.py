@@ -25,6 +25,7 @@ from tools.exporters import ExportRequest
 
 MIN_SIDE = 64  # what every backbone takes; one for small images takes those it is exported for
 INPUT = "images"
+LONG = "(takes minutes for a large network)"
 AXES = {0: "batch", 2: "height", 3: "width"}
 
 
