@@ -45,20 +45,15 @@ def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
         a network when it builds it, such as a class token that is missing.
     """
     line = built_otherwise(networks, dense=dense)
-    alike = {
-        name
-        for _, facts in _groups(networks, dense)
-        if len({json.dumps(own, sort_keys=True) for own in facts.values()}) == 1
-        for name in facts
-    }
-    said = [
-        sentence
-        for name, own in networks
-        if label((name, own)) in alike and (sentence := _unlike(name, json.dumps(own), dense))
-    ]
-    said = list(dict.fromkeys(said))
-    more = [f"and {len(said) - MOST} more are built otherwise than their hosts"]
-    return [*([line] if line else []), *said[:MOST], *(more if len(said) > MOST else [])]
+    said: list[str | None] = []
+    for host, facts in _groups(networks, dense):
+        differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
+        if not differ and host not in facts:  # beside which nothing would be unlike it
+            own = [one for one in networks if label(one) in facts]
+            said += [_unlike(name, json.dumps(options), dense) for name, options in own]
+    sentences = list(dict.fromkeys(filter(None, said)))
+    more = [f"and {len(sentences) - MOST} more are built otherwise than their hosts"]
+    return [*([line] if line else []), *sentences[:MOST], *(more if len(sentences) > MOST else [])]
 
 
 def _groups(
