@@ -8,6 +8,7 @@ import torch
 import yaml
 from torch import nn
 
+from backbones.base import FeatureInfo
 from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
@@ -202,7 +203,8 @@ def test_a_run_tells_and_keeps_what_it_chose(tmp_path, small):
     assert "learning rate 0.0052 = 6e-3 x sqrt(12/16), random weights" in whole.out
     config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
     assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
-    other = run_shared([*typed, "optimizer.lr=1e-4", "resume=true"])
+    longer = [*typed[:-1], "trainer.max_steps=2", "resume=true"]
+    other = run_shared([*longer, "optimizer.lr=1e-4"])
     assert "optimizer.lr: 0.0052 then, 0.0001 now" in other.err
 
 
@@ -259,6 +261,7 @@ class SmallResNet(IsotropicBackbone):
         blocks = (ResidualBlock(48) for _ in range(3))
         self.blocks = nn.Sequential(stem, nn.BatchNorm2d(48), nn.ReLU(), *blocks)
         self.set_map(config, 48, nn.Identity())
+        self.feature_info = (FeatureInfo(48, 4),)
 
     def last_map(self, images):
         return self.blocks(images).permute(0, 2, 3, 1)
