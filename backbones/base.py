@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
+from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
 from backbones.layers.eager import in_graph
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
-from backbones.parameters.layer_ids import LayerIds, blocks_of, depths_of
+from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, blocks_of, depths_of
 
 Layout = Literal["nhwc", "nchw", "tokens"]
 PrefixMixing = Literal["joint", "pooled", "none"]
@@ -52,6 +53,8 @@ class Backbone(nn.Module):
         classification_keys: Prefixes of state-dict keys that only the classification network has.
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
+        layer_names: How its parameters are named, where that is otherwise than usual; it tells
+            their layers.
         merges_end_stages: Whether downsampling belongs to the stage before it.
         frozen_stages: The last stage that does not learn, see ``freeze_stages``.
         norm_eval: Whether BatchNorm keeps its running statistics in training.
@@ -75,6 +78,7 @@ class Backbone(nn.Module):
     classification_keys: tuple[str, ...] = ()
     map_keys: tuple[str, ...] = ()
     no_weight_decay: frozenset[str] = frozenset()
+    layer_names: LayerNames = USUAL
     merges_end_stages: bool = False
     frozen_stages: int = -1
     norm_eval: bool = False
@@ -84,6 +88,13 @@ class Backbone(nn.Module):
     num_prefix_tokens: int = 0
     img_size: tuple[int, int] = (224, 224)
     pooling: str = "mean of the map"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a host's maps and embedding be compared with what it declares, at every pass."""
+        super().__init_subclass__(**options)
+        for name, check in (("forward", check_maps), ("embed", check_embedding)):
+            if name in cls.__dict__:
+                setattr(cls, name, with_check(cls.__dict__[name], check))
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,19 +165,22 @@ class Backbone(nn.Module):
         Raises:
             ValueError: The network has no blocks under the names that the rule knows.
         """
-        depths = depths_of(name for name, _ in self.named_parameters())
-        if not depths:
+        depths = depths_of((name for name, _ in self.named_parameters()), self.layer_names)
+        if not depths or not all(depths):
             raise ValueError(
-                f"{self.name or type(self).__name__} has no parameters under a name that "
-                "backbones/parameters/layer_ids.py knows, such as stages.N.blocks.M; name its "
-                "parts like this"
+                f"{self.name or type(self).__name__} has no blocks under a name that "
+                f"{'its layer_names declares' if self.layer_names != USUAL else 'is known'}: name "
+                "its parts such as stages.N.blocks.M from 0 on, or declare their names in its "
+                "attribute layer_names (backbones/parameters/layer_ids.py)"
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
-        return LayerIds(depths, maps, self.classification_keys, self.merges_end_stages)
+        return LayerIds(
+            depths, maps, self.classification_keys, self.merges_end_stages, self.layer_names
+        )
 
     def block_names(self) -> tuple[str, ...]:
         """Names of the blocks as modules, in order of depth."""
-        return blocks_of(name for name, _ in self.named_parameters())
+        return blocks_of((name for name, _ in self.named_parameters()), self.layer_names)
 
     def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
         """What a block gives, or its gradient, as a map (B, C, H, W) without prefix tokens.

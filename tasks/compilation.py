@@ -93,6 +93,10 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
         block.compile(dynamic=False, **options)
         # torch itself drops this attribute from copies and pickles.
         block._compiled_call_impl = FirstShapes(block, tell)
+    say(
+        f"trainer.compile: {len(blocks)} blocks are compiled at the first step of each size of "
+        "maps, which takes minutes for a large network"
+    )
     return len(blocks)
 
 

@@ -133,6 +133,8 @@ def draw_instances(
         caption = shorten(caption, canvas.width - 2 * PADDING, font)
         size = (font.getlength(caption) + 2 * PADDING, 15.0)
         area = _free_place(edges, size, canvas.size, taken)
+        if area is None:  # the box has the colour of its class
+            continue
         taken.append(area)
         if caption:
             draw.rectangle(area, fill=_colour(label))
@@ -142,20 +144,25 @@ def draw_instances(
 
 def _free_place(
     box: Box, size: tuple[float, float], canvas: tuple[int, int], taken: Sequence[Box]
-) -> Box:
-    """Where a caption goes: above its box, else below or in it, whole and over no other caption."""
+) -> Box | None:
+    """Find where a caption goes: above its box, else below or in it, or else in the nearest line.
+
+    It is whole and over no other caption; None where the picture is full of them.
+    """
     (x1, y1, x2, y2), (width, height) = box, size
     left = min(max(0.0, x1), max(0.0, canvas[0] - width))
     right = min(max(0.0, x2 - width), max(0.0, canvas[0] - width))
     highest = max(0.0, canvas[1] - height)
+    lines = [place * (height + 1) for place in range(int(highest // (height + 1)) + 1)]
+    lines.sort(key=lambda y: abs(y - y1))
     places = [
         (x, min(max(0.0, y), highest))
-        for y in (y1 - height, y2 + 1, y1, y2 - height)
+        for y in (y1 - height, y2 + 1, y1, y2 - height, *lines)
         for x in (left, right)
     ]
-    areas = [(x, y, x + width, y + height) for x, y in places]
-    free = [area for area in areas if not any(_meet(area, other) for other in taken)]
-    return (free or areas)[0]
+    areas = ((x, y, x + width, y + height) for x, y in places)
+    free = (area for area in areas if not any(_meet(area, other) for other in taken))
+    return next(free, None)
 
 
 def _meet(one: Box, other: Box) -> bool:
@@ -176,14 +183,21 @@ def draw_segments(
     present = [label for label in present if names[label] != background]
     canvas = _tint(canvas, [labels == label for label in present], present)
     draw, font = ImageDraw.Draw(canvas), _font(15)
+    taken: list[Box] = []
     for label in present:
         row, column, width = inmost(labels == label)
         name = shorten(names[label], min(max(width * factor, LEAST), canvas.width) - 8, font)
         half = font.getlength(name) / 2 + 2
         x = min(max((column + 0.5) * factor, half), canvas.width - half)
         y = min(max((row + 0.5) * factor, 10), canvas.height - 10)
-        draw.text((x, y), name, fill="white", font=font, anchor="mm", stroke_width=2,
-                  stroke_fill="black")  # fmt: skip
+        for line in (0, 20, -20, 40, -40):  # from the middle of the part, where another name may be
+            area = (x - half, y + line - 9, x + half, y + line + 9)
+            inside = not line or (area[1] >= 0 and area[3] <= canvas.height)
+            if inside and not any(_meet(area, other) for other in taken):
+                taken.append(area)
+                draw.text((x, y + line), name, fill="white", font=font, anchor="mm",
+                          stroke_width=2, stroke_fill="black")  # fmt: skip
+                break
     return canvas
 
 

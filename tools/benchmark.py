@@ -87,7 +87,7 @@ from tools.command_line.typed_network import (
     read_options,
     separate,
 )
-from tools.comparing.hosts import built_otherwise
+from tools.comparing.hosts import notes_on
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -181,8 +181,7 @@ def timed(typed: Sequence[str]) -> None:
         records = benchmark(runs, options)
     write(records, options["format"], COLUMNS)
     if kind == "mixers" or (kind == "backbones" and not options["compare"]):
-        line = built_otherwise([network for run in runs for network in run])
-        if line is not None:
+        for line in notes_on([network for run in runs for network in run]):
             print(f"benchmark.py: {line}", file=sys.stderr)
 
 
@@ -240,6 +239,8 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     dtype = prepare(options)
     kinds = ("forward", "training")[: 1 + (options["train"] == "true")]
     records: list[Record] = []
+    if options["compile"] == "true":
+        tell("torch.compile takes up to minutes for each network, size and batch")
     for run in runs:
         models = [networks.build(network, options) for network in run]
         timed = {}

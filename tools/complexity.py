@@ -54,7 +54,7 @@ from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import FORMATS, Record, write
 from tools.command_line.typed_network import label, read_networks, separate
 from tools.comparing.experiments import describe
-from tools.comparing.hosts import built_otherwise
+from tools.comparing.hosts import notes_on
 from tools.comparing.published import Row, list_papers, load_rows
 
 DEFAULTS = {
@@ -135,8 +135,7 @@ def _note_hosts(options: dict[str, str], rows: Sequence[Row], words: Sequence[st
         networks = [(row.backbone, dict(row.options)) for row in shown]
     else:
         networks = read_networks(options["backbone"], words)
-    line = built_otherwise(networks, dense=dense)
-    if line is not None:
+    for line in notes_on(networks, dense=dense):
         print(f"complexity.py: {line}", file=sys.stderr)
 
 

@@ -38,7 +38,7 @@ from tools.command_line.arguments import image_size, parse, select
 from tools.command_line.command import REFUSALS, answer, exit_with
 from tools.command_line.network_names import network_name
 from tools.command_line.tables import FORMATS, Record, write
-from tools.command_line.typed_network import merged, read_network, separate
+from tools.command_line.typed_network import merged, options_of_run, read_network, separate
 from tools.exporters import (
     TARGETS,
     ExportRequest,
@@ -99,7 +99,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     for option, instead in ELSEWHERE.items():
         if option in typed:
             raise ValueError(f"backbone.{option} is refused: {instead}")
-    chosen = merged(_of_run(run, name), typed)
+    chosen = merged(options_of_run(run, name), typed)
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -112,7 +112,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             folder=folder,
             image_size=image_size(options["image_size"] or _seen_by(run, target)),
             settings={key: options[key] for key in target.settings},
-            say=_progress(),
+            say=progress(),
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
             files = function(request)
@@ -121,7 +121,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     return written
 
 
-def _progress() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Prints lines with the seconds since now, beside what the command gives: to stderr."""
     started = time.monotonic()
 
@@ -139,17 +139,6 @@ def _seen_by(run: Mapping[str, Any] | None, target: Target) -> str:
     return "" if side is None else str(side)
 
 
-def _of_run(run: object, name: str) -> dict[str, object]:
-    """The options that a run gave its backbone."""
-    given = run.get("backbone", {}) if isinstance(run, dict) else {}
-    if given and given["name"] != name:
-        raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
-    options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
-    if isinstance(options.get("token_mixer"), str):  # what is typed may add to it
-        options["token_mixer"] = {"name": options["token_mixer"]}
-    return options
-
-
 def table(options: dict[str, str]) -> list[Record]:
     """One record per backbone: whether it goes to each target, and why not."""
     targets = options["to"].split(",")
@@ -157,9 +146,12 @@ def table(options: dict[str, str]) -> list[Record]:
         if to not in TARGETS:
             exporter(to)  # refuses it with the nearest name
     size = image_size(options["image_size"])
-    records = []
+    records, say = [], progress()
     for name in select(options["backbone"]):
-        reasons = {to: refusal(name, to, size) for to in targets}
+        reasons = {}
+        for to in targets:  # of which onnx and torch_export take a minute each
+            say(f"{name} to {to}")
+            reasons[to] = refusal(name, to, size)
         notes = [f"{to}: {why}" for to, why in reasons.items() if why]
         answers = {to: "no" if why else "yes" for to, why in reasons.items()}
         records.append({"backbone": name, **answers, "note": "; ".join(notes)})

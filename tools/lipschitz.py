@@ -2,10 +2,11 @@
 
 usage: python tools/lipschitz.py [key=value ...]
 
-  backbone=deit_t_affn     name of the backbone
+  backbone=NAME            name of the backbone (default: that of ckpt=<run folder>, with its
+                           options; without a run deit_t_affn)
   backbone.KEY=VALUE       an option that it was built with, in run.py's words, such as
                            backbone.mixer.hidden_ratio=2
-  ckpt=PATH                checkpoint or run folder of it; without, random weights
+  ckpt=PATH                run folder, or checkpoint of the backbone; without, random weights
   block=PATTERN            blocks to take, such as 'blocks.0.*' (default: all)
   form=joint               joint, or split: a bound for each branch, added up as in the IFFN paper
   method=auto              reduced, or sdp (needs cvxpy: pip install -e '.[lipschitz]'); auto takes
@@ -36,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.command_line.arguments import number, parse
 from tools.command_line.command import answer, exit_with
 from tools.command_line.tables import Record
-from tools.command_line.typed_network import read_network, separate
+from tools.command_line.typed_network import merged, options_of_run, read_network, separate
 
 DEFAULTS = {
-    "backbone": "deit_t_affn",
+    "backbone": "",
     "ckpt": "",
     "block": "*",
     "form": "joint",
@@ -49,6 +50,7 @@ DEFAULTS = {
     "residual": "false",
     "format": "table",
 }
+USUAL = "deit_t_affn"  # of a command without backbone and run
 CHOICES = {"residual": ("true", "false"), "format": ("table", "json")}
 
 
@@ -75,12 +77,16 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
     from backbones.checkpoints.opening import open_checkpoint
-    from tasks.saved import checkpoint_file
+    from tasks.saved import checkpoint_file, saved_run
 
-    name, given = read_network(options["backbone"], words)
-    if "pretrained" in given:
+    run = saved_run(options["ckpt"]) if options["ckpt"] else None
+    usual = USUAL if run is None else run.config["backbone"]["name"]
+    name, typed = read_network(options["backbone"] or usual, words)
+    if "pretrained" in typed:
         raise ValueError("backbone.pretrained is refused: pass the file as ckpt=")
-    backbone = create_backbone(name, **given).eval()
+    given = merged(options_of_run(None if run is None else run.config, name), typed)
+    dense = run is not None and run.config["task_name"] in ("detection", "segmentation")
+    backbone = create_backbone(name, **{"dense": dense, **given}).eval()
     if options["ckpt"]:
         adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
     places = backbone.channel_places()

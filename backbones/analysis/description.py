@@ -76,7 +76,9 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
     more = own["host_parameters"] - plain["host_parameters"]
     if more and not said:
         said.append(f"with {abs(more):,} parameters {'more' if more > 0 else 'fewer'} in the host")
-    return f"{backbone.name} is built {' and '.join(said)}, unlike {host}" if said else None
+    token = backbone.record.get("token_mixer") or {}
+    beside = f" with token_mixer={token['name']}" if token and backbone.name == host else ""
+    return f"{backbone.name}{beside} is built {' and '.join(said)}, unlike {host}" if said else None
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from timm.layers import Mlp
 from torch import nn
 
@@ -405,6 +406,32 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     assert heading.split() == ["block", "bound", "product", "form", "method", "seconds"]
     assert [line.split()[0] for line in lines] == ["blocks.10.mlp", "blocks.11.mlp"]
     assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
+
+
+def test_command_takes_the_backbone_and_the_options_of_a_run(capsys, monkeypatch, tmp_path):
+    options = {"img_size": 64, "mixer": {"hidden_ratio": 0.5}}
+    backbone = create_backbone("mixer_s16_affn", **options)
+    (tmp_path / "checkpoints").mkdir()
+    tensors = {f"model.backbone.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"state_dict": tensors}, tmp_path / "checkpoints" / "best.ckpt")
+    config = {
+        "task_name": "classification", "data": {"_target_": "x"}, "task": {"_target_": "x"},
+        "head": {"_target_": "x"}, "backbone": {"name": "mixer_s16_affn", **options},
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    taken = []
+
+    def stub(mixer, **options):
+        taken.append(mixer)
+        return LipschitzBound(1.0, (1.0,), (), "joint", "reduced", 2.0, True, 0.0)
+
+    monkeypatch.setattr("backbones.analysis.lipschitz.lipschitz_bound", stub)
+    typed = ("block=blocks.7.*", "format=json")
+    printed(capsys, f"ckpt={tmp_path}", *typed)
+    own = backbone.blocks[7].mlp_channels.state_dict()
+    assert all(value.equal(own[key]) for key, value in taken[0].state_dict().items())
+    assert command.main([f"ckpt={tmp_path}", "backbone=deit_t_affn"]) == 2
+    assert "holds mixer_s16_affn, not deit_t_affn; leave backbone= out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

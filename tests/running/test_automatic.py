@@ -8,6 +8,7 @@ import torch
 import yaml
 from torch import nn
 
+from backbones.base import FeatureInfo
 from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
@@ -209,6 +210,21 @@ SMALL = ("data.image_size=32", "backbone=resnet18", "backbone.patch_size=2", "tr
          "data.num_workers=0", "logger=csv")  # fmt: skip
 
 
+def test_a_run_tells_and_keeps_what_it_chose(tmp_path, small):
+    write_classes(tmp_path / "set", ("cat", "dog"), 8)
+    typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
+             f"output_dir={tmp_path}", "trainer.max_steps=1"]  # fmt: skip
+    whole = run_shared(typed)
+    assert whole.status == 0, whole.err
+    assert "learning rate 0.0052 = 6e-3 x sqrt(12/16), random weights" in whole.out
+    config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
+    assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
+    longer = [*typed[:-1], "trainer.max_steps=2", "resume=true"]
+    other = run_shared([*longer, "optimizer.lr=1e-4"])
+    assert "optimizer.lr: 0.0052 then, 0.0001 now" in other.err
+
+
+@pytest.mark.slow
 def test_a_run_tells_keeps_and_resumes_what_it_chose(tmp_path, small):
     write_classes(tmp_path / "set", ("cat", "dog"), 8)
     typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
@@ -261,6 +277,7 @@ class SmallResNet(IsotropicBackbone):
         blocks = (ResidualBlock(48) for _ in range(3))
         self.blocks = nn.Sequential(stem, nn.BatchNorm2d(48), nn.ReLU(), *blocks)
         self.set_map(config, 48, nn.Identity())
+        self.feature_info = (FeatureInfo(48, 4),)
 
     def last_map(self, images):
         return self.blocks(images).permute(0, 2, 3, 1)

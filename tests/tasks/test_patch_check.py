@@ -415,6 +415,7 @@ def test_the_check_can_be_left_out(train):
     assert train("run", Dead, check=False, max_epochs=1)["global_step"] == 2
 
 
+@pytest.mark.slow
 def test_a_training_and_its_continuation_are_bit_equal_without_the_check(train):
     without, checked = train("without", Restful, check=False), train("checked", Restful)
     train("resumed", Restful, max_epochs=1)
@@ -438,6 +439,7 @@ class Restful(LinearAttention):
         return mixed + float(torch.rand(())), prefix  # in evaluation too
 
 
+@pytest.mark.slow
 def test_a_command_ends_in_one_line(registering, tmp_path, capsys, sample_cache):
     register_mixer("dead", kind="token", source="this test")(Dead)
     typed = arguments("classification", tmp_path, "backbone.token_mixer=dead", "data.image_size=64")

@@ -1,15 +1,17 @@
 """Pictures of predictions: what is drawn, and where."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
 from datamodules.transforms import LightAugmentation, PaperAugmentation
-from tasks import classification
+from tasks import classification, drawing
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.drawing import (
@@ -239,6 +241,42 @@ def test_captions_lie_apart_and_within_the_picture():
         filled = (drawn == PALETTE[label]).all(-1)
         rows = np.flatnonzero(filled.sum(axis=1) > 100)  # those of the caption's area
         assert len(rows) >= 8, f"caption {label} is covered"
+
+
+def boxes_of_texts(monkeypatch):
+    """Notes the boxes of the texts that are drawn."""
+    noted, text = [], ImageDraw.ImageDraw.text
+
+    def draw(self, place, words, **options):
+        given = {key: options[key] for key in ("font", "anchor") if key in options}
+        noted.append(self.textbbox(place, words, **given))
+        text(self, place, words, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
+    return noted
+
+
+def apart(boxes):
+    return not any(drawing._meet(a, b) for a, b in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("count", [3, 12, 400])
+def test_captions_of_a_crowd_lie_apart_or_are_left_out(count, monkeypatch):
+    noted = boxes_of_texts(monkeypatch)
+    boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
+    draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count)
+    assert min(count, 12) <= len(noted) <= count
+    assert apart(noted)
+
+
+def test_names_of_small_parts_lie_apart(monkeypatch):
+    noted = boxes_of_texts(monkeypatch)
+    rows, columns = np.indices((240, 320))
+    labels = (rows // 12 % 4) * 4 + columns // 8 % 4
+    labels[:100] = labels[160:] = 16
+    draw_segments(Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)])
+    assert len(noted) > 3
+    assert apart(noted)
 
 
 def test_detections_over_a_surer_one_are_not_drawn():

@@ -159,7 +159,30 @@ SETS = {"retinanet": (coco_of_several_sizes, Noting), "dino": (coco_of_several_s
         "mask2former": (masks_of_several_sizes, SegmentationTask)}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", rest_slow(SETS, ("retinanet",)))
+def quiet_trainer(folder):
+    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False,
+                   default_root_dir=folder, enable_progress_bar=False,
+                   enable_model_summary=False)  # fmt: skip
+
+
+def test_figures_of_validation_do_not_depend_on_the_size_of_batches(tmp_path, one_thread):
+    """The last batch is short; of four images, of which one is padded with each other's size."""
+    build = coco_of_several_sizes(tmp_path)
+    model, figures, rows = small_model("retinanet", "resnet18"), [], []
+    for size in (1, 3):
+        task, data = Noting(model, CLASSES, **RECIPE), build(size)
+        data.setup()
+        task.category_ids = data.category_ids
+        figures += quiet_trainer(tmp_path).validate(task, datamodule=data, verbose=False)
+        rows.append(task.found)
+    assert figures[0] == pytest.approx(figures[1], rel=1e-4)
+    assert list(rows[0]) == list(rows[1]) == [97, 98, 99, 100]
+    for image in rows[0]:
+        check_boxes(rows[0][image], rows[1][image])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SETS)
 def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
     """In validation, in tests with several views, and in mode=predict; the last batch is short."""
     make, kind = SETS[case]
@@ -167,9 +190,7 @@ def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread
     found = {}
     for size in (1, 3):
         task, data = kind(small_model(case, "resnet18"), CLASSES, **RECIPE), build(size)
-        trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False,
-                          default_root_dir=tmp_path, enable_progress_bar=False,
-                          enable_model_summary=False)  # fmt: skip
+        trainer = quiet_trainer(tmp_path)
         data.setup()
         task.category_ids = data.category_ids
         figures = [trainer.validate(task, datamodule=data, verbose=False)[0]]

@@ -26,8 +26,8 @@ from tools.command_line.yaml_files import LOADER
 from tools.comparing.experiments import describe, experiments, find_experiment
 from tools.comparing.paper_figures import IMAGENET, compared, measured_on
 from tools.comparing.published import list_papers, load_rows
+from tools.running import changed_rows, processes, report
 from tools.running import help as run_help
-from tools.running import report
 from tools.running.config import job_config
 from tools.running.config_checks import resolved
 
@@ -357,6 +357,33 @@ def test_a_shorter_warm_up_is_in_proportion(caplog):
     assert longer["schedule"] == own["schedule"]
     typed = prepared("afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d")
     assert typed["schedule"]["warmup"] == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "nodes", "rate"),
+    [(-1, 1, 1, 1e-6 * 96 / 512), (1, 8, 1, 1e-6 * 96 / 512), ("auto", 1, 1, 1e-6 * 96 / 512),
+     (-1, 8, 1, 1e-6), (-1, 2, 4, 1e-6), ([0], 1, 1, 1e-6 * 96 / 512)],
+)  # fmt: skip
+def test_the_first_rate_of_a_row_follows_the_batch_of_the_devices_there_are(
+    devices, gpus, nodes, rate, monkeypatch
+):
+    """SBM's fine-tuning begins at 1e-6, which one GPU's share of the rate would lie below."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(processes, "_has_gpu", lambda options: True)
+    config = {
+        "optimizer": {"lr": 5e-6, "reference_batch": 512},
+        "schedule": {"warmup_lr": 1e-6, "min_lr": 1e-6, "warmup_start": None},
+        "data": {"batch_size": 96},
+        "trainer": {"devices": devices, "num_nodes": nodes, "accumulate_grad_batches": 1},
+    }
+    lines = changed_rows.lower_ends(config, [])
+    assert config["schedule"]["warmup_lr"] == pytest.approx(rate)
+    assert config["schedule"]["min_lr"] == pytest.approx(rate)
+    assert len(lines) == (2 if rate < 1e-6 else 0)
+    total = 96 * nodes * (gpus if devices in (-1, "auto") else 1)
+    options = {"name": "cosine", "warmup": 5, **config["schedule"]}
+    learning_rate_factor(1000, 10, lr=scaled_lr(5e-6, 512, total), **options)  # accepts them
 
 
 def test_what_does_not_fit_other_data_is_left_out_and_named(caplog):

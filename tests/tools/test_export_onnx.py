@@ -145,6 +145,15 @@ def test_what_cannot_be_recorded_is_refused_by_module_and_operator(tmp_path):
         tracing.trace(Branching().eval(), request)
 
 
+@pytest.mark.parametrize(("size", "least"), [((224, 224), 64), ((64, 96), 64), ((96, 32), 32)])
+def test_a_graph_takes_images_from_64_pixels_on_or_from_those_it_is_exported_for(size, least):
+    request = dataclasses.replace(small_request("resnet18", "onnx", "."), image_size=size)
+    assert tracing.least_side(request) == least
+    graph = tracing.Graph(None, tuple(tracing.AXES.values()), "", tracing.least_side(request))
+    assert (1, least, least) in graph.sizes(size)
+    assert tracing.Graph(None, (), "").least == 64
+
+
 class Windows(nn.Module):
     """Code that counts: a graph holds it for one size."""
 
@@ -270,7 +279,9 @@ def test_every_step_of_onnx_is_said(tmp_path):
     request, said = small_request("resnet18", "onnx", tmp_path, what="maps"), []
     object.__setattr__(request, "say", said.append)
     exporter("onnx")(request)
-    assert said[0] == "maps.onnx: recording the network as a graph"
+    assert said[0] == (
+        "maps.onnx: recording the network as a graph (takes minutes for a large network)"
+    )
     assert said[1].startswith("maps.onnx: converting ")
     assert [line.split(": ")[1].split(" in ")[0] for line in said[2:4]] == [
         "comparing 2 x 3 x 64 x 96", "comparing 1 x 3 x 64 x 64",

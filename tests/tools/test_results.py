@@ -500,6 +500,7 @@ def test_help_says_all_keys(capsys):
     assert all(f"{key}=" in text for key in results.DEFAULTS)
 
 
+@pytest.mark.slow
 def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     trained("classification")
     folder = Path(outputs / "classification" / "deit_t" / "latest")

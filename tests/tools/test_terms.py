@@ -6,7 +6,8 @@ import torch
 from backbones import create_backbone
 from backbones.analysis.description import describe_network, unlike_host
 from tools import benchmark, complexity
-from tools.comparing.hosts import built_otherwise
+from tools.comparing import hosts
+from tools.comparing.hosts import built_otherwise, notes_on
 
 
 def built(name, **options):
@@ -73,6 +74,21 @@ def test_what_a_mixer_changes_in_its_host_is_said(name, options, said):
     state = torch.get_rng_state()
     assert unlike_host(built(name, **options), options) == said
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_table_says_of_a_network_alone_what_run_py_says_when_it_builds_it(capsys, monkeypatch):
+    said = "deit_t_iffn is built without a class token (mean pooling), unlike deit_t"
+    assert notes_on([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
+    assert notes_on([("deit_t_afbo", {})]) == []
+    (line,) = notes_on([("deit_t", {"token_mixer": {"name": "pooling"}})])
+    assert line.startswith("deit_t with token_mixer=pooling is built without a class token")
+    assert len(notes_on([("deit_t", {}), ("deit_t_iffn", {})])) == 1  # in the line of the table
+    monkeypatch.setattr(hosts, "MOST", 1)
+    assert notes_on([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
+        said, "and 1 more are built otherwise than their hosts"
+    ]  # fmt: skip
+    assert complexity.main(["backbone=deit_t_iffn"]) == 0
+    assert capsys.readouterr().err == f"complexity.py: {said}\n"
 
 
 def test_one_line_names_the_networks_of_a_table(capsys):

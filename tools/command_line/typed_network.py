@@ -59,6 +59,25 @@ def read_network(text: str, words: Sequence[str] = ()) -> Network:
     return found[0]
 
 
+def options_of_run(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """Return the options that a run gave its backbone, for ``create_backbone``.
+
+    Args:
+        run: Its config; None for a file that lies in no run folder.
+        name: Of the backbone that is asked for.
+
+    Raises:
+        ValueError: The run has another backbone.
+    """
+    given = (run or {}).get("backbone", {})
+    if given and given["name"] != name:
+        raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
+    options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
+    if isinstance(options.get("token_mixer"), str):  # what is typed may add to it
+        options["token_mixer"] = {"name": options["token_mixer"]}
+    return options
+
+
 def known_options(name: str) -> list[str]:
     """The options of a backbone as they are typed."""
     from tools.command_line.catalogue import catalogue

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.command_line.typed_network import Network, label
 from tools.comparing.terms import FACTS
+
+MOST = 3  # networks of a table of which a line says how they are built
 
 
 def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str | None:
@@ -23,6 +25,41 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
     Returns:
         A line, or None where all differ in their mixers alone.
     """
+    lines = [
+        _of_host(host, facts)
+        for host, facts in _groups(networks, dense)
+        if len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
+    ]
+    return f"not on equal terms but for the mixer: {'; '.join(lines)}" if lines else None
+
+
+def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
+    """Say which networks of a table are built otherwise than others of it, or than their host.
+
+    Args:
+        networks: Of one table, as they are typed.
+        dense: They are built for dense prediction.
+
+    Returns:
+        Lines: that of ``built_otherwise``, and for hosts that it does not name what run.py says of
+        a network when it builds it, such as a class token that is missing.
+    """
+    line = built_otherwise(networks, dense=dense)
+    said: list[str | None] = []
+    for host, facts in _groups(networks, dense):
+        differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
+        if not differ and host not in facts:  # beside which nothing would be unlike it
+            own = [one for one in networks if label(one) in facts]
+            said += [_unlike(name, json.dumps(options), dense) for name, options in own]
+    sentences = list(dict.fromkeys(filter(None, said)))
+    more = [f"and {len(sentences) - MOST} more are built otherwise than their hosts"]
+    return [*([line] if line else []), *sentences[:MOST], *(more if len(sentences) > MOST else [])]
+
+
+def _groups(
+    networks: Sequence[Network], dense: bool
+) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """Hosts, and the facts of the networks that differ from each other in mixers alone, by name."""
     from backbones.registry import look_up
 
     hosts: dict[tuple[str, str], list[Network]] = {}
@@ -30,12 +67,8 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
         others = {key: value for key, value in own.items() if key not in ("mixer", "token_mixer")}
         alike = (look_up(name)[0].name, json.dumps(others, sort_keys=True))
         hosts.setdefault(alike, []).append((name, own))
-    lines = []
     for (host, _), group in hosts.items():
-        facts = {label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
-        if len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1:
-            lines.append(_of_host(host, facts))
-    return f"not on equal terms but for the mixer: {'; '.join(lines)}" if lines else None
+        yield host, {label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
 
 
 def _of_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -51,6 +84,18 @@ def _of_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
+@functools.cache
+def _unlike(name: str, options: str, dense: bool) -> str | None:
+    import torch
+
+    from backbones import create_backbone
+    from backbones.analysis.description import unlike_host
+
+    given = json.loads(options)
+    with torch.device("meta"):
+        return unlike_host(create_backbone(name, dense=dense, **given), given | {"dense": dense})
 
 
 @functools.cache

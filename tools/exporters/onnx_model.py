@@ -19,7 +19,7 @@ from torch import Tensor
 from heads.linear import LinearClassifier
 from tools.exporters import ExportRequest, check_equal
 from tools.exporters.networks import Maps, names_of, outputs_of, parts_of
-from tools.exporters.tracing import INPUT, Graph, inference_form, module_of, trace
+from tools.exporters.tracing import INPUT, LONG, Graph, inference_form, module_of, trace
 from tools.exporters.usage import Described, output_names, preprocessing, write_usage
 
 TOLERANCE = 1e-4
@@ -40,7 +40,7 @@ def export(request: ExportRequest) -> list[Path]:
     names = names_of(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.onnx"
-        request.say(f"{path.name}: recording the network as a graph")
+        request.say(f"{path.name}: recording the network as a graph {LONG}")
         graph = trace(inference_form(network), request)
         request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
         prepared = preprocessing(request, network.backbone, graph)

@@ -10,7 +10,7 @@ import torch
 from tools.exporters import ExportRequest, check_equal
 from tools.exporters.class_lists import NAMES
 from tools.exporters.networks import names_of, outputs_of, parts_of
-from tools.exporters.tracing import inference_form, trace
+from tools.exporters.tracing import LONG, inference_form, trace
 from tools.exporters.usage import (
     PREPROCESSING,
     Described,
@@ -32,7 +32,7 @@ def export(request: ExportRequest) -> list[Path]:
     names = names_of(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.pt2"
-        request.say(f"{path.name}: recording the network as a graph")
+        request.say(f"{path.name}: recording the network as a graph {LONG}")
         graph = trace(inference_form(network), request)
         request.say(
             f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"

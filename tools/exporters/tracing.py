@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from backbones.factory import LEAST_SIDE
 from backbones.layers.reparam import fuse, is_fused
 from tools.exporters import ExportRequest
 
-MIN_SIDE = 64  # what every backbone takes; one for small images takes those it is exported for
 INPUT = "images"
+LONG = "(takes minutes for a large network)"
 AXES = {0: "batch", 2: "height", 3: "width"}
 
 
@@ -42,7 +43,7 @@ class Graph:
     program: ExportedProgram
     free: tuple[str, ...]
     why_fixed: str
-    least: int = MIN_SIDE
+    least: int = LEAST_SIDE
 
     def axes(self) -> dict[int, str]:
         """The free axes of the images by their position."""
@@ -92,8 +93,8 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
 
 
 def least_side(request: ExportRequest) -> int:
-    """The smallest side that a graph shall take."""
-    return min(MIN_SIDE, *request.image_size)
+    """The smallest side that a graph shall take: every backbone's, or that of small images."""
+    return min(LEAST_SIDE, *request.image_size)
 
 
 class _EveryNth(nn.Module):

@@ -51,7 +51,8 @@ def extent(text: Any) -> Any:
     from matplotlib.text import Annotation, Text
 
     if isinstance(text, Annotation):
-        text.update_positions(text.figure.canvas.get_renderer())
+        canvas: Any = text.figure.canvas
+        text.update_positions(canvas.get_renderer())
     return Text.get_window_extent(text)
 
 

@@ -17,7 +17,7 @@ from tools.comparing.experiments import experiments
 from tools.comparing.published import Row
 from tools.running.automatic import fixed
 from tools.running.config import CONFIGS, compose_config
-from tools.running.processes import is_first_process
+from tools.running.processes import device_count, is_first_process
 
 say = logging.getLogger(__name__).info
 
@@ -80,9 +80,10 @@ def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
 def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
     """Lower the first and last rate with the top one where a small batch brings that below them."""
     optimizer, schedule, trainer = (config[name] for name in ("optimizer", "schedule", "trainer"))
-    reference, devices = optimizer.get("reference_batch"), trainer["devices"]
-    if not reference or not isinstance(devices, int) or devices < 1:
-        return []  # the batch is not known here
+    reference = optimizer.get("reference_batch")
+    if not reference or not any(schedule.get(name) for name in ENDS):
+        return []
+    devices = device_count(trainer) * int(trainer["num_nodes"])
     share = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"] / reference
     top = optimizer["lr"] * share
     lower = {

@@ -1,0 +1,99 @@
+"""Compares what a host returns with the shapes that it declares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from backbones.layers.eager import in_graph
+
+
+class Info(Protocol):
+    """What a host declares of a map."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the map."""
+
+    @property
+    def stride(self) -> int:
+        """Input pixels for each row and column of the map."""
+
+
+def check_maps(host: Any, images: Tensor, maps: object) -> None:
+    """Refuse maps that differ from a host's ``feature_info``.
+
+    Raises:
+        ValueError: Another number of maps, or another shape; says what was declared.
+    """
+    name, infos = _name(host), cast("Sequence[Info]", host.feature_info)
+    if not isinstance(maps, tuple):
+        raise ValueError(
+            f"forward of {name} returned {type(maps).__name__}; return a tuple with a map for each "
+            "entry of feature_info"
+        )
+    if len(maps) != len(infos):
+        raise ValueError(
+            f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
+            "correct either"
+        )
+    batch, _, height, width = images.shape
+    for place, (map_, info) in enumerate(zip(maps, infos, strict=True)):
+        declared = (batch, info.channels, -(-height // info.stride), -(-width // info.stride))
+        if getattr(map_, "shape", None) != declared:
+            raise ValueError(
+                f"map {place} of {name} is {_shape(map_)} for images of {height}x{width}; "
+                f"feature_info declares {info.channels} channels at stride {info.stride}, which "
+                f"is {declared}; correct either"
+            )
+
+
+def check_embedding(host: Any, images: Tensor, embedding: object) -> None:
+    """Refuse an embedding that differs from a host's ``num_features``.
+
+    Raises:
+        ValueError: Another shape.
+    """
+    declared = (len(images), host.num_features)
+    if getattr(embedding, "shape", None) != declared:
+        raise ValueError(
+            f"embed of {_name(host)} returned {_shape(embedding)}; num_features declares "
+            f"{declared}; correct either"
+        )
+
+
+def with_check(
+    method: Callable[..., Any], check: Callable[[Any, Tensor, Any], None]
+) -> Callable[..., Any]:
+    """Wrap a host's method so that what it returns is checked in each eager pass.
+
+    A class that calls the method of its base changes what that returns, so only the outermost one
+    is checked.
+    """
+
+    @functools.wraps(method)
+    def checked(self: Any, images: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, images, *args, **kwargs)
+        # To compilers and tracers each comparison is one more thing that sizes have to satisfy.
+        if not in_graph() and _outermost(type(self), method.__name__) is checked:
+            check(self, images, result)
+        return result
+
+    return checked
+
+
+def _outermost(kind: type, name: str) -> object:
+    """Return the first method of this name that is checked, in the order of the base classes."""
+    found = (part.__dict__[name] for part in kind.__mro__ if name in part.__dict__)
+    return next((method for method in found if hasattr(method, "__wrapped__")), None)
+
+
+def _name(host: Any) -> str:
+    return host.name or type(host).__name__
+
+
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
