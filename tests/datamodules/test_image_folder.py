@@ -239,7 +239,7 @@ def test_decoding_rules(tmp_path):
     assert rgb(Image.fromarray(np.zeros((4, 4), np.uint16))) == (0, 0, 0)
     for kind in (np.uint16, np.int32):  # bytes in wider numbers
         with pytest.raises(ValueError, match=r"16 bits .* no value above 250: .* black; save it"):
-            rgb(Image.fromarray(np.full((4, 4), 250, kind)))
+            rgb(Image.fromarray(np.full((4, 4), 250, kind)), "x.tiff")
     with pytest.raises(ValueError, match="floating-point"):
         rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
 
