@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.console import say
-from datamodules.files import list_images, require_folder, require_names, skipped_notice, suffix_of
+from datamodules.files import require_folder, require_names
 from datamodules.masks import consecutive, read_class_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.text_files import nfc
+from datamodules.segmentation_folder import by_stem, listed
 
 ARCHIVE_FOLDER = "ADEChallengeData2016"
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
@@ -69,19 +67,6 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return read_class_names(file) if file.is_file() else tuple(ade20k_metainfo()["classes"])
 
 
-def stems(folder: Path, ending: str) -> dict[str, str]:
-    """Return the names of a folder's files by what stands before the ending, in NFC.
-
-    How many have another ending is logged.
-    """
-    skipped: Counter[str] = Counter()
-    names = list_images(folder, skipped)
-    skipped.update(suffix_of(name) for name in names if not name.endswith(ending))
-    for line in skipped_notice(folder, skipped):
-        say(line)
-    return {nfc(name.removesuffix(ending)): name for name in names if name.endswith(ending)}
-
-
 def checked_pairs(images: Path, masks: Path) -> list[Pair]:
     """Each image (.jpg) with its mask (.png), in the order of their names.
 
@@ -90,20 +75,20 @@ def checked_pairs(images: Path, masks: Path) -> list[Pair]:
     """
     for folder in (images, masks):
         require_folder(folder, f"an ADE20K folder has {ADE20KDataModule.layout}")
-    image_names, mask_names = stems(images, ".jpg"), stems(masks, ".png")
-    image_stems, mask_stems = image_names.keys(), mask_names.keys()
-    if not image_stems:
+    of_image = by_stem(images, listed(images, {".jpg"}))
+    of_mask = by_stem(masks, listed(masks, {".png"}))
+    if not of_image:
         raise ValueError(
             f"no .jpg images in {images}; an ADE20K folder has {ADE20KDataModule.layout}"
         )
     require_names(
-        {str(masks / f"{stem}.png") for stem in image_stems - mask_stems},
+        {str(masks / f"{stem}.png") for stem in of_image.keys() - of_mask},
         f"images in {images} lack their masks",
         "add the masks or remove the images",
     )
     require_names(
-        {str(images / f"{stem}.jpg") for stem in mask_stems - image_stems},
+        {str(images / f"{stem}.jpg") for stem in of_mask.keys() - of_image},
         f"masks in {masks} lack their images",
         "add the images or remove the masks",
     )
-    return [Pair(images / image_names[s], masks / mask_names[s]) for s in sorted(image_stems)]
+    return [Pair(images / of_image[stem], masks / of_mask[stem]) for stem in sorted(of_image)]

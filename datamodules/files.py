@@ -25,6 +25,7 @@ IMAGE_SUFFIXES = frozenset(
 HIDDEN, NO_ENDING = "hidden", "no ending"  # kinds of skipped files, beside endings
 VALIDATION = ("val", "valid", "validation")  # names of the folder of validation images
 ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
+LARGEST_BYTE = 255
 MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
 
 
@@ -267,6 +268,11 @@ def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
         )
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)  # Pillow alone would clip 16 bits at 255.
+        if 0 < values.max() <= LARGEST_BYTE:
+            raise ValueError(
+                f"{path} has 16 bits per pixel, but no value above {values.max()}: it would be "
+                "read as black; save it with 8 bits"
+            )
         return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
         image = image.convert("RGBA")

@@ -141,8 +141,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     def _paired(self, images: Path, masks: Path) -> list[Pair]:
         for folder in (images, masks):
             require_folder(folder, f"such a set has {self.layout}, or other folders that are named")
-        of_image = _by_stem(images, _listed(images, IMAGE_SUFFIXES))
-        of_mask = _by_stem(masks, _listed(masks, LOSSLESS))
+        of_image = by_stem(images, listed(images, IMAGE_SUFFIXES))
+        of_mask = by_stem(masks, listed(masks, LOSSLESS))
         if not of_image:
             raise ValueError(f"no images in {images}; such a set has {self.layout}")
         wanted = {stem: f"{stem}{self.mask_suffix}" for stem in of_image}
@@ -159,7 +159,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         return [Pair(images / of_image[s], masks / of_mask[m]) for s, m in sorted(wanted.items())]
 
 
-def _listed(folder: Path, suffixes: Collection[str]) -> list[str]:
+def listed(folder: Path, suffixes: Collection[str]) -> list[str]:
     """Return the files with one of the endings; log how many others are skipped."""
     skipped: Counter[str] = Counter()
     names = list_images(folder, skipped)
@@ -169,7 +169,12 @@ def _listed(folder: Path, suffixes: Collection[str]) -> list[str]:
     return [name for name in names if suffix_of(name) in suffixes]
 
 
-def _by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
+def by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the names of a folder's files by these without their endings.
+
+    Raises:
+        ValueError: Two files differ in their endings only.
+    """
     by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
     if len(by_stem) < len(names):
         twice = [name for name in names if name not in by_stem.values()]

@@ -143,6 +143,19 @@ def test_unpaired_files(root):
         module(root).setup()
 
 
+def test_endings_may_be_in_upper_case(root):
+    names = [pair.image.name for pair in module(root).pairs()["train"]]
+    assert "1.jpg" in names
+    for kind, ending in (("images", ".jpg"), ("annotations", ".png")):
+        file = root / kind / f"training/1{ending}"
+        file.rename(file.with_suffix(ending.upper()))
+    (pair,) = (pair for pair in module(root).pairs()["train"] if pair.image.stem == "1")
+    assert (pair.image.name, pair.mask.name) == ("1.JPG", "1.PNG")
+    (root / "images/training/1.jpg").touch()
+    with pytest.raises(ValueError, match=r"images/training has files that differ in their ending"):
+        module(root).pairs()
+
+
 def test_no_images(root):
     for split in SPLITS:
         for file in (root / "images" / split).iterdir():

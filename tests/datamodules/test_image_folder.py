@@ -236,6 +236,10 @@ def test_decoding_rules(tmp_path):
     frames = [picture((0, 0, 250)), picture((0, 250, 0))]
     assert rgb(frames[0], "x.gif", save_all=True, append_images=frames[1:])[2] > 245
     assert load_rgb(tmp_path / "x.gif", upright=False).mode == "RGB"
+    assert rgb(Image.fromarray(np.zeros((4, 4), np.uint16))) == (0, 0, 0)
+    for kind in (np.uint16, np.int32):  # bytes in wider numbers
+        with pytest.raises(ValueError, match=r"16 bits .* no value above 250: .* black; save it"):
+            rgb(Image.fromarray(np.full((4, 4), 250, kind)), "x.tiff")
     with pytest.raises(ValueError, match="floating-point"):
         rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
 

@@ -26,12 +26,15 @@ ENDINGS = {endings}
 names = json.loads((Path(__file__).parent / "{names}").read_text(encoding="utf-8"))
 for split in ("train", "val"):
     folder = Path(sys.argv[1]) / split
-    lines = [
+    lines = [  # without hidden files, as in training
         f"{{path.relative_to(folder).as_posix()}} {{label}}\\n"
         for label, name in enumerate(names)
         for path in sorted((folder / name).rglob("*"))
         if path.suffix.lower() in ENDINGS
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
+    if not lines:
+        sys.exit(f"{{folder}} has no images in folders of the classes in {names}")
     folder.with_suffix(".txt").write_text("".join(lines), encoding="utf-8")
 '''
 
