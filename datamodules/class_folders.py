@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,12 @@ from datamodules.base import at_least
 from datamodules.class_listing import list_classes
 from datamodules.class_order import in_order
 from datamodules.console import say
-from datamodules.files import VALIDATION, first_few, list_folders, validation_folder
+from datamodules.files import VALIDATION, first_few, list_folders, require_folder
 from datamodules.image_folder import ImageFolderDataModule, class_folders, first_of_each
+from datamodules.layouts.splits import TEST, SplitOptions, drawn
 from datamodules.sampling import SeededDataset
-from datamodules.text_files import nfc
+
+MULTI_LABEL = "_classes.csv"
 
 SPLITS = {"train", "training", *VALIDATION, "test", "testing"}  # of other programs' sets
 
@@ -31,6 +31,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         val_share: Share of each class's images that validate; at least one of each, and one is
             left to train with.
         split_seed: Draws other images.
+        val_split: Name of the folder beside ``train`` that validates; None for the usual ones.
         **options: Of ``ImageFolderDataModule``.
 
     Raises:
@@ -46,6 +47,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         *,
         val_share: float = 0.1,
         split_seed: int = 0,
+        val_split: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
@@ -56,11 +58,21 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             )
         self.val_share = val_share
         self.split_seed = at_least("split_seed", split_seed, 0)
+        self.val_split = val_split
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images and divide them, unless they are divided already."""
         train = self.folder / "train"
-        if train.is_dir() and validation_folder(self.folder).is_dir():
+        for place in (train, self.folder):
+            if (place / MULTI_LABEL).is_file():
+                raise ValueError(
+                    f"{place / MULTI_LABEL} lists several labels per image (Roboflow's multi-label "
+                    "export), which is not read; export class folders ('Folder Structure')"
+                )
+        if train.is_dir() and self.validation().is_dir():
+            for name in list_folders(self.folder):
+                if name.lower() in TEST and name != self.val_split:
+                    say(f"{self.folder / name} is left out (data.val_split={name} validates it)")
             return super().build()
         folder = train if train.is_dir() else self.folder
         if not train.is_dir():
@@ -74,10 +86,11 @@ class ClassFoldersDataModule(ImageFolderDataModule):
                 f"class folders of {folder} with fewer than two images, one to train with and one "
                 f"to validate: {first_few(few)}; fill or remove them"
             )
-        drawn = {name: self._draw(found) for name, found in images.items()}
+        options = SplitOptions(share=self.val_share, seed=self.split_seed)
+        validating = {name: drawn(found, options) for name, found in images.items()}
         chosen = {
-            "train": {name: sorted(set(images[name]) - drawn[name]) for name in images},
-            "val": {name: sorted(drawn[name]) for name in images},
+            "train": {name: sorted(set(images[name]) - validating[name]) for name in images},
+            "val": {name: sorted(validating[name]) for name in images},
         }
         counts = {split: sum(map(len, parts.values())) for split, parts in chosen.items()}
         say(
@@ -91,15 +104,13 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
         }
 
-    def _draw(self, images: Sequence[str]) -> set[str]:
-        """The images of a class that validate."""
-        count = min(max(1, round(self.val_share * len(images))), len(images) - 1)
-
-        def place(image: str) -> bytes:
-            key = nfc(f"{self.split_seed}/{image}").encode("utf-8", "surrogateescape")
-            return hashlib.sha256(key).digest()
-
-        return set(sorted(images, key=place)[:count])
+    def validation(self) -> Path:
+        """Return the folder of the validation images."""
+        if self.val_split is None:
+            return super().validation()
+        folder = self.folder / self.val_split
+        require_folder(folder, f"pass data.val_split=<a folder of {self.folder}>")
+        return folder
 
 
 def _refuse_splits(folder: Path) -> None:

@@ -317,8 +317,8 @@ def _check_masks(
         if fault:
             raise ValueError(
                 f"annotation {entry['id']} in {path} (annotations[{place}]) {fault}; correct it, "
-                f"or pass {f'{OPTION} or ' * (place in unusable)}data.with_mask=false to train on "
-                "boxes alone"
+                f"or pass {f'{OPTION} or ' * (place in unusable)}data.with_mask=false with a "
+                "detector of boxes alone, such as head=retinanet"
             )
 
 

@@ -13,6 +13,7 @@ from datamodules.base import Split
 from datamodules.class_listing import composed_names, list_classes
 from datamodules.class_order import ClassOrder, checked_order, in_order
 from datamodules.classification import REQUIRED, ClassificationDataModule
+from datamodules.console import say
 from datamodules.files import (
     first_few,
     list_folders,
@@ -26,6 +27,7 @@ from datamodules.shares import checked_share
 from datamodules.token_labels import LabelledTransform, TokenLabelledFiles
 from datamodules.transforms import Transform
 
+UNLABELLED = "_unlabeled"  # FiftyOne's folder of images without a label
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
     "line i of ILSVRC2012_validation_ground_truth.txt is the ILSVRC2012_ID of image i, "
@@ -69,7 +71,7 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and list their images."""
-        train, val = self.folder / "train", validation_folder(self.folder)
+        train, val = self.folder / "train", self.validation()
         for folder in (train, val):
             require_folder(folder, f"an image folder has {self.layout}")
         self.class_names = tuple(in_order(class_folders(train), self.class_order))
@@ -82,6 +84,10 @@ class ImageFolderDataModule(ClassificationDataModule):
             "train": self._split(train, self.train_transform(), self.train_share),
             "val": self._split(val, make.eval(self.image_size)),
         }
+
+    def validation(self) -> Path:
+        """Return the folder of the validation images."""
+        return validation_folder(self.folder)
 
     def train_transform(self) -> Any:
         """What training images go through, with their label maps if there are any."""
@@ -159,6 +165,9 @@ def class_folders(folder: Path) -> list[str]:
         ValueError: There are none, or two have the same name in NFC and NFD.
     """
     names = list_folders(folder)
+    if UNLABELLED in names and len(names) > 1:
+        names.remove(UNLABELLED)
+        say(f"{folder / UNLABELLED} is left out: FiftyOne puts images without a label there")
     if names:
         return composed_names(folder, names)
     images = list_images(folder)

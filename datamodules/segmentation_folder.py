@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import Split
+from datamodules.base import SPLITS, Split
 from datamodules.console import say
 from datamodules.files import (
     IMAGE_SUFFIXES,
@@ -21,6 +21,8 @@ from datamodules.files import (
     suffix_of,
     validation_folder,
 )
+from datamodules.layouts.segmentation import AUTO, OWN, Masks, checked_layout, open_masks
+from datamodules.layouts.splits import SplitOptions, choose, drawn, drawn_notice
 from datamodules.mask_colours import IGNORED
 from datamodules.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
@@ -39,6 +41,12 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     Args:
         root: Folder that holds the others.
+        layout: "folder" for the places below, "roboflow" or "cvat" for an export, or "auto" to
+            recognise one where ``train_images`` is missing.
+        train_split: Split of an export that trains; None for the one that is called so.
+        val_split: Split of an export that validates; None for the one that is called so.
+        val_share: Share of the training images that validate in an export without such a split.
+        split_seed: Draws other images.
         train_images: Folder of the training images, relative to ``root``.
         train_masks: Folder of their masks, whose grey values or palette's indices are the labels,
             or in the colours of ``colors``.
@@ -58,6 +66,11 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self,
         root: str | Path | None = None,
         *,
+        layout: str = AUTO,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        val_share: float = 0.1,
+        split_seed: int = 0,
         train_images: str = "images/train",
         train_masks: str = "masks/train",
         val_images: str = "images/val",
@@ -69,6 +82,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
+        self.chosen_layout = checked_layout(layout)
+        self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
             "train": (train_images, train_masks),
             "val": (val_images, val_masks),
@@ -90,12 +105,56 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def pairs(self) -> Pairs:
         """Pair images with masks and read the names of the classes."""
+        export = self._export()
+        if export is not None:
+            return self._of_export(export)
         self.class_names = self._names()
         self.code = self._code()
         self.category_ids = self.code.values
         return {
             split: self._paired(self._place(images), self._place(masks))
             for split, (images, masks) in self.folders.items()
+        }
+
+    def _export(self) -> Masks | None:
+        """Return the export in the folder; None for folders of images and masks."""
+        own = (self.folder / self.folders["train"][0]).is_dir()
+        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and own):
+            return None
+        export = open_masks(self.folder, self.chosen_layout)
+        typed = {"classes": self.classes, "values": self.values, "colors": self.colors}
+        named = [name for name, value in typed.items() if value is not None]
+        if export is not None and named:
+            raise ValueError(
+                f"{export.title} names its classes and their masks; leave out "
+                f"{', '.join(f'data.{name}' for name in named)}"
+            )
+        return export
+
+    def _of_export(self, export: Masks) -> Pairs:
+        self.class_names = export.names
+        self.values, self.colors = export.values or None, export.colours or None
+        self.code = self._code()
+        self.category_ids = self.code.values
+        chosen = choose(list(export.splits), self.splits, export.title)
+        whole = [Pair(*pair) for pair in export.splits[chosen.train]]
+        unused = first_few(chosen.unused)
+        left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
+        if chosen.val is not None:
+            val = [Pair(*pair) for pair in export.splits[chosen.val]]
+            say(
+                f"{export.title}: {len(whole)} training images in {chosen.train}, {len(val)} "
+                f"validation images in {chosen.val}{left}"
+            )
+            return {"train": whole, "val": val}
+        names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
+        picked = drawn(names, self.splits)
+        say(f"{export.title}: {drawn_notice(len(picked), len(names), self.splits)}{left}")
+        return {
+            split: [
+                p for n, p in zip(names, whole, strict=True) if (n in picked) == (split == "val")
+            ]
+            for split in SPLITS
         }
 
     def _place(self, name: str) -> Path:

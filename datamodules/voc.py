@@ -8,6 +8,7 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files import first_few, require_folder, require_names
+from datamodules.layouts.segmentation import is_cvat
 from datamodules.masks import consecutive, read_class_names
 from datamodules.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.text_files import FolderNames, read_lines
@@ -54,6 +55,11 @@ class VOCDataModule(SegmentationDataModule):
         folder = self.folder
         folder = next((folder / n for n in ARCHIVE_FOLDERS if (folder / n).is_dir()), folder)
         images, masks = folder / "JPEGImages", folder / self.masks_folder
+        if is_cvat(folder) and not (folder / LISTS / f"{self.lists['train']}.txt").is_file():
+            raise ValueError(
+                f"{folder} is CVAT's Segmentation mask 1.1, whose masks are in the colours of "
+                "labelmap.txt; pass data=segmentation_folder data.layout=cvat"
+            )
         for part in (images, masks, folder / LISTS):
             require_folder(part, f"a VOC folder has {self.layout}")
         of_image, of_mask = FolderNames(images), FolderNames(masks)

@@ -40,7 +40,8 @@ class DetectionTask(BaseTask):
         """Ask the datamodule for the ground truth, where there is any.
 
         Raises:
-            ValueError: Tests are to have several views, which the detector cannot merge.
+            ValueError: Tests are to have several views, which the detector cannot merge, or it
+                predicts masks and the data have none.
         """
         super().setup(stage)
         trainer: Any = self.trainer
@@ -55,6 +56,11 @@ class DetectionTask(BaseTask):
         if stage == "predict":
             return
         with_masks = bool(getattr(self.model.model, "with_mask", False))
+        if with_masks and not getattr(data, "with_mask", True):
+            raise ValueError(
+                "this head predicts masks, but data.with_mask=false; pass a head of boxes alone, "
+                "such as head=retinanet, or data.with_mask=true"
+            )
         self.metric = CocoMetric(data.annotations, data.category_ids, with_masks=with_masks)
 
     @property

@@ -36,10 +36,8 @@ def _coco(tool: str, title: str, find: Callable[[Path], Any]) -> Format:
     return Format(tool, title, find, lambda root, _: coco_files.opened(root, find))
 
 
-def _yolo(tool: str, title: str) -> Format:
-    return Format(
-        tool, title, yolo.find_yaml, lambda _, file: yolo.opened(yolo.describe_yaml(file))
-    )
+def _yolo(tool: str, title: str, find: Callable[[Path], Path | None] = yolo.find_yaml) -> Format:
+    return Format(tool, title, find, lambda _, file: yolo.opened(yolo.describe_yaml(file)))
 
 
 def _file(name: str) -> Callable[[Path], Path | None]:
@@ -61,6 +59,7 @@ FORMATS = (
            lambda _, file: yolo.opened(yolo.describe_classes(file))),
     Format("roboflow", "Roboflow's YOLO Darknet export", yolo.find_labelled,
            lambda root, _: yolo.opened(yolo.describe_labelled(root))),
+    _yolo("roboflow", "Roboflow's YOLO export", yolo.find_roboflow),
     _yolo("yolo", "YOLO's data.yaml"),
     _yolo("roboflow", "Roboflow's YOLO export"),
     _yolo("cvat", "CVAT's Ultralytics YOLO export"),

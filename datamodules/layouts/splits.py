@@ -9,6 +9,7 @@ from typing import Any
 
 from datamodules.base import at_least
 from datamodules.files import first_few
+from datamodules.text_files import nfc
 
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation")
@@ -93,13 +94,12 @@ def _usual(names: Collection[str], usual: Sequence[str], where: object) -> str |
     return found[0] if found else None
 
 
-def drawn(names: Sequence[str], options: SplitOptions, group: str = "") -> set[str]:
+def drawn(names: Sequence[str], options: SplitOptions) -> set[str]:
     """Return the names that validate: the same for the same names and seed.
 
     Args:
         names: Of images.
         options: With share and seed.
-        group: Draws differ between groups, such as the class of the images.
     """
     if len(names) < 2:
         raise ValueError(
@@ -109,7 +109,7 @@ def drawn(names: Sequence[str], options: SplitOptions, group: str = "") -> set[s
     count = min(max(1, round(options.share * len(names))), len(names) - 1)
 
     def place(name: str) -> bytes:
-        key = f"{options.seed}/{group}/{name}".encode("utf-8", "surrogateescape")
+        key = nfc(f"{options.seed}/{name}").encode("utf-8", "surrogateescape")
         return hashlib.sha256(key).digest()
 
     return set(sorted(names, key=place)[:count])

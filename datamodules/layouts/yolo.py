@@ -53,6 +53,15 @@ def find_yaml(root: Path) -> Path | None:
     return None
 
 
+def find_roboflow(root: Path) -> Path | None:
+    """Return the yaml file of an export that Roboflow has signed."""
+    file = find_yaml(root)
+    signed = file is not None and (
+        (root / "README.roboflow.txt").is_file() or "roboflow" in _yaml(file)
+    )
+    return file if signed else None
+
+
 def _yaml(file: Path) -> dict[str, Any]:
     """Return a yaml file with every value as the text it is: names may be no, on or 1.10."""
     try:

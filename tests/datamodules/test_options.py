@@ -7,9 +7,10 @@ from tests.runs import CONFIGS
 
 # What says where a set's files are, or how a sample is made.
 OF_FOLDERS = {"num_classes", "train_share", "class_order", "token_labels", "token_boxes"}
-SPLIT = {"val_share", "split_seed"}
+SPLIT = {"val_share", "split_seed", "val_split"}
 SHARDS = {"cache_dir", "image_column", "label_column", "label_key"}
-PLACES = {"train_annotations", "train_images", "val_annotations", "val_images"}
+EXPORTS = {"layout", "train_split", *SPLIT}
+PLACES = {*EXPORTS, "train_annotations", "train_images", "val_annotations", "val_images"}
 MADE = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
         "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
 
