@@ -29,8 +29,8 @@ EMA, UNREPORTED = "state_dict_ema", "state_dict_ema_not_reported"
 
 
 BUILT = "config"  # the entry of a checkpoint that says how its task was built
-OPTIMIZER = {"name": "adamw", "lr": 1e-3}
-SCHEDULE = {"name": "cosine"}
+OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
+SCHEDULE: dict[str, Any] = {"name": "cosine"}
 
 
 class BaseTask(Remembering, Training, Evaluation, Prediction):
@@ -121,7 +121,7 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
 
         That is so of a model that is none of ``heads`` around a backbone of ``create_backbone``.
         """
-        backbone = getattr(self.model, "backbone", None)
+        backbone: Any = getattr(self.model, "backbone", None)
         head, data = getattr(self.model, "made_by", None), getattr(self.data, "made_by", None)
         if not head or not getattr(backbone, "made_by", None):
             return {}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 # What is handed in, and no option.
 GIVEN = {"backbone", "num_classes", "model", "class_names", "seed", "predict_path"}
 
