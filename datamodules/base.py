@@ -70,6 +70,7 @@ class BaseDataModule(LightningDataModule):
     told_absent: bool = False
     parts: Sequence[Any] = ()
     left_out: str = ""
+    made_by: dict[str, Any]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Keep the keyword arguments as ``made_by``, which checkpoints say."""

@@ -121,7 +121,7 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
 
         That is so of a model that is none of ``heads`` around a backbone of ``create_backbone``.
         """
-        backbone = getattr(self.model, "backbone", None)
+        backbone: Any = getattr(self.model, "backbone", None)
         head, data = getattr(self.model, "made_by", None), getattr(self.data, "made_by", None)
         if backbone is None or not head or not getattr(backbone, "made_by", None):
             return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from tasks.classes import Classes, check_classes, classes_of, warn_of_order
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
 from tasks.saved import checkpoint_file, saved_run
+
+# Tasks without a usual way to prepare an image.
+DENSE = ("tasks.detection.DetectionTask", "tasks.segmentation.SegmentationTask")
 
 logger = logging.getLogger(__name__)
 
@@ -137,24 +140,25 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
     config = dict(saved)
     if not isinstance(config.get("data"), Mapping):
         target = str(config["task"].get("_target_"))
-        config["data"] = usual_data(target, config["backbone"].get("img_size"))
+        config["data"] = usual_data([target], config["backbone"].get("img_size"))
     return config
 
 
-def usual_data(task: str, img_size: Any) -> dict[str, Any]:
+def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
     """The data of a task that was trained without a datamodule, as a config has it.
 
     Args:
-        task: The full name of its class.
+        names: The full names of its class and their bases, as far as they are known.
         img_size: Of its backbone.
 
     Raises:
         ValueError: Images of the task have no usual preparation.
     """
-    if task != "tasks.classification.ClassificationTask":
+    dense = [name for name in DENSE if name in names]
+    if dense:
         raise ValueError(
-            f"a {task.rpartition('.')[2]} that was trained without a datamodule does not know how "
-            "to prepare images; set its attribute data to a datamodule of datamodules/"
+            f"a {dense[0].rpartition('.')[2]} that was trained without a datamodule does not know "
+            "how to prepare images; set its attribute data to a datamodule of datamodules/"
         )
     side = img_size if isinstance(img_size, int) else max(img_size or (224,))
     return {"_target_": "datamodules.class_folders.ClassFoldersDataModule", "image_size": side}

@@ -63,8 +63,8 @@ class Prediction(LightningModule):
         from tasks.loading import usual_data
 
         size = getattr(getattr(self.model, "backbone", None), "img_size", None)
-        target = f"{type(self).__module__}.{type(self).__qualname__}"
-        data = build({"data": usual_data(target, size)}, "data", seed=0)
+        names = [f"{one.__module__}.{one.__qualname__}" for one in type(self).__mro__]
+        data = build({"data": usual_data(names, size)}, "data", seed=0)
         data.predict_only(self.class_names, self.category_ids)
         return data
 

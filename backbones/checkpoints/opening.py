@@ -214,15 +214,18 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
             return read_sharded(path, lambda shard: _read(shard, mmap, map_location))
         if _is_safetensors(path):
             return safetensors.torch.load_file(path)
+        kind = other_kind(path)
+        if kind is not None:
+            raise UnreadableFile(f"{path} is not a checkpoint but {kind}") from ValueError(kind)
         return read_foreign(path, map_location, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise UnreadableFile(_refused(path)) from error
     except ValueError as error:
         if isinstance(error, UnreadableFile) or str(path) in str(error):
             raise
-        raise UnreadableFile(_unreadable(path, error)) from error
+        raise _unreadable(path, error) from error
     except Exception as error:  # foreign bytes make the readers raise all kinds
-        raise UnreadableFile(_unreadable(path, error)) from error
+        raise _unreadable(path, error) from error
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -235,9 +238,6 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _refused(path: Path) -> str:
-    kind = other_kind(path)
-    if kind is not None:
-        return f"{path} is not a checkpoint but {kind}"
     names = refused_names(path)
     found = f" ({_listed(names)})" if names else ""
     return (
@@ -246,11 +246,9 @@ def _refused(path: Path) -> str:
     )
 
 
-def _unreadable(path: Path, error: Exception) -> str:
-    kind = other_kind(path)
-    if kind is not None:
-        return f"{path} is not a checkpoint but {kind}"
-    return f"{path} is truncated or not a checkpoint ({type(error).__name__}: {error})"
+def _unreadable(path: Path, error: Exception) -> UnreadableFile:
+    reason = f"{type(error).__name__}: {error}"
+    return UnreadableFile(f"{path} is truncated or not a checkpoint ({reason})")
 
 
 def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from tools.command_line.literal import literal
 from tools.command_line.ranges import count_jobs
 from tools.command_line.refusals import composed
 from tools.command_line.typed_network import one_token_mixer
-from tools.running.config import CONFIGS, for_hydra, line_of
+from tools.running.config import CONFIGS, for_hydra, line_of, option_groups
 from tools.running.config_checks import tasks_of
 from tools.running.processes import is_first_process
 from tools.running.recipes import without_null
@@ -87,7 +87,8 @@ def read(typed: Sequence[str]) -> Command:
     # All seeds compose alike.
     for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
         composed(job)
-    return Command(for_hydra(arguments, jobs, sweep=True), overrides)
+    varied = not option_groups().isdisjoint(swept_keys(arguments))
+    return Command(for_hydra(arguments, jobs, varied=varied), overrides)
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:

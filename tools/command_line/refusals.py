@@ -74,10 +74,12 @@ def _check_names(overrides: Sequence[str]) -> None:
         if not one.key_or_group:
             raise ValueError(f"{one.input_line} names no option; type key=value")
         if one.is_sweep_override():
-            line, value = line_of(one), line_of(one).partition("=")[2]
+            line = line_of(one)
+            key, _, values = line.partition("=")
+            text = shlex.quote(f"{key}={quoted(values)}")
             raise ValueError(
                 f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
-                f"{shlex.quote(f'{one.key_or_group}={quoted(value)}')} for one text"
+                f"{text} for one text"
             )
         group = one.key_or_group in option_groups()
         value = one.value()

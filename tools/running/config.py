@@ -90,7 +90,7 @@ def with_removals(overrides: Sequence[str]) -> list[str]:
 
 
 def for_hydra(
-    arguments: Sequence[str], jobs: Sequence[Sequence[str]], *, sweep: bool = False
+    arguments: Sequence[str], jobs: Sequence[Sequence[str]], *, varied: bool = False
 ) -> list[str]:
     """The arguments in a form that Hydra composes with whatever groups it begins with.
 
@@ -99,12 +99,17 @@ def for_hydra(
     with ``++``, which makes what does not exist, and removals as values of ``REMOVED``. That all
     exist in each job's config is checked before.
 
+    Args:
+        arguments: Of the command.
+        jobs: The overrides of each run.
+        varied: True for a sweep over a group, such as experiments.
+
     Raises:
         ValueError: An option is to be taken away from the config of a run folder.
     """
     parser = OverridesParser.create()
     runs = [_run_of(parser.parse_overrides(list(job))) for job in jobs]
-    if not any(runs) and not sweep:
+    if not any(runs) and not varied:
         return list(arguments)
     taken = [argument for argument in arguments if argument.startswith("~")]
     if taken and any(runs):

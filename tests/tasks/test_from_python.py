@@ -1,0 +1,145 @@
+"""Tasks without run.py: a plain trainer, checkpoints without a run folder, images in memory."""
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+import tasks
+from backbones import create_backbone
+from heads.linear import LinearClassifier, LinearProbe
+from tasks import ClassificationTask, SegmentationTask
+
+NAMES = ["a", "b", "c", "d"]
+SAMPLES = [{"image": torch.randn(3, 64, 64), "label": i % 4} for i in range(8)]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+         "accelerator": "cpu"}  # fmt: skip
+
+
+class Own(torch.nn.Module):
+    """A model of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def predict(self, batch):
+        return self.layer(batch["image"].mean((2, 3)))
+
+    def loss(self, batch):
+        return {"loss": torch.nn.functional.cross_entropy(self.predict(batch), batch["label"])}
+
+
+def network(head=LinearClassifier):
+    options = {"img_size": 64, "mixer": {"g2": 3}, "token_mixer": {"name": "sbm"}}
+    return head(create_backbone("deit_t_afbo", **options), 4)
+
+
+def trained(task, folder):
+    trainer = Trainer(max_epochs=1, default_root_dir=folder, enable_checkpointing=False, **QUIET)
+    loader = DataLoader(SAMPLES, batch_size=4)
+    trainer.fit(task, loader, loader)
+    trainer.save_checkpoint(folder / "task.ckpt")
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("python")
+    task = ClassificationTask(network(), NAMES, optimizer={"lr": 1e-3}, ema={"decay": 0.5})
+    return task, trained(task, folder), folder / "task.ckpt"
+
+
+GREY = np.arange(50 * 40, dtype=np.uint8).reshape(50, 40)
+RGB = np.stack([GREY] * 3, -1)
+FLOAT = torch.from_numpy(RGB).permute(2, 0, 1) / 255
+FORMS = {
+    "grey": GREY, "grey with an axis": GREY[..., None], "grey floats": GREY / 255,
+    "grey tensor": FLOAT[0], "tensor with one channel": FLOAT[:1], "floats": FLOAT,
+    "half": FLOAT.double(), "bytes": (FLOAT * 255).round().byte(), "array": RGB,
+    "float array": (RGB / 255).astype(np.float32), "with gradient": FLOAT.clone().requires_grad_(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_predict_takes_images_in_every_usual_form(example, form):
+    task = example[0]
+    ((row,), (expected,)) = task.predict(FORMS[form]), task.predict(RGB)
+    assert row == expected
+    assert sorted(row["classes"]) == NAMES
+
+
+def test_batches_are_several_images(example):
+    rows = example[0].predict([torch.stack([FLOAT, FLOAT]), np.stack([RGB] * 3)])
+    assert [row["image"] for row in rows] == [f"image {index}" for index in range(5)]
+
+
+@pytest.mark.parametrize("image", [FLOAT * 255, FLOAT - 0.5, FLOAT * float("nan")])
+def test_floats_outside_their_range_are_refused(example, image):
+    with pytest.raises(ValueError, match=r"values from .* to .*; floats must be from 0 to 1"):
+        example[0].predict(image)
+
+
+def test_a_plain_checkpoint_opens_without_a_run_folder(example):
+    task, _, path = example
+    opened = tasks.load(path)
+    assert opened.predict(RGB) == task.predict(RGB)
+    assert not opened.training
+    again = ClassificationTask.load_from_checkpoint(path)
+    assert again.predict(RGB) == task.predict(RGB)
+    assert any(parameter.requires_grad for parameter in again.parameters())
+    assert again.optimizer_options == {"name": "adamw", "lr": 1e-3}
+    assert again.model.backbone.record == task.model.backbone.record
+    with pytest.raises(ValueError, match="is of a ClassificationTask, not of a SegmentationTask"):
+        SegmentationTask.load_from_checkpoint(path)
+    with pytest.raises(ValueError, match="pass model and class_names as well for others"):
+        ClassificationTask.load_from_checkpoint(path, ema=None)
+
+
+def test_batches_of_a_loader_are_predicted(example):
+    task, trainer, _ = example
+    rows = trainer.predict(task, DataLoader(SAMPLES, batch_size=4))
+    assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
+
+
+def test_a_checkpoint_names_only_what_a_config_may_name(example, tmp_path):
+    content = torch.load(example[2], weights_only=True)
+    for group, target in (("head", "os.system"), ("task", "torch.hub.load"), ("data", "io.open")):
+        changed = content | {"config": content["config"] | {group: {"_target_": target}}}
+        torch.save(changed, tmp_path / "a.ckpt")
+        with pytest.raises(ValueError, match=rf"{group}\._target_={target} is refused"):
+            tasks.load(tmp_path / "a.ckpt")
+    torch.save(content | {"config": 3}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="does not say how its task was built"):
+        tasks.load(tmp_path / "a.ckpt")
+
+
+def test_a_model_of_ones_own_is_passed_again(tmp_path):
+    task = ClassificationTask(Own(), NAMES)
+    trained(task, tmp_path)
+    path = tmp_path / "task.ckpt"
+    with pytest.raises(ValueError, match=r"does not say how its task was built; .*model=\.\.\."):
+        tasks.load(path)
+    opened = ClassificationTask.load_from_checkpoint(path, model=Own())
+    assert opened.class_names == task.class_names
+    assert opened.predict(RGB) == task.predict(RGB)
+
+
+def test_the_config_of_a_task_is_plain():
+    config = ClassificationTask(network(LinearProbe), NAMES, mixup={"mixup_alpha": 0.8}).config()
+    assert config["head"] == {"_target_": "heads.linear.LinearProbe"}
+    assert config["task"] == {
+        "_target_": "tasks.classification.ClassificationTask", "mixup": {"mixup_alpha": 0.8},
+    }  # fmt: skip
+    assert config["backbone"]["token_mixer"] == {"name": "sbm"}
+
+
+def test_a_detector_needs_a_datamodule(tmp_path):
+    from tasks import DetectionTask
+
+    task = DetectionTask(Own(), NAMES)
+    with pytest.raises(ValueError, match=r"call trainer\.fit\(task, datamodule=\.\.\.\)"):
+        trained(task, tmp_path)
+    with pytest.raises(ValueError, match="set its attribute data to a datamodule"):
+        task.predict(RGB)

@@ -1,0 +1,104 @@
+"""Values as the shell passed them: what Hydra reads of them is what was typed."""
+
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tools.command_line import overrides
+from tools.command_line.literal import literal
+from tools.command_line.refusals import composed
+from tools.command_line.typed_network import read_network
+
+PATHS = ("ckpt", "input", "output_dir", "data.root", "backbone.pretrained", "data.val_images",
+         "task.distillation.checkpoint")  # fmt: skip
+TEXTS = [
+    "epoch=9-step=100.ckpt", "a=b", "été.jpg", "猫/犬.png", "[a]", "a[1].jpg", "a,b.jpg", "a&b",
+    "it's.jpg", 'say "hi".jpg', "a b", "a  b", " a", "a ", "(1).jpg", "{x}", "a:b", "#1", "100%",
+    "1e5", "007", "2024", "a\\b", "tail\\", "it\\'s", "it\\\\'s", "a;b", "~/x", "!x", "a|b", "`x`",
+    "<a>", "a*", "x=1,y=2", "$HOME", "a$b", "f(x)", "range", "[", "]", "{", "a,", ",", "'", '"',
+    "'a",
+]  # fmt: skip
+
+
+def read(word):
+    override = OverridesParser.create().parse_override(word)
+    return (
+        list(override.sweep_string_iterator()) if override.is_sweep_override() else override.value()
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_paths_are_taken_as_typed(text):
+    for key in PATHS:
+        (word,) = literal([f"{key}={text}"])
+        assert read(word) == text
+        assert literal([word]) == [word]  # processes of a run start by it again
+
+
+PLAIN = [text for text in TEXTS if "," not in text and text not in ("1e5", "2024")]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_other_texts_are_taken_as_typed_where_the_grammar_has_no_meaning_for_them(text):
+    (word,) = literal([f"head.name={text}"])
+    value = read(word)
+    assert value == text or text in ("[a]", "{x}", " a", "a ", "f(x)", "$HOME", "a$b")
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("x=[猫,狗]", ["猫", "狗"]),
+        ("x={a: é, b: 1}", {"a": "é", "b": 1}),
+        ("x=[a=b,'c,d',3]", ["a=b", "c,d", 3]),
+        ("x=[[é],null]", [["é"], None]),
+        ("+x.y=é", "é"),
+        ("ckpt=null", None),
+        ("backbone.pretrained=true", True),
+        ("ckpt='a,b'", "a,b"),
+        ("data.root=${oc.env:HOME}", "${oc.env:HOME}"),
+    ],
+)
+def test_lists_words_and_quoted_texts_keep_their_meaning(typed, value):
+    assert read(literal([typed])[0]) == value
+
+
+def test_commas_of_a_sweep_are_between_values_unless_the_path_is_there(tmp_path):
+    assert read(literal(["ckpt=a=1.ckpt,é"], sweep=True)[0]) == ["'a=1.ckpt'", "'é'"]
+    there = tmp_path / "a,b"
+    there.touch()
+    assert read(literal([f"ckpt={there}"], sweep=True)[0]) == str(there)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("é", "'é' is not the name of an option; options are typed key=value"),
+        ("dàta.root=x", "'dàta.root' is not the name of an option"),
+        ("a b=c", "'a b' is not the name of an option"),
+        ("@", "cannot use '@'; arguments are key=value"),
+    ],
+)
+def test_keys_are_named(typed, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        literal([typed])
+    assert "hydra" not in str(refused.value)
+
+
+def test_several_values_name_the_lines_to_type():
+    with pytest.raises(ValueError, match=r"seed=1,2 has several values; pass -m seed=1,2") as said:
+        composed(["seed=1,2"])
+    line = str(said.value).partition(", or ")[2].removesuffix(" for one text")
+    assert shlex.split(line) == ["seed='1,2'"]
+
+
+def test_every_command_reads_networks_so():
+    options = read_network("deit_t", ["backbone.pretrained=a=é [1].ckpt"])[1]
+    assert options == {"pretrained": "a=é [1].ckpt"}
+
+
+def test_a_run_is_composed_with_any_path():
+    path = "/data/a=b, é [1] & 'x'"
+    config = overrides.read(["data=folder", f"data.root={path}", f"output_dir={path}"]).config
+    assert (config.data.root, config.output_dir) == (path, path)
