@@ -169,8 +169,19 @@ def decode(path: str | Path) -> Image.Image:
     """
     # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
     with STRICT, readable(path), plain_file(path).open("rb") as file, Image.open(file) as image:
+        refuse_large(image)
         image.load()
         return image
+
+
+def refuse_large(image: Image.Image) -> None:
+    """Raise an error for more pixels than are decoded, known from the header.
+
+    Raises:
+        DecompressionBombError: Which ``readable`` words.
+    """
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError(f"{image.width}x{image.height}")
 
 
 def decode_bytes(content: bytes, name: str) -> Image.Image:
@@ -185,6 +196,7 @@ def decode_bytes(content: bytes, name: str) -> Image.Image:
     """
     try:
         with STRICT, readable(name), Image.open(io.BytesIO(content)) as image:
+            refuse_large(image)
             image.load()
             return image
     except (FileNotFoundError, NotADirectoryError):  # readable has looked for it on the disk

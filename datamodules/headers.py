@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datamodules.files import ORIENTATION, UPRIGHT, decode, plain_file, readable
+from datamodules.files import ORIENTATION, UPRIGHT, decode, plain_file, readable, refuse_large
 
 THREADS = 8  # they wait for the disk, or for a file server
 CHUNK = 256
@@ -70,6 +70,7 @@ def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
 def read_header(path: str | Path, *, upright: bool = False) -> Header:
     """``check_header`` with the orientation that the file's EXIF data say, 1 if they say none."""
     with readable(path), Image.open(plain_file(path)) as image:
+        refuse_large(image)
         width, height = image.size
         end = ENDS.get(image.format or "")
         orientation = image.getexif().get(ORIENTATION, UPRIGHT)

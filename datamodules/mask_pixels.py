@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from datamodules.files import STRICT, is_upright, plain_file, readable
+from datamodules.files import STRICT, is_upright, plain_file, readable, refuse_large
 
 FORMATS = ("PNG", "BMP", "TIFF")
 REMEDY = "save labels as an 8-bit grey or palette PNG"
@@ -47,6 +47,7 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
     """
     # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
     with STRICT, readable(path), plain_file(path).open("rb") as file, Image.open(file) as opened:
+        refuse_large(opened)
         packing = _packing(opened)
         fault = _fault(opened, packing, path)
         if fault is None:

@@ -7,6 +7,7 @@ image to a normalised float tensor (3, size, size). Mixup and CutMix work on bat
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from datamodules.base import probability, range_of
+from datamodules.files import MAX_PIXELS
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -64,6 +66,48 @@ class ToNormalised(transforms.Normalize):  # type: ignore[misc]  # torchvision h
         """Turn an RGB image into a float tensor (3, H, W)."""
         planes = np.stack([np.asarray(band) for band in image.split()])
         return torch.from_numpy(planes).float().div_(255).sub_(self._mean).div_(self._std)
+
+
+class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision has no types
+    """Torchvision's ``Resize`` of the shorter side, before a central crop, in bounded memory.
+
+    Of a thin image that would exceed ``MAX_PIXELS`` only the crop is made. All other images are
+    resized as torchvision does.
+
+    Args:
+        size: The shorter side, not below the crop's sides.
+        crop: Height and width of the crop.
+        interpolation: Of resizing.
+    """
+
+    def __init__(
+        self, size: int, crop: Sequence[int], interpolation: transforms.InterpolationMode
+    ) -> None:
+        super().__init__(size, interpolation)
+        self.crop = (crop[1], crop[0])
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        """Resize an image."""
+        short = min(image.size)
+        resized = [int(self.size * side / short) for side in image.size]
+        if math.prod(resized) <= MAX_PIXELS:
+            return super().forward(image)
+        box = []
+        for own, whole, seen in zip(image.size, resized, self.crop, strict=True):
+            first = round((whole - seen) / 2)
+            box.append((first * own / whole, (first + seen) * own / whole))
+        (left, right), (top, bottom) = box
+        resampling = Image.Resampling[self.interpolation.name]
+        return image.resize(self.crop, resampling, (left, top, right, bottom))
+
+
+def with_bounded_resize(made: transforms.Compose) -> transforms.Compose:
+    """Return timm's evaluation transform with ``BoundedResize`` before its central crop."""
+    first, crop, *others = made.transforms
+    assert type(first) is transforms.Resize
+    assert type(crop) is transforms.CenterCrop
+    bounded = BoundedResize(first.size, crop.size, first.interpolation)
+    return transforms.Compose([bounded, crop, *others])
 
 
 @dataclass(frozen=True)
@@ -132,7 +176,7 @@ class PaperAugmentation:
             std=tuple(self.std),
             crop_pct=self.crop_pct,
         )
-        return with_normalised(made, ToNormalised(self.mean, self.std))
+        return with_bounded_resize(with_normalised(made, ToNormalised(self.mean, self.std)))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from datamodules.class_listing import list_classes
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
 from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
+from datamodules.transforms import BoundedResize
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
 JPEG = {"quality": 85, "optimize": True}  # as the published files
@@ -108,7 +109,9 @@ def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: st
     }
     if not missing:
         return
-    prepare = transforms.Compose([transforms.Resize(how.resize), transforms.CenterCrop(how.size)])
+    crop = transforms.CenterCrop(how.size)
+    resize = BoundedResize(how.resize, crop.size, transforms.InterpolationMode.BILINEAR)
+    prepare = transforms.Compose([resize, crop])
     image: Image.Image = prepare(load_rgb(folder / name, upright=False))
     for (kind, severity), target in missing.items():
         made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)

@@ -1,20 +1,29 @@
 """What would take all memory or never end is refused before it is begun."""
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image, ImageFile
+from torchvision import transforms
 
 from datamodules import (
     ClassFoldersDataModule,
     ImageFolderDataModule,
+    PaperAugmentation,
     SampleClassification,
     SampleTransfer,
     memory,
 )
+from datamodules.bgr import load_bgr
 from datamodules.coco import CocoDataModule
-from datamodules.files import images_at, list_folders, list_images, refuse_system_folder
+from datamodules.files import decode, images_at, list_folders, list_images, refuse_system_folder
+from datamodules.headers import read_header
+from datamodules.mask_pixels import read_pixels
 from datamodules.memory import in_bytes, machine_memory, refuse_larger
 from datamodules.segmentation_folder import SegmentationFolderDataModule
+from datamodules.transforms import BoundedResize
 
 
 @pytest.fixture
@@ -94,3 +103,49 @@ def test_links_into_the_system_are_not_followed(tmp_path):
     (tmp_path / "a.png").touch()
     (tmp_path / "proc").symlink_to("/proc")
     assert list_images(tmp_path) == ["a.png"]
+
+
+def noise(width, height):
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def torchvisions(size, crop):
+    bicubic = transforms.InterpolationMode.BICUBIC
+    return transforms.Compose([transforms.Resize(size, bicubic), transforms.CenterCrop(crop)])
+
+
+@pytest.mark.parametrize(
+    "size", [(300, 200), (200, 301), (1, 1), (500, 3), (3, 2001), (300, 1), (1, 400)]
+)
+def test_other_images_than_thin_ones_are_resized_as_by_torchvision(size):
+    made = PaperAugmentation().eval(224)
+    ours, theirs = transforms.Compose(made.transforms[:2]), torchvisions(248, 224)
+    assert ours(noise(*size)).tobytes() == theirs(noise(*size)).tobytes()
+
+
+@pytest.mark.parametrize("size", [(20_000, 1), (1, 20_000), (30_000, 9), (1_999, 301)])
+def test_of_thin_images_only_the_crop_is_made(size, monkeypatch):
+    crop = (28, 20)
+    expected = np.asarray(torchvisions(32, crop)(noise(*size)), np.int64)
+    monkeypatch.setattr("datamodules.transforms.MAX_PIXELS", 5_000)
+    found = BoundedResize(32, crop, transforms.InterpolationMode.BICUBIC)(noise(*size))
+    assert found.size == (20, 28)
+    found = transforms.CenterCrop(crop)(found)
+    assert abs(np.asarray(found, np.int64) - expected).max() <= 1
+    made = PaperAugmentation(), noise(*size)
+    assert made[0].eval(32)(made[1]).shape == made[0].train(32)(made[1]).shape == (3, 32, 32)
+
+
+READERS = [decode, read_header, read_pixels, partial(load_bgr, upright=True)]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_large_images_are_refused_by_their_headers(tmp_path, read, monkeypatch):
+    path = tmp_path / "large.png"
+    Image.new("L", (20_000, 20_000)).save(path, compress_level=1)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("it is decoded"))
+    for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages lift Pillow's limit
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+        with pytest.raises(ValueError, match=rf"{path} has more than 178,956,970 pixels"):
+            read(path)

@@ -110,7 +110,6 @@ RANGES: Mapping[str, Range] = {
     "groups": (1, 100_000),
     "pairs": (1, 100_000),
     "top": (1, 100_000),
-    "severities": (1, 5),
     # Heads and augmentations
     "channels": (1, 65_536),
     "num_rois": (1, 65_536),
