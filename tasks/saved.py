@@ -40,12 +40,16 @@ class SavedRun:
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
     """The checkpoint that a path means: a file, or a run folder's ``checkpoints/<name>``.
 
+    Of a run with ``checkpoints=last`` it is the last one.
+
     Raises:
         ValueError: Neither exists.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         inside = path / CHECKPOINTS / name
+        if not inside.is_file() and _keeps_last(path):
+            inside = inside.with_name("last.ckpt")
         if not inside.is_file():
             raise ValueError(_without_checkpoint(path, inside))
         return inside
@@ -115,6 +119,14 @@ def _refused(file: Path, reason: str) -> ValueError:
         f"{file} is no config of a run ({' '.join(reason.split())}); restore it, or copy the "
         "checkpoint to another folder and type task, backbone, head and data beside it"
     )
+
+
+def _keeps_last(folder: Path) -> bool:
+    """Return True for the folder of a run that keeps its last checkpoint only."""
+    try:
+        return read_config(folder / CONFIG).get("checkpoints") == "last"
+    except ValueError:
+        return False
 
 
 def _without_checkpoint(folder: Path, inside: Path) -> str:

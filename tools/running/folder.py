@@ -52,6 +52,8 @@ FREE_ON_RESUME = {
 FREE_GROUPS = ("logger", "paper", CHOSEN)
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
+# What is left at the end, which a continuation decides anew, too: it may be another evaluation.
+AT_END = {"checkpoints"}
 # Of this one command, not of the run.
 OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
@@ -298,7 +300,7 @@ def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _is_free(key: str) -> bool:
-    return key in LENGTH or may_differ(key)
+    return key in LENGTH | AT_END or may_differ(key)
 
 
 def may_differ(key: str) -> bool:

@@ -18,6 +18,7 @@ from tasks.instantiate import build
 from tasks.loading import build_backbone, build_task
 from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
 from tools.running.config_checks import check_warmup
+from tools.running.disk import check_space
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -75,6 +76,8 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     )
     if training and not isinstance(task.model, FrozenFeatures):
         trainer.check_fit(engine, task, datamodule)
+        if is_first_process():
+            check_space(folder, task, top_k=config["callbacks"]["top_k"])
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
@@ -124,4 +127,5 @@ def work(
         resume.announce(parts.start, new_length)
         keep_config(folder, config)
         report.reopen(folder)
-    return trainer.fit(engine, task, datamodule, start=parts.start)
+    keep = config["checkpoints"]
+    return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)

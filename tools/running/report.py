@@ -146,8 +146,6 @@ def write(
 ) -> None:
     """Write curves.png, preview/*.png and summary.json, and print the closing table."""
     if known["mode"] == "fit":
-        best = folder / "checkpoints" / "best.ckpt"
-        known = {**known, "checkpoint": "checkpoints/best.ckpt" if best.is_file() else None}
         plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     if known["strategy"] != "fsdp":  # with it no process holds all weights
         save_pictures(folder, _pictures(task, datamodule))
