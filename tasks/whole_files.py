@@ -55,6 +55,9 @@ def make_folder(path: Path) -> Path:
         OSError: A link or a file is in its place.
     """
     if path.is_symlink():
-        raise OSError(f"{path} is a link; remove it, as files are written inside the run folder")
-    path.mkdir(parents=True, exist_ok=True)
+        raise OSError(f"{path} is a link and is not followed; remove it")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"the folder {path} cannot be made ({error.strerror})") from error
     return path

@@ -169,4 +169,4 @@ def write_maps(
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

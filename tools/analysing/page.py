@@ -237,5 +237,6 @@ def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """Return the summary of a finished run, else an empty one."""
     content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return content
+    return {} if content.get("finished") is False else content

@@ -15,6 +15,7 @@ from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
+from tasks.keeping import Stopped
 from tasks.loading import build_backbone, build_task
 from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
 from tools.running.config_checks import check_warmup
@@ -128,4 +129,9 @@ def work(
         keep_config(folder, config)
         report.reopen(folder)
     keep = config["checkpoints"]
-    return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
+    try:
+        return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
+    except Stopped:
+        if engine.is_global_zero and engine.global_step:
+            report.write_stopped(folder, parts.facts, engine, task, datamodule)
+        raise
