@@ -48,6 +48,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.write(raw)
 
 
+def is_own_file(path: Path) -> bool:
+    """Return True for a regular file that is in a run folder itself, not a link, pipe or device."""
+    return path.is_file() and not path.is_symlink()
+
+
 def make_folder(path: Path) -> Path:
     """Make a folder inside a run folder, and return it.
 

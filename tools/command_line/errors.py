@@ -145,9 +145,17 @@ def _of_system(error: BaseException, text: str) -> str | None:
     if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
         place = f"{error.filename}: " if error.filename is not None else ""
         return f"{place}{error.strerror}; {REFUSED_BY_SYSTEM[error.errno]}"
-    found = UNWRITTEN.search(text)
-    if found is None or isinstance(error, OSError):
+    reason = unwritten(error)
+    return reason and f"a file could not be written ({reason}); free space, or raise ulimit -f"
+
+
+def unwritten(error: BaseException) -> str | None:
+    """Return why a file could not be written, on a full disk or beyond a limit; else None."""
+    if isinstance(error, OSError):
+        known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return os.strerror(error.errno) if error.errno is not None and known else None
+    found = UNWRITTEN.search(str(error))
+    if found is None:
         return None
     number = int(found[1] or 0)
-    reason = os.strerror(number) if number else "the disk is full or the file is too large"
-    return f"a file could not be written ({reason}); free space, or raise ulimit -f"
+    return os.strerror(number) if number else "the disk is full or the file is too large"

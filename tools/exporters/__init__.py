@@ -214,6 +214,8 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         ValueError: ``out`` exists and may not be overwritten, as none may that no export has made,
             or no folder can be made there.
     """
+    from tools.command_line.errors import unwritten
+
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
@@ -240,6 +242,14 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
             _replace(out, temporary, made, {*names, MARK})
         else:
             temporary.rename(out)
+    except Exception as error:
+        reason = unwritten(error)
+        if reason is None:
+            raise
+        raise ValueError(
+            f"the export could not be written to {out.parent} ({reason}); free space there, raise "
+            "ulimit -f, or pass another out="
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def export(request: ExportRequest) -> list[Path]:
             f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
         )
         extra = {NAMES: json.dumps(list(names))} if names and part == "classifier" else {}
-        torch.export.save(graph.program, path, extra_files=extra)
+        program = io.BytesIO()  # torch's own writer aborts the process on a full disk
+        torch.export.save(graph.program, program, extra_files=extra)
+        path.write_bytes(program.getvalue())
         loaded = torch.export.load(path).module()
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))
