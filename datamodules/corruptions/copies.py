@@ -116,8 +116,12 @@ def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: st
         made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
         begun = target.with_name(f".{target.name}.{os.getpid()}")
-        made.save(begun, "JPEG", **JPEG)
-        begun.replace(target)
+        try:
+            made.save(begun, "JPEG", **JPEG)
+            begun.replace(target)
+        except OSError as error:
+            begun.unlink(missing_ok=True)
+            raise OSError(f"{target} could not be written ({error.strerror or error})") from error
 
 
 def generator(seed: int, name: str, kind: str, severity: int) -> np.random.Generator:
