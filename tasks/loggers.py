@@ -7,14 +7,14 @@ import csv
 import io
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.whole_files import is_own_file, write_whole
+from tasks.whole_files import is_own_file, make_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ class TensorBoardLog(RunLog):
         self.folder = Path(folder)
         self._purge_step: int | None = None
         self._writer: Any = None
+        self._failed = False
 
     def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Hide what earlier files hold from this step on; a validation may come twice, equal."""
@@ -143,23 +144,33 @@ class TensorBoardLog(RunLog):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add the metrics of a step."""
-        if self._writer is None:
-            if not self.folder.parent.is_dir():
-                return  # a run folder that was removed does not come back
-            from torch.utils.tensorboard import SummaryWriter
+        """Add the metrics of a step, until that fails for the first time."""
+        if self._failed or not self.folder.parent.is_dir():
+            return  # a run folder that was removed does not come back
+        with self._giving_up():
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self.folder, purge_step=self._purge_step)
-        for name, value in metrics.items():
-            if name != "epoch":
-                self._writer.add_scalar(name, value, step)
+                self._writer = SummaryWriter(make_folder(self.folder), purge_step=self._purge_step)
+            for name, value in metrics.items():
+                if name != "epoch":
+                    self._writer.add_scalar(name, value, step)
 
     @rank_zero_only
     def save(self) -> None:
         """Write what is queued; the file stays open, as evaluation follows training."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):
+        if self._writer is not None and not self._failed:
+            with self._giving_up():
                 self._writer.flush()
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed = True
+            reason = error.strerror or error
+            logger.warning("%s cannot be written (%s); training goes on", self.folder, reason)
 
 
 def read_rows(path: Path) -> list[Row]:

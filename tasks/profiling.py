@@ -106,6 +106,7 @@ class TorchProfile(Callback):
         recorded.stop()
         if not trainer.is_global_zero:
             return
+        (self.folder / TRACE).unlink(missing_ok=True)  # a link is not followed
         recorded.export_chrome_trace(str(self.folder / TRACE))
         device = "cuda" if ProfilerActivity.CUDA in recorded.activities else "cpu"
         averages = recorded.key_averages()

@@ -79,6 +79,8 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: It is no YAML of plain values, or lacks what a run has.
     """
+    if file.is_symlink():
+        raise _refused(file, "it is a link, which is not followed")
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:

@@ -9,6 +9,8 @@ import pytest
 
 from datamodules.sample_cache import sample_folder
 from datamodules.shared_memory import check_shared_memory
+from tasks.loggers import TensorBoardLog
+from tasks.saved import read_config
 from tests.running.tiny import tiny_task
 from tools.analysing.elements import picture
 from tools.command_line.errors import sentence
@@ -180,3 +182,52 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
     monkeypatch.setattr("datamodules.shared_memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.csv", "error.txt"])
+def test_links_in_a_run_folder_are_not_read(name, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = json.dumps({
+        "task_name": "classification", "mode": "fit", "seed": 0, "backbone": {"name": "deit_t"},
+        "head": {"_target_": "a"}, "data": {"_target_": "a"}, "task": {"_target_": "a"},
+        "metrics": {"top1": 1.0}, "secret": 1,
+    })  # fmt: skip
+    if name != "config.yaml":
+        (folder / "config.yaml").write_text(content)
+    (tmp_path / "foreign").write_text(content)
+    (folder / name).symlink_to(tmp_path / "foreign")
+    record = read_run(folder)
+    assert record.status in ("unreadable", "failed")
+    assert record.reason == f"{name} is a link, which is not followed"
+    if name == "config.yaml":
+        with pytest.raises(ValueError, match="is a link, which is not followed"):
+            read_config(folder / name)
+    assert not report.say_finished(folder)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "pipe"])
+def test_what_is_in_the_place_of_tensorboards_folder_costs_its_events(what, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    put(log.folder, what)
+    for step in range(3):
+        log.log_metrics({"loss": 1.0}, step=step)
+    log.finalize("success")
+    assert caplog.text.count("tensorboard cannot be written") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_full_disk_costs_tensorboards_events(tmp_path, caplog, monkeypatch):
+    (tmp_path / "run").mkdir()
+    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    log.log_metrics({"loss": 1.0}, step=0)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log._writer, "add_scalar", fail)
+    for step in range(2):
+        log.log_metrics({"loss": 1.0}, step=step)
+    assert caplog.text.count("tensorboard cannot be written (No space left on device)") == 1
+    log._writer.close()

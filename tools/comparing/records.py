@@ -102,6 +102,13 @@ def _is_run(files: Sequence[str]) -> bool:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
+    for name in (CONFIG, SUMMARY, METRICS):
+        if (folder / name).is_symlink():
+            return RunRecord(folder, "unreadable", f"{name} is a link, which is not followed")
+    return _read_run(folder)
+
+
+def _read_run(folder: Path) -> RunRecord:
     try:
         config = flatten(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")))
         missing = {"task_name", "backbone.name", "seed", "mode"} - config.keys()

@@ -111,8 +111,8 @@ def kept(folder: Path) -> Iterator[None]:
     hook = threading.excepthook
 
     def of_thread(failed: threading.ExceptHookArgs) -> None:
-        # TensorBoard writes from a thread of its own; the run itself fails at the next write.
-        if not issubclass(failed.exc_type, OSError) or (folder / CONFIG).exists():
+        # TensorBoard writes from a thread of its own; its log says so at the next write.
+        if not issubclass(failed.exc_type, OSError):
             hook(failed)
 
     threading.excepthook = of_thread

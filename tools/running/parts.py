@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,10 +129,11 @@ def work(
         resume.announce(parts.start, new_length)
         keep_config(folder, config)
         report.reopen(folder)
-    keep = config["checkpoints"]
+    keep, started = config["checkpoints"], time.perf_counter()
     try:
         return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
     except Stopped:
         if engine.is_global_zero and engine.global_step:
-            report.write_stopped(folder, parts.facts, engine, task, datamodule)
+            facts = parts.facts | {"seconds": round(time.perf_counter() - started, 1)}
+            report.write_stopped(folder, facts, engine, task, datamodule)
         raise

@@ -24,7 +24,7 @@ from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
-from tasks.whole_files import make_folder, whole_file, write_whole
+from tasks.whole_files import is_own_file, make_folder, whole_file, write_whole
 from tools.command_line import tables
 from tools.running.automatic import describe_choice, describe_rate, steps_per_epoch
 from tools.running.curves import plot_curves
@@ -128,7 +128,7 @@ def _length(trainer: Mapping[str, Any], batches: int) -> str:
 def say_finished(folder: Path) -> bool:
     """Whether a training run has come to its end; if so, say it."""
     path = folder / SUMMARY
-    if not path.is_file():
+    if not is_own_file(path):
         return False
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -181,7 +181,15 @@ def write_stopped(
     task: BaseTask,
     datamodule: BaseDataModule,
 ) -> None:
-    """Write what a run has that a signal stopped; its summary says that it is not finished."""
+    """Write what a run has that a signal stopped; its summary says that it is not finished.
+
+    Args:
+        folder: Of the run.
+        known: What is known of the run, with its seconds until now.
+        trainer: Of the run.
+        task: Of the run.
+        datamodule: Of the run.
+    """
     found = trainer.callback_metrics.items()
     figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
     stopped = {FINISHED: False, "step": trainer.global_step, "metrics": {}, "validation": figures}
