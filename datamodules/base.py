@@ -29,6 +29,7 @@ from datamodules.sampling import (
     SizedDataset,
     process_group,
 )
+from datamodules.shared_memory import check_shared_memory
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
@@ -349,6 +350,8 @@ class BaseDataModule(LightningDataModule):
         *,
         drop_last: bool,
     ) -> DataLoader[Any]:
+        if self.num_workers:
+            check_shared_memory("data.num_workers=0")
         return DataLoader(
             dataset,
             batch_size=batch_size,

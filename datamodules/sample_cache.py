@@ -35,23 +35,38 @@ def sample_folder(base: Path, name: str, write: Callable[[Path], None]) -> Path:
     if base.is_dir():
         refuse_system_folder(base)
     folder = base / f"{name}-v{GENERATOR_VERSION}"
-    if folder.is_dir():
+    if _is_there(folder):
         return folder
     try:
         base.mkdir(parents=True, exist_ok=True)
+        with FileLock(base / f".{folder.name}.lock"):
+            if not _is_there(folder):
+                say(f"Generating the sample data {folder} (once, some seconds) ...")
+                _generate(folder, write)
     except OSError as error:
         raise ValueError(
-            f"the sample data cannot be written to {base} ({error}); set MIXERLAB_CACHE to a folder"
+            f"the sample data cannot be written to {base} ({error}); free space or remove what is "
+            "in the way, or set MIXERLAB_CACHE to another folder"
         ) from error
-    with FileLock(base / f".{folder.name}.lock"):
-        if folder.is_dir():
-            return folder
-        say(f"Generating the sample data {folder} (once, some seconds) ...")
-        unfinished = Path(tempfile.mkdtemp(dir=base, prefix=f".{folder.name}."))
-        try:
-            write(unfinished)
-            unfinished.chmod(0o755)  # mkdtemp lets only this user in.
-            unfinished.replace(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _is_there(folder: Path) -> bool:
+    """Return True for a folder with files; an empty one is filled.
+
+    Raises:
+        ValueError: Something else is in its place.
+    """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder of sample data; remove it, and it is made")
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _generate(folder: Path, write: Callable[[Path], None]) -> None:
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        write(unfinished)
+        unfinished.chmod(0o755)  # mkdtemp lets only this user in.
+        unfinished.replace(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -19,6 +19,7 @@ from tasks.batches import Row
 from tasks.classes import Orders, check_classes, warn_of_order
 from tasks.ema import WeightEMA
 from tasks.evaluation import Evaluation
+from tasks.gather import refuse_together
 from tasks.judgement import SecondJudgement
 from tasks.optim import check_optimizer, learning_rate_factor, optimizer_rules
 from tasks.prediction import Prediction
@@ -104,7 +105,12 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
         self.class_figures: list[Row] = []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the classes, the network's options, and the average where loaders look first."""
+        """Keep the classes, the network's options, and the average where loaders look first.
+
+        Raises:
+            ValueError: Weights that are not finite, of this process or another one.
+        """
+        refuse_together(_not_finite(checkpoint.get("state_dict", {})))
         checkpoint |= {BUILT: self.config()} if self.config() else {}
         checkpoint[RECORD] = dict(getattr(getattr(self.model, "backbone", None), "record", {}))
         checkpoint["class_names"] = list(self.class_names)
@@ -195,3 +201,11 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
         adopt(self.model, opened)
         if opened.class_names is None:
             warn_of_order(opened.path, self.class_names, self.other_orders)
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """What is wrong with weights or statistics; the latter may be each process's own."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            return f"{name} holds NaN or Inf; the checkpoint before is kept"
+    return None

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.checkpoints.opening import Checkpoint, UnreadableFile, open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 
-TEMPORARY = ".partial"
-LAST, PREVIOUS = "last.ckpt", "last.previous.ckpt"
+# Not Lightning's own logger, whose remarks a run keeps quiet.
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+TEMPORARY, SUFFIX = ".partial", ".ckpt"
+BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "last.previous.ckpt"
+# What the option ``checkpoints`` leaves of them in the folder of a finished run.
+KEPT = {"all": (BEST, LAST), "best": (BEST,), "last": (LAST,)}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -23,9 +30,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own writer goes through the temporary folder: on another file system its move copies
     over the previous checkpoint, which a kill or a full disk then destroys. The last checkpoint
     before this one stays too, should a file be damaged later.
+
+    Args:
+        folder: The run's folder of checkpoints; files elsewhere are never removed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._held: Checkpoint | None = None
 
     def hold(self, checkpoint: Checkpoint) -> None:
@@ -43,11 +54,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._held = None  # what was not asked for by now will not be
         target = Path(path)
         target.parent.mkdir(exist_ok=True)  # a run folder that was removed does not come back
-        for stale in target.parent.glob(f"*{TEMPORARY}"):
-            stale.unlink()
         temporary = target.with_name(target.name + TEMPORARY)
         try:
-            with temporary.open("wb") as file:
+            for stale in target.parent.glob(f"*{TEMPORARY}"):
+                stale.unlink()
+            with temporary.open("xb") as file:
                 torch.save(seal(checkpoint), file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -62,6 +73,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(
                 f"the checkpoint {target} could not be written ({error}); {kept}"
             ) from error
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint of this run's folder.
+
+        Raises:
+            ValueError: The path leads elsewhere, as paths in a checkpoint of others may.
+        """
+        file = Path(path)
+        inside = self._folder is not None and file.parent.resolve() == self._folder.resolve()
+        if not inside or not is_chosen(file.name):
+            raise ValueError(
+                f"{file} is not a best checkpoint in {self._folder} and stays; the checkpoint that "
+                "the run was resumed from names it. Resume from another one, or start a new run"
+            )
+        file.unlink(missing_ok=True)
 
     def load_checkpoint(
         self,
@@ -79,6 +105,33 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if held is not None and held.path == str(path):
             return dict(held.content)
         return dict(open_own(path, map_location).content)
+
+
+def is_chosen(name: str) -> bool:
+    """Return True for the name of a checkpoint that a metric chooses, such as the best one."""
+    return name.endswith(SUFFIX) and name not in (LAST, PREVIOUS)
+
+
+def keep_only(folder: Path, choice: str) -> None:
+    """Remove what a finished run need not keep, once the file that stays was read back.
+
+    Args:
+        folder: Of its checkpoints.
+        choice: One of ``KEPT``. The file that the closing evaluation has read is not read again.
+    """
+    if not (folder / LAST).is_file():
+        return
+    kept = KEPT[choice]
+    if not all((folder / name).is_file() for name in kept):
+        kept = KEPT["all"]  # a run without validation has no best one
+    if kept == KEPT["all"]:
+        try:
+            open_own(folder / LAST)
+        except ValueError as error:
+            say(f"{error}. {PREVIOUS} stays")
+            return
+    for name in {BEST, LAST, PREVIOUS}.difference(kept):
+        (folder / name).unlink(missing_ok=True)
 
 
 def open_own(path: Any, map_location: Any = "cpu") -> Checkpoint:

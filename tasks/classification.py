@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,7 @@ from tasks.evaluation_loss import Summed, of_classes
 from tasks.gather import refuse_together
 from tasks.patch_check import unseen_patches
 from tasks.teacher import OPTION, Normalisation, Teacher, TeacherOptions, load_teacher
+from tasks.whole_files import write_whole
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
@@ -272,14 +274,14 @@ class ClassificationTask(BaseTask):
             kinds.insert(1, "name")
             keys.insert(1, "names")
         places = range(1, 1 + min(5, len(self.class_names)))
-        path = folder / "predictions.csv"
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
+        for row in rows:
+            groups = zip(*(row[key] for key in keys), strict=True)
+            writer.writerow([row["image"], *(value for group in groups for value in group)])
         # Names of files need not be UTF-8; they are written as they are.
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
-            for row in rows:
-                groups = zip(*(row[key] for key in keys), strict=True)
-                writer.writerow([row["image"], *(value for group in groups for value in group)])
+        write_whole(folder / "predictions.csv", text.getvalue())
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

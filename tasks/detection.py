@@ -17,6 +17,7 @@ from tasks.base import BaseTask
 from tasks.batches import Batch, Row
 from tasks.coco_metric import KINDS, STATS, CocoMetric, instances
 from tasks.drawing import draw_instances, open_upright, side_by_side
+from tasks.whole_files import write_whole
 
 PREVIEW_SCORE = 0.3
 SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
@@ -121,7 +122,7 @@ class DetectionTask(BaseTask):
             for found in row["detections"]
         ]
         lines = ",\n".join(map(json.dumps, results))
-        (folder / "coco_results.json").write_text(f"[\n{lines}\n]\n")
+        write_whole(folder / "coco_results.json", f"[\n{lines}\n]\n")
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
+from tasks.checkpoint_io import is_chosen
 from tasks.gather import gather_objects, refuse_together
 from tasks.loops import EpochLoop, Position
 
@@ -40,14 +41,16 @@ class ExactResume(Callback):
             ValueError: The checkpoint is not one of a training run of ours.
         """
         if "position" not in checkpoint:
-            raise ValueError("the checkpoint holds weights, but no training run to go on with")
+            raise ValueError(
+                "the checkpoint holds weights only and cannot be resumed; pass the run's last.ckpt "
+                "or its folder, or begin a new run with backbone.pretrained=<checkpoint>"
+            )
         return Position(**checkpoint["position"])
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add position and generators, and refuse to save weights that are not finite."""
-        refuse_together(_not_finite(checkpoint["state_dict"]))
+        """Add position and generators."""
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         due = self._validated != _batches(trainer) and loop.validation_follows
@@ -108,14 +111,6 @@ class ExactResume(Callback):
             self._restore = None
 
 
-def _not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """What is wrong with weights or statistics; the latter may be each process's own."""
-    for name, value in tensors.items():
-        if value.is_floating_point() and not value.isfinite().all():
-            return f"{name} holds NaN or Inf; the checkpoint before is kept"
-    return None
-
-
 def _set_rates(trainer: Trainer) -> None:
     # The rates in a checkpoint are those of its schedule, which is another one if the run has now
     # another length; else these are the same numbers.
@@ -129,18 +124,25 @@ def _set_rates(trainer: Trainer) -> None:
         scheduler._last_lr = rates
 
 
-def _follow(callbacks: dict[str, Any], folder: Path) -> None:
-    """Let what callbacks know of checkpoints be true in a run folder that was moved."""
-    new = str(folder.resolve())
+def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
+    """Point what callbacks know of checkpoints at the files of that name in the run's own folder.
+
+    So a run folder may be moved, and a checkpoint of others names no file elsewhere.
+    """
     for state in callbacks.values():
-        old = str(state.get("dirpath", "")) if isinstance(state, dict) else ""
-        if Path(old).name != CHECKPOINTS or old == new:
+        if not isinstance(state, dict) or "dirpath" not in state:
             continue
-        for key, value in state.items():
-            if isinstance(value, str) and value.startswith(old):
-                state[key] = new + value.removeprefix(old)
-        best = state.get("best_k_models", {})
-        state["best_k_models"] = {new + k.removeprefix(old): v for k, v in best.items()}
+        state["dirpath"] = str(folder.resolve())
+        for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
+            state[key] = _inside(folder, state.get(key))
+        scores = {_inside(folder, key): score for key, score in state["best_k_models"].items()}
+        state["best_k_models"] = {key: score for key, score in scores.items() if key}
+
+
+def _inside(folder: Path, path: object) -> str:
+    """Return the path of a best checkpoint in a folder by its name; empty for anything else."""
+    name = Path(path).name if isinstance(path, str) else ""
+    return str(folder.resolve() / name) if is_chosen(name) else ""
 
 
 def seed_process(rank: int) -> None:

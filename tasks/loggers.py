@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import logging
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from tasks.whole_files import is_own_file, make_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -99,23 +103,23 @@ class CsvLog(RunLog):
                     self._pending[0] = {**written.pop(), **first}
                 self._write_all([*written, *self._pending])
             else:
-                with self.path.open("a", newline="") as file:
+                with open(self.path, "a", newline="", opener=_without_links) as file:
                     csv.DictWriter(file, self._columns).writerows(self._pending)
         except OSError as error:
             # A full disk must not end a training whose checkpoints may lie elsewhere.
-            logger.warning("%s cannot be written (%s); rows are lost", self.path, error)
+            reason = error.strerror or error
+            logger.warning("%s cannot be written (%s); rows are lost", self.path, reason)
         self._last_step = self._pending[-1]["step"]
         self._pending = []
 
     def _write_all(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
         columns = ["step", *sorted({key for row in rows for key in row} - {"step"})]
-        temporary = self.path.with_suffix(".partial")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.path, text.getvalue())
         self._columns = columns
         self._last_step = rows[-1]["step"] if rows else None
 
@@ -132,6 +136,7 @@ class TensorBoardLog(RunLog):
         self.folder = Path(folder)
         self._purge_step: int | None = None
         self._writer: Any = None
+        self._failed = False
 
     def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Hide what earlier files hold from this step on; a validation may come twice, equal."""
@@ -139,23 +144,33 @@ class TensorBoardLog(RunLog):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add the metrics of a step."""
-        if self._writer is None:
-            if not self.folder.parent.is_dir():
-                return  # a run folder that was removed does not come back
-            from torch.utils.tensorboard import SummaryWriter
+        """Add the metrics of a step, until that fails for the first time."""
+        if self._failed or not self.folder.parent.is_dir():
+            return  # a run folder that was removed does not come back
+        with self._giving_up():
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self.folder, purge_step=self._purge_step)
-        for name, value in metrics.items():
-            if name != "epoch":
-                self._writer.add_scalar(name, value, step)
+                self._writer = SummaryWriter(make_folder(self.folder), purge_step=self._purge_step)
+            for name, value in metrics.items():
+                if name != "epoch":
+                    self._writer.add_scalar(name, value, step)
 
     @rank_zero_only
     def save(self) -> None:
         """Write what is queued; the file stays open, as evaluation follows training."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):
+        if self._writer is not None and not self._failed:
+            with self._giving_up():
                 self._writer.flush()
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed = True
+            reason = error.strerror or error
+            logger.warning("%s cannot be written (%s); training goes on", self.folder, reason)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -164,12 +179,17 @@ def read_rows(path: Path) -> list[Row]:
     A last line without an end was cut off by a kill and is left out, and so is every line that is
     no row of numbers.
     """
-    if not path.is_file():
+    if not is_own_file(path):
         return []
     whole = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
     columns, *lines = list(csv.reader(whole.split("\n"))) or [[]]
     rows = (_row(columns, cells) for cells in lines if len(cells) == len(columns))
     return [row for row in rows if isinstance(row.get("step"), int)]
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, unless it is a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _row(columns: list[str], cells: list[str]) -> Row:

@@ -44,7 +44,7 @@ class TopCheckpoints(ModelCheckpoint):
         super().__init__(
             dirpath=folder, monitor=metric, mode="max", save_top_k=count,
             filename=f"top_epoch_{{epoch:03d}}_{name}_{{{metric}:.4f}}",
-            auto_insert_metric_name=False, enable_version_counter=False,
+            auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
         )  # fmt: skip
 
 

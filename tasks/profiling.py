@@ -14,6 +14,8 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from tasks.whole_files import write_whole
+
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 PROFILE, TRACE = "profile.txt", "trace.json"
@@ -104,13 +106,14 @@ class TorchProfile(Callback):
         recorded.stop()
         if not trainer.is_global_zero:
             return
+        (self.folder / TRACE).unlink(missing_ok=True)  # a link is not followed
         recorded.export_chrome_trace(str(self.folder / TRACE))
         device = "cuda" if ProfilerActivity.CUDA in recorded.activities else "cpu"
         averages = recorded.key_averages()
         table = averages.table(
             sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=45
         )
-        (self.folder / PROFILE).write_text(table)
+        write_whole(self.folder / PROFILE, table)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the top of the table."""
@@ -122,7 +125,7 @@ class TorchProfile(Callback):
 @rank_zero_only
 def show(folder: Path, text: str) -> None:
     """Keep a table as a file and print its first lines."""
-    (folder / PROFILE).write_text(f"{text}\n")
+    write_whole(folder / PROFILE, f"{text}\n")
     say("\n".join(line.rstrip() for line in text.splitlines()[:SHOWN_LINES]))
     say(f"The whole table: {folder / PROFILE}")
 

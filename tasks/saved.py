@@ -42,12 +42,16 @@ class SavedRun:
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
     """The checkpoint that a path means: a file, or the one in a run's or another tool's folder.
 
+    Of a run with ``checkpoints=last`` it is the last one.
+
     Raises:
         ValueError: Neither exists, or the folder has several.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         inside = path / CHECKPOINTS / name
+        if not inside.is_file() and _keeps_last(path):
+            inside = inside.with_name("last.ckpt")
         if inside.is_file():
             return inside
         found = None if (path / CONFIG).is_file() else find_weights(path)
@@ -80,6 +84,8 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: It is no YAML of plain values, or lacks what a run has.
     """
+    if file.is_symlink():
+        raise _refused(file, "it is a link, which is not followed")
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -120,6 +126,14 @@ def _refused(file: Path, reason: str) -> ValueError:
         f"{file} is no config of a run ({' '.join(reason.split())}); restore it, or copy the "
         "checkpoint to another folder and type task, backbone, head and data beside it"
     )
+
+
+def _keeps_last(folder: Path) -> bool:
+    """Return True for the folder of a run that keeps its last checkpoint only."""
+    try:
+        return read_config(folder / CONFIG).get("checkpoints") == "last"
+    except ValueError:
+        return False
 
 
 def _without_checkpoint(folder: Path, inside: Path) -> str:

@@ -22,6 +22,7 @@ from tasks.batches import Batch, Row
 from tasks.classes import check_several
 from tasks.drawing import draw_segments, label_map, open_upright, side_by_side
 from tasks.evaluation_loss import Summed, of_segments
+from tasks.whole_files import whole_file
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -145,7 +146,8 @@ class SegmentationTask(BaseTask):
         target = folder / inner / f"{name}.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         colours = trainer.datamodule.metainfo["palette"]
-        label_map(row["labels"], self.category_ids, colours).save(target)
+        with whole_file(target) as file:
+            label_map(row["labels"], self.category_ids, colours).save(file, "PNG")
         return row | {"labels": f"{LABELS}/{target.relative_to(folder).as_posix()}"}
 
     def answer(self, row: Row) -> str:

@@ -96,4 +96,4 @@ def _help(arguments: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

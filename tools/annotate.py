@@ -147,6 +147,7 @@ def write_maps(
 
     from datamodules.files import load_rgb
     from heads.place_scores import place_scores
+    from tasks.whole_files import whole_file
 
     pixels = [
         functional.pil_to_tensor(
@@ -163,10 +164,9 @@ def write_maps(
     for name, label_map in zip(names, maps, strict=True):
         file = target(out, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        torch.save(label_map.clone(), partial)
-        partial.replace(file)
+        with whole_file(file) as opened:
+            torch.save(label_map.clone(), opened)
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

@@ -88,4 +88,4 @@ def show_progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

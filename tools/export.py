@@ -182,4 +182,4 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

@@ -9,7 +9,6 @@ import io
 import logging
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
+from tools.command_line.command import exit_with  # noqa: E402
 from tools.command_line.errors import one_line_errors  # noqa: E402
 from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
 from tools.running import automatic, sweeps  # noqa: E402
@@ -202,6 +202,4 @@ def by_hydra(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    if FLAGS & set(sys.argv):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe, as behind head
-    sys.exit(main())
+    exit_with(main, writes_files=not FLAGS & set(sys.argv))

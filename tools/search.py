@@ -225,4 +225,4 @@ def _show(study: Any, metric: str) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(main, writes_files=True)

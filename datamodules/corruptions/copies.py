@@ -20,6 +20,7 @@ from datamodules.class_listing import list_classes
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
 from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
+from datamodules.shared_memory import check_shared_memory
 from datamodules.transforms import BoundedResize
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
@@ -92,6 +93,7 @@ def write_copy(
             _tell(progress, done, len(names))
         return len(names)
     # Forked: a fresh process would take longer to import than many images take.
+    check_shared_memory("workers=1")
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         for done, _ in enumerate(pool.map(work, names), start=1):
@@ -117,8 +119,12 @@ def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: st
         made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
         begun = target.with_name(f".{target.name}.{os.getpid()}")
-        made.save(begun, "JPEG", **JPEG)
-        begun.replace(target)
+        try:
+            made.save(begun, "JPEG", **JPEG)
+            begun.replace(target)
+        except OSError as error:
+            begun.unlink(missing_ok=True)
+            raise OSError(f"{target} could not be written ({error.strerror or error})") from error
 
 
 def generator(seed: int, name: str, kind: str, severity: int) -> np.random.Generator:

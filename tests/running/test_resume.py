@@ -9,7 +9,8 @@ from lightning.pytorch import Callback
 
 from backbones.checkpoints.seal import DamagedCheckpoint
 from datamodules import SampleClassification
-from tasks import keeping
+from tasks import checkpoint_io, keeping
+from tasks.checkpoint_io import AtomicCheckpointIO
 from tasks.classification import ClassificationTask
 from tasks.loggers import read_rows
 from tests.running.tiny import tiny_task
@@ -46,7 +47,7 @@ def options():
 
 @pytest.fixture
 def train(sample_cache, options, tmp_path):
-    def train(folder, resume=False, kill=None, every=None, ckpt=None, **given):
+    def train(folder, resume=False, kill=None, every=None, ckpt=None, keep="all", **given):
         folder = tmp_path / folder
         folder.mkdir(exist_ok=True)
         lightning.seed_everything(0, verbose=False)
@@ -64,7 +65,7 @@ def train(sample_cache, options, tmp_path):
             trainer.callbacks.insert(0, KillAt(*kill))
         try:
             start = find_start(folder, ckpt, task, chosen) if resume else None
-            trainers.fit(trainer, task, data, start=start)
+            trainers.fit(trainer, task, data, start=start, keep=keep)
         except Killed:
             assert kill is not None
         return task.model.seen, folder
@@ -74,6 +75,10 @@ def train(sample_cache, options, tmp_path):
 
 def checkpoint(folder, name="last"):
     return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def kept(folder):
+    return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
 def rows(folder):
@@ -87,10 +92,14 @@ def rows(folder):
 def assert_same(broken, whole):
     for name in ("last", "best"):
         got, expected = checkpoint(broken, name), checkpoint(whole, name)
-        assert got["position"] == expected["position"], name
         assert got["epoch"] == expected["epoch"]
         for key, value in expected["state_dict"].items():
             assert value.equal(got["state_dict"][key]), (name, key)
+        assert got.keys() == expected.keys()
+        if name == "best":
+            assert not {"optimizer_states", "callbacks", "position"} & got.keys()
+            continue
+        assert got["position"] == expected["position"], name
         for key, value in expected["optimizer_states"][0]["state"].items():
             assert all(torch.equal(value[k], v) for k, v in
                        got["optimizer_states"][0]["state"][key].items())  # fmt: skip
@@ -156,9 +165,7 @@ def test_a_killed_run_goes_on_exactly(train, name, kill, wholes, tmp_path_factor
         return
     train("broken", resume=True, every=1e-9, **whole_options)
     assert_same(broken, whole)
-    assert {path.name for path in (broken / "checkpoints").iterdir()} == {
-        "best.ckpt", "last.ckpt", "last.previous.ckpt",
-    }  # fmt: skip
+    assert kept(broken) == {"best.ckpt", "last.ckpt"}
 
 
 def damage(path):
@@ -195,7 +202,7 @@ def test_a_short_run_leaves_a_last_and_a_best_checkpoint(train, given):
     ]
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(train, caplog):
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(train, caplog):
     _, whole = train("whole")
     _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
     folder = broken / "checkpoints"
@@ -205,23 +212,86 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(train, capl
     assert "last.ckpt is damaged" in caplog.text
     assert "the run goes on from last.previous.ckpt, step 13" in caplog.text
     assert_same(broken, whole)
-    for path in folder.iterdir():
-        damage(path)
+    damage(folder / "last.ckpt")
     with pytest.raises(DamagedCheckpoint, match=r"last\.ckpt is damaged"):
+        train("broken", resume=True)  # best.ckpt holds weights only
+    (folder / "last.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"neither last\.ckpt nor last\.previous\.ckpt"):
         train("broken", resume=True)
 
 
 def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
     _, whole = train("whole")
     _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
-    best = broken / "checkpoints" / "best.ckpt"
-    step = checkpoint(broken, "best")["global_step"]
-    seen, _ = train("broken", resume=True, ckpt=str(best))
-    assert len(seen) == 18 - step
+    best, previous = (broken / "checkpoints" / name for name in ("best.ckpt", "last.previous.ckpt"))
+    with pytest.raises(ValueError, match=r"holds weights only .*; pass the run's last\.ckpt"):
+        train("broken", resume=True, ckpt=str(best))
+    seen, _ = train("broken", resume=True, ckpt=str(previous))
+    assert len(seen) == 18 - 13
     assert_same(broken, whole)
     damage(best)
     with pytest.raises(DamagedCheckpoint, match=r"best\.ckpt is damaged"):
         train("broken", resume=True, ckpt=str(best))
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [("all", {"best.ckpt", "last.ckpt"}), ("best", {"best.ckpt"}), ("last", {"last.ckpt"})],
+)
+def test_an_option_says_what_a_finished_run_keeps(train, keep, left, monkeypatch):
+    evaluated, evaluate = [], trainers.evaluate
+    monkeypatch.setattr(trainers, "evaluate", lambda *a: evaluated.append(a[-1]) or evaluate(*a))
+    _, folder = train("run", keep=keep, every=1e-9, max_epochs=1)
+    assert kept(folder) == left
+    assert evaluated[0].name == ("last.ckpt" if keep == "last" else "best.ckpt")
+
+
+def test_a_finished_run_without_validation_keeps_its_last_checkpoint(train):
+    _, folder = train("run", keep="best", every=1e-9, max_epochs=1, limit_val_batches=0)
+    assert kept(folder) == {"last.ckpt"}
+
+
+def test_the_checkpoint_before_the_last_one_stays_where_that_cannot_be_read(
+    train, monkeypatch, caplog
+):
+    def refuse(path):
+        raise DamagedCheckpoint(f"{path} is damaged")
+
+    monkeypatch.setattr(checkpoint_io, "open_own", refuse)
+    monkeypatch.setattr(trainers, "evaluate", lambda *_: {})
+    with caplog.at_level("INFO"):
+        _, folder = train("run", every=1e-9, max_epochs=1)
+    assert kept(folder) == {"best.ckpt", "last.ckpt", "last.previous.ckpt"}
+    assert "last.ckpt is damaged. last.previous.ckpt stays" in caplog.text
+
+
+def test_a_checkpoint_that_names_foreign_files_removes_none(train, tmp_path, caplog):
+    """Its best checkpoint lies elsewhere, by its own account, and is improved on."""
+    foreign = [tmp_path / "precious.ckpt", tmp_path / "precious.txt"]
+    for path in foreign:
+        path.write_text("precious")
+    _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
+    last = broken / "checkpoints" / "last.ckpt"
+    content = AtomicCheckpointIO().load_checkpoint(last)
+    (state,) = content["callbacks"].values()
+    for path in (f"{broken}/checkpoints/../../precious.ckpt", str(foreign[1]), str(last)):
+        named = {"best_model_path": path, "kth_best_model_path": path, "last_model_path": path}
+        scores = {path: torch.tensor(-1.0)}
+        state |= {**named, "best_k_models": scores, "best_model_score": torch.tensor(-1.0)}
+        AtomicCheckpointIO().save_checkpoint(content, last)
+        train("broken", resume=True)
+        assert [one.read_text() for one in foreign] == ["precious"] * 2
+        assert kept(broken) == {"best.ckpt", "last.ckpt"}
+
+
+@pytest.mark.parametrize("name", ["../a.ckpt", "last.ckpt", "a.txt"])
+def test_only_the_best_checkpoints_of_a_run_are_removed(name, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "checkpoints" / name
+    path.write_text("precious")
+    with pytest.raises(ValueError, match="is not a best checkpoint in"):
+        AtomicCheckpointIO(tmp_path / "checkpoints").remove_checkpoint(path)
+    assert path.read_text() == "precious"
 
 
 def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
@@ -229,7 +299,8 @@ def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
     read, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
     train("broken", resume=True)
-    assert [path.name for path in read] == ["last.ckpt", "best.ckpt"]
+    # Then the best one is tested, and the last one read back before the one before it goes.
+    assert [path.name for path in read] == ["last.ckpt", "best.ckpt", "last.ckpt"]
 
 
 @pytest.mark.slow

@@ -229,7 +229,9 @@ class TestResumeThatCannotBe:
         folder, typed = broken_off
         last = folder / "checkpoints" / "last.ckpt"
         torch.save({"state_dict": weights(folder)}, last)
-        assert "no training run to go on with" in self.refused(typed, capsys)
+        assert "weights only and cannot be resumed; pass the run's last" in self.refused(
+            typed, capsys
+        )
 
     def test_other_data(self, broken_off, capsys):
         folder, typed = broken_off
@@ -251,13 +253,15 @@ class TestResumeThatCannotBe:
 
 
 def test_half_written_files_are_gone_without(trained, tmp_path, capsys):
-    """The newest good checkpoint is taken, and the summary written anew."""
+    """The last good checkpoint is taken, and the summary written anew."""
     folder = trained("classification").folder()
     copy = tmp_path / "classification" / "deit_t" / folder.name
     shutil.copytree(folder, copy)
     for name in ("summary.json", "metrics.csv"):
         (copy / name).write_bytes((folder / name).read_bytes()[:-20])
-    (copy / "checkpoints" / "last.ckpt").write_text("no checkpoint")
+    last = copy / "checkpoints" / "last.ckpt"
+    last.rename(last.with_name("last.previous.ckpt"))
+    last.write_text("no checkpoint")
     ended = run_here(arguments("classification", tmp_path, "resume=true", epochs=2), capsys)
     assert ended.status == 0, ended.err
     assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()

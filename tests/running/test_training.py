@@ -268,6 +268,8 @@ class TestTraining:
             assert expected.keys() == got.keys()
             for container in {"state_dict", EMA, UNREPORTED} & expected.keys():
                 assert same(expected[container], got[container]), container
+            if name == "best":
+                continue  # holds weights only
             states = [content["optimizer_states"][0] for content in (expected, got)]
             assert states[0]["param_groups"] == states[1]["param_groups"]
             scales = {group["lr_scale"] for group in states[0]["param_groups"]}

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.whole_files import is_own_file
 from tools.command_line.tables import Columns, Record
 
 STYLE = Path(__file__).with_name("page.css")
 MOST_ROWS = 40  # of a table; the rest is in the CSV of the analysis itself
 FOLDED = 15  # rows from which a table opens on a click
+PNG = b"\x89PNG\r\n\x1a\n"  # how each PNG begins
 LONG = 60  # characters from which a cell is a sentence, broken into lines
 
 
@@ -110,13 +112,14 @@ def picture(path: Path, words: str, caption: str = "") -> str:
     """An image file within the page itself.
 
     Args:
-        path: A PNG; nothing is drawn where there is no such file.
+        path: A PNG; anything else, such as a link to another file, is left out.
         words: What it shows, for those who cannot see it.
         caption: Below it.
     """
-    if not path.is_file():
+    content = path.read_bytes() if is_own_file(path) else b""
+    if not content.startswith(PNG):
         return ""
-    data = base64.b64encode(path.read_bytes()).decode()
+    data = base64.b64encode(content).decode()
     below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
     return f'<figure><img alt="{text(words)}" src="data:image/png;base64,{data}">{below}</figure>'
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tasks.whole_files import is_own_file, write_whole
 from tools.analysing import Analysis, Findings, analyses
 from tools.analysing.elements import (
     Section,
@@ -79,7 +80,8 @@ def page(
         )
     summary = _json(folder / "summary.json")
     curves = picture(folder / "curves.png", "losses and validation metrics by step")
-    previews = sorted((folder / "preview").glob("*.png"))
+    drawn = folder / "preview"
+    previews = [] if drawn.is_symlink() else sorted(drawn.glob("*.png"))
     predictions = figures(
         (picture(path, f"predictions {path.stem}") for path in previews), halves=len(previews) > 1
     )
@@ -105,7 +107,7 @@ def write_page(folder: Path) -> Path:
     data.setLevel(logging.WARNING)
     try:
         (subject,) = open_subjects(typed, ())
-        path.write_text(page(subject, typed, lambda line: None), encoding="utf-8")
+        write_whole(path, page(subject, typed, lambda line: None))
     finally:
         data.setLevel(level)
     return path
@@ -211,7 +213,7 @@ def _beside_paper(summary: Mapping[str, Any]) -> str:
 
 def _of_classes(path: Path) -> str:
     """The metrics of each class, of the runs that have such a file."""
-    if not path.is_file():
+    if not is_own_file(path):
         return ""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
@@ -237,5 +239,6 @@ def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return content
+    """Return the summary of a finished run, else an empty one."""
+    content: dict[str, Any] = json.loads(path.read_text()) if is_own_file(path) else {}
+    return {} if content.get("finished") is False else content

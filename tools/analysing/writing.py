@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
+from tasks.whole_files import whole_file, write_whole
 from tools.analysing import Findings
 
 DPI = 130
@@ -21,20 +23,22 @@ def write_findings(name: str, findings: Findings, folder: Path) -> list[Path]:
     if findings.rows:
         path = folder / f"{name}.csv"
         keys = list(dict.fromkeys(key for row in findings.rows for key in row))
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.DictWriter(file, keys, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(findings.rows)
+        content = io.StringIO()
+        writer = csv.DictWriter(content, keys, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(findings.rows)
+        write_whole(path, content.getvalue())
         written.append(path)
     for title, figure in findings.figures.items():
         for ending in ("png", "svg"):
             path = folder / f"{title}.{ending}"
             metadata = {"Date": None} if ending == "svg" else None
-            figure.savefig(path, dpi=DPI, metadata=metadata)
+            with whole_file(path) as file:
+                figure.savefig(file, format=ending, dpi=DPI, metadata=metadata)
             written.append(path)
         _close(figure)
     for title, text in findings.files.items():
-        (folder / title).write_text(text, encoding="utf-8")
+        write_whole(folder / title, text)
         written.append(folder / title)
     return written
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
+
+from tools.command_line.streams import lost_output, protect_streams
 
 HELP = frozenset({"-h", "--help", "help"})
 # Packages that cannot be imported and full disks are no faults of ours either.
@@ -39,13 +42,49 @@ def answer(
             print((text(typed) if callable(text) else text or "").strip())
             return 0 if asked else 2
         work(typed)
-    except REFUSALS as error:
-        print(f"{script}: {error}", file=sys.stderr)
+    except Exception as error:
+        from tools.command_line.errors import sentence  # Hydra, which not every command needs
+
+        text = str(error) if isinstance(error, ValueError | ImportError) else sentence(error)
+        if text is None and isinstance(error, OSError):
+            text = str(error)
+        if text is None:
+            raise
+        print(f"{script}: {text}", file=sys.stderr)
         return 2
     return 0
 
 
-def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Run a command as a program; a closed pipe, as behind head, is no fault."""
+def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoReturn:
+    """Run a command as a program.
+
+    Args:
+        main: Returns its status.
+        writes_files: True for a command that writes files and goes on where its lines are lost. For
+            another one the lines are the result: it ends where its pipe is closed, as behind head,
+            and fails where its output is full.
+    """
+    protect_streams()
+    if writes_files:
+        sys.exit(check_folder() or main())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(main())
+    status = check_folder() or main()
+    lost = lost_output()
+    if lost is not None:
+        print(f"error: the output could not be written ({lost})", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+def check_folder() -> int:
+    """Return 0, or 2 in a folder that was removed, which one line on stderr says."""
+    try:
+        Path.cwd()
+    except OSError:
+        print(
+            "error: the current folder was removed or cannot be read; type cd <another folder> "
+            "and repeat the command",
+            file=sys.stderr,
+        )
+        return 2
+    return 0

@@ -19,8 +19,31 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
 )
-# What the machine does not give; the message of the error is all that there is to say.
-REFUSED_BY_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+FREE = "free space there, or choose another folder"
+IN_THE_WAY = "remove or rename it"
+PERMISSION = "check its permissions, or choose another folder"
+# What the machine does not give, and what to do.
+REFUSED_BY_SYSTEM = {
+    errno.ENOSPC: FREE,
+    errno.EDQUOT: FREE,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.EROFS: PERMISSION,
+    errno.EISDIR: f"a file belongs in the place of this folder; {IN_THE_WAY}",
+    errno.ENOTDIR: f"a folder belongs in the place of this file; {IN_THE_WAY}",
+    errno.EEXIST: IN_THE_WAY,
+    errno.ENOTEMPTY: IN_THE_WAY,
+    errno.ELOOP: "remove the link that leads to itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower data.num_workers",
+    errno.ENFILE: "close other programs",
+    errno.EIO: "check the disk",
+    errno.ESTALE: "mount the folder again",
+    errno.EBUSY: "close the program that uses it",
+}
+# What torch's and safetensors' writers say of a full disk or of a limit of file sizes.
+UNWRITTEN = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|\(os error (\d+)\)")
 # Where torch takes over the memory of a tensor from another process.
 HANDED_OVER = str(Path("torch", "multiprocessing", "reductions.py"))
 
@@ -114,6 +137,25 @@ def _of_machine(error: BaseException, text: str) -> str | None:
         return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return "the memory of this machine does not suffice; lower data.batch_size or a size"
+    return _of_system(error, text)
+
+
+def _of_system(error: BaseException, text: str) -> str | None:
+    """Return what to say of a file that the system refuses to open or to write."""
     if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
-        return text
-    return None
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return f"{place}{error.strerror}; {REFUSED_BY_SYSTEM[error.errno]}"
+    reason = unwritten(error)
+    return reason and f"a file could not be written ({reason}); free space, or raise ulimit -f"
+
+
+def unwritten(error: BaseException) -> str | None:
+    """Return why a file could not be written, on a full disk or beyond a limit; else None."""
+    if isinstance(error, OSError):
+        known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return os.strerror(error.errno) if error.errno is not None and known else None
+    found = UNWRITTEN.search(str(error))
+    if found is None:
+        return None
+    number = int(found[1] or 0)
+    return os.strerror(number) if number else "the disk is full or the file is too large"

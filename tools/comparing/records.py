@@ -103,6 +103,13 @@ def _is_run(files: Sequence[str]) -> bool:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
+    for name in (CONFIG, SUMMARY, METRICS):
+        if (folder / name).is_symlink():
+            return RunRecord(folder, "unreadable", f"{name} is a link, which is not followed")
+    return _read_run(folder)
+
+
+def _read_run(folder: Path) -> RunRecord:
     try:
         config = flatten(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")))
         config = with_token_mixer_name(config)
@@ -114,12 +121,11 @@ def read_run(folder: Path) -> RunRecord:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return RunRecord(folder, "unreadable", f"{CONFIG} cannot be read ({_line(error)})")
     if not (folder / SUMMARY).is_file():
-        failure = read_failure(folder)
-        if failure is not None:
-            return RunRecord(folder, "failed", failure, config)
-        return RunRecord(folder, "unfinished", _progress(folder, config), config)
+        return _unfinished(folder, config)
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        if summary.get("finished") is False:
+            return _unfinished(folder, config)
         metrics = {name: float(value) for name, value in summary["metrics"].items()}
         wanted = ("parameters", "backbone_macs", "seconds")
         figures = {name: float(summary[name]) for name in wanted}
@@ -134,6 +140,14 @@ def read_run(folder: Path) -> RunRecord:
         what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
         return RunRecord(folder, "failed", what, config, summary, metrics)
     return RunRecord(folder, "finished", "", config, summary, metrics)
+
+
+def _unfinished(folder: Path, config: Mapping[str, Any]) -> RunRecord:
+    """Return the record of a run that failed or was broken off."""
+    failure = read_failure(folder)
+    if failure is not None:
+        return RunRecord(folder, "failed", failure, config)
+    return RunRecord(folder, "unfinished", _progress(folder, config), config)
 
 
 def _progress(folder: Path, config: Mapping[str, Any]) -> str:

@@ -8,12 +8,14 @@ names module and operator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 NUM_CLASSES = 1000  # of a classifier without checkpoint
 MARK = ".mixerlab-export"  # an export's folder has this file, and no other folder is ever replaced
+MADE = "Made by an export, which may replace these files:"  # the first line of it
 SEED = 0  # of weights and images where there is no checkpoint
 
 Exporter = Callable[["ExportRequest"], "list[Path]"]
@@ -211,12 +214,16 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
 
 @contextmanager
 def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its name if the block succeeds and else is removed.
+    """A folder beside ``out`` that takes its place if the block succeeds and else is removed.
+
+    An existing ``out`` keeps all files that no export has made.
 
     Raises:
         ValueError: ``out`` exists and may not be overwritten, as none may that no export has made,
             or no folder can be made there.
     """
+    from tools.command_line.errors import unwritten
+
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
@@ -225,6 +232,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         raise ValueError(f"{out} exists already, and no export has made it; pass another out=")
     if taken and not overwrite:
         raise ValueError(f"{out} exists already; pass overwrite=true or another out=")
+    made = _made_files(out) if taken else set()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -233,15 +241,78 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         temporary.chmod(0o755)  # mkdtemp's is for its owner alone
         yield temporary
-        (temporary / MARK).write_text("Made by an export, which may replace this folder.\n")
-        for path in temporary.rglob("*"):  # safetensors' files are for their owner alone
-            if path.is_file():
-                path.chmod(0o644)
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
+        files = [path for path in temporary.rglob("*") if path.is_file()]
+        for path in files:  # safetensors' files are for their owner alone
+            path.chmod(0o644)
+        names = sorted(str(path.relative_to(temporary)) for path in files)
+        (temporary / MARK).write_text("\n".join([MADE, *names]) + "\n")
+        if taken:
+            _replace(out, temporary, made, {*names, MARK})
+        else:
+            temporary.rename(out)
+    except Exception as error:
+        reason = unwritten(error)
+        if reason is None:
+            raise
+        raise ValueError(
+            f"the export could not be written to {out.parent} ({reason}); free space there, raise "
+            "ulimit -f, or pass another out="
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _made_files(out: Path) -> set[str]:
+    """Return the names of the files that an export has made in a folder, by its record.
+
+    Raises:
+        ValueError: The record is of an earlier version, or names files outside the folder.
+    """
+    title, *names = (out / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
+    if title != MADE:
+        raise ValueError(
+            f"{out / MARK} does not list the files that the export made, so they cannot be told "
+            f"from yours; remove {out} or pass another out="
+        )
+    _check_inside(out, names)
+    return {*names, MARK}
+
+
+def _check_inside(out: Path, names: Iterable[str]) -> None:
+    """Refuse files that ``..`` or a link of a folder leads outside an export's folder.
+
+    Raises:
+        ValueError: Names the file.
+    """
+    inside = out.resolve()
+    for name in names:
+        # A file that is a link itself is removed or replaced, not followed.
+        if not (inside / name).parent.resolve().is_relative_to(inside):
+            raise ValueError(f"{out / name} is outside {out}, which no export replaces; remove it")
+
+
+def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
+    """Move the files of an export into a folder, in the place of those that one made before.
+
+    Raises:
+        ValueError: A new file would replace one that no export has made.
+    """
+    _check_inside(out, names)
+    foreign = sorted(name for name in names - made if os.path.lexists(out / name))
+    if foreign:
+        raise ValueError(
+            f"{out} has {', '.join(foreign[:5])}, which no export has made; rename it or pass "
+            "another out="
+        )
+    # The record first: it names what an interrupted replacement leaves.
+    for name in sorted(names, key=lambda name: (name != MARK, name)):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).replace(out / name)
+    for name in made - names:
+        (out / name).unlink(missing_ok=True)
+    for folder in {(out / name).parent for name in made - names} - {out}:
+        with contextlib.suppress(OSError):  # it holds files that no export has made
+            folder.rmdir()
 
 
 def check_equal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def export(request: ExportRequest) -> list[Path]:
         extra = {PREPROCESSING: json.dumps(prepared)}
         if names and part == "classifier":
             extra[NAMES] = json.dumps(list(names))
-        torch.export.save(graph.program, path, extra_files=extra)
+        program = io.BytesIO()  # torch's own writer aborts the process on a full disk
+        torch.export.save(graph.program, program, extra_files=extra)
+        path.write_bytes(program.getvalue())
         loaded = torch.export.load(path).module()
         for batch, *size in graph.sizes(request.image_size):
             images = request.images(batch, (size[0], size[1]))

@@ -26,6 +26,7 @@ TOP = {
     "input": str | None,
     "seed": int,
     "output_dir": str,
+    "checkpoints": Literal["all", "best", "last"],
     "checkpoint_every": float | None,
     "require_pretrained": bool,
     "keep_classifier": bool,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.whole_files import write_whole
 from tools.plotting.labels import name_ticks, turn_bar_labels
 
 LINES = ("-", "--", "-.", ":")
@@ -18,7 +20,7 @@ WIDEST = 15  # points of a running mean, which a short curve has fewer of
 
 
 def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: str = "") -> None:
-    """Draw curves.png out of the rows of metrics.csv.
+    """Draw curves.png out of the rows of metrics.csv; a failed write leaves the one before.
 
     What validation measured is drawn as it is. A long training loss is drawn pale, with its running
     mean over it, whose legend names the number of points. Curves that lie on each other are told
@@ -52,8 +54,10 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     if why_no_loss:
         text = textwrap.fill(f"no loss of validation: {why_no_loss}", 60)
         left.text(0.5, -0.2, text, transform=left.transAxes, ha="center", va="top", fontsize=8)
-    figure.savefig(folder / "curves.png", dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
     plt.close(figure)
+    write_whole(folder / "curves.png", drawn.getvalue())
 
 
 def _draw(

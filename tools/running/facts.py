@@ -15,6 +15,8 @@ from lightning.pytorch import Trainer
 from backbones.checkpoints.opening import open_checkpoint
 from datamodules import BaseDataModule
 from tasks.batches import batches_of_step
+from tasks.checkpoint_io import BEST, LAST
+from tasks.exact_resume import CHECKPOINTS
 from tasks.optim import scaled_lr
 from tasks.pace import Pace
 from tools.running.fingerprints import fingerprints
@@ -41,7 +43,8 @@ def of_run(
     }
     if config["mode"] != "fit":
         return facts
-    best = Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt"
+    name = f"{CHECKPOINTS}/{LAST if config['checkpoints'] == 'last' else BEST}"
+    evaluated = Path(trainer.default_root_dir) / name
     batch = datamodule.batch_size * trainer.world_size * batches_of_step(trainer, 0)
     optimizer = config["optimizer"]
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
@@ -52,8 +55,9 @@ def of_run(
         "images_per_second": None if rate is None else round(rate, 2),
         "waiting_for_data": None if waiting is None else round(waiting, 4),
         "num_workers": datamodule.num_workers,
+        "checkpoint": name if evaluated.is_file() else None,
         "checkpoint_step": (
-            open_checkpoint(best, values_only=True).step if best.is_file() else None
+            open_checkpoint(evaluated, values_only=True).step if evaluated.is_file() else None
         ),
     }
 

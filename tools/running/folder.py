@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from tasks.saved import CONFIG, read_config
+from tasks.whole_files import write_whole
 from tools.command_line.network_names import name_of
 from tools.running import lock
 from tools.running.automatic import AUTO, CHOSEN
@@ -54,6 +55,8 @@ FREE_ON_RESUME = {
 FREE_GROUPS = ("logger", "paper", CHOSEN)
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
+# What is left at the end, which a continuation decides anew, too: it may be another evaluation.
+AT_END = {"checkpoints"}
 # Of this one command, not of the run.
 OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
@@ -82,16 +85,17 @@ def opened(
         folder = resumed
     elif new:
         folder = new_run_folder(parent, config["mode"], swept)
-        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
     else:
         folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
     folder = folder.resolve()
     os.environ[ENVIRONMENT] = str(folder)
     try:
+        if new:
+            write_whole(folder / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
         yield folder
     except BaseException:
         if new:
-            (folder / CONFIG).unlink()
+            (folder / CONFIG).unlink(missing_ok=True)
             folder.rmdir()
             with contextlib.suppress(OSError):  # by now another run may have its folder there
                 for path in absent:
@@ -109,8 +113,8 @@ def kept(folder: Path) -> Iterator[None]:
     hook = threading.excepthook
 
     def of_thread(failed: threading.ExceptHookArgs) -> None:
-        # TensorBoard writes from a thread of its own; the run itself fails at the next write.
-        if not issubclass(failed.exc_type, OSError) or (folder / CONFIG).exists():
+        # TensorBoard writes from a thread of its own; its log says so at the next write.
+        if not issubclass(failed.exc_type, OSError):
             hook(failed)
 
     threading.excepthook = of_thread
@@ -159,9 +163,13 @@ def mark_latest(folder: Path) -> None:
     """Let ``latest`` beside the run folder lead to it."""
     if not is_first_process():
         return
+    latest = folder.parent / LATEST
+    if os.path.lexists(latest) and not latest.is_symlink():
+        say(f"{latest} is not a link to a run and stays as it is; remove or rename it")
+        return
     temporary = folder.parent / f".{LATEST}-{os.getpid()}"
     temporary.symlink_to(folder.name)
-    temporary.replace(folder.parent / LATEST)
+    temporary.replace(latest)
 
 
 def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
@@ -283,13 +291,11 @@ def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
         return
     before = read_config(folder / CONFIG)
     kept = {key: before[key] for key in OF_A_COMMAND if key in before}
-    temporary = folder / f".{CONFIG}.partial"
-    temporary.write_text(yaml.safe_dump({**config, **kept}, sort_keys=False))
-    temporary.replace(folder / CONFIG)
+    write_whole(folder / CONFIG, yaml.safe_dump({**config, **kept}, sort_keys=False))
 
 
 def _is_free(key: str) -> bool:
-    return key in LENGTH or may_differ(key)
+    return key in LENGTH | AT_END or may_differ(key)
 
 
 def may_differ(key: str) -> bool:

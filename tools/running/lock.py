@@ -15,6 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from tasks.whole_files import is_own_file
 from tools.running.processes import is_first_process
 
 say = logging.getLogger(__name__).info
@@ -59,6 +60,8 @@ def refuse_if_held(folder: Path) -> None:
         ValueError: Another run trains in the folder.
     """
     path = folder / LOCK
+    if os.path.lexists(path) and not is_own_file(path):
+        raise ValueError(f"{path} is not a regular file; remove it")
     holder = _content(path)
     if path.exists() and not _is_stale(path, holder):
         raise ValueError(f"{folder} is in use by {_described(holder)}; wait for its end or stop it")

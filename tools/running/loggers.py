@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
 from tasks.loggers import RunLog, TensorBoardLog
+from tasks.whole_files import is_own_file, write_whole
 from tools.command_line.network_names import name_of
 from tools.running.folder import flatten
 
@@ -170,14 +171,15 @@ def mlflow(
             say(f"logger mlflow: {wanted} does not answer; the run is written to {local} instead")
             wanted = local
         note = folder / "mlflow_run.txt"  # store and name of the run there, to go on with it
-        store, _, known = note.read_text().strip().partition("\n") if note.is_file() else ("",) * 3
+        kept = note.read_text() if is_own_file(note) else ""
+        store, _, known = kept.strip().partition("\n")
         log = MLFlowLogger(
             experiment_name=experiment, run_name=name or _title(folder, config),
             tracking_uri=wanted, tags={str(k): str(v) for k, v in (tags or {}).items()},
             artifact_location=None if "://" in wanted and wanted != local else str(folder),
             run_id=known if store == wanted else None,
         )  # fmt: skip
-        note.write_text(f"{wanted}\n{log.run_id}\n")
+        write_whole(note, f"{wanted}\n{log.run_id}\n")
         return log
 
     return RemoteLog("mlflow", start, flatten(config))
@@ -215,8 +217,8 @@ def _title(folder: Path, config: Mapping[str, Any]) -> str:
 def _identifier(folder: Path) -> str:
     """What a run and its continuation are known by and no other run: the folder keeps it."""
     note = folder / "wandb_run.txt"
-    if not note.is_file():
-        note.write_text(f"{os.urandom(8).hex()}\n")
+    if not is_own_file(note):
+        write_whole(note, f"{os.urandom(8).hex()}\n")
     return note.read_text().strip()
 
 

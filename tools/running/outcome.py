@@ -39,6 +39,8 @@ def note_failure(folder: Path, text: str) -> None:
 
 def read_failure(folder: Path) -> str | None:
     """The first line of the note, or None if there is none."""
+    if (folder / FAILURE).is_symlink():
+        return f"{FAILURE} is a link, which is not followed"
     try:
         text = (folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

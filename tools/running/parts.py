@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
+from tasks.keeping import Stopped
 from tasks.loading import build_backbone, build_task
 from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
 from tools.running.config_checks import check_warmup
+from tools.running.disk import check_space
 from tools.running.folder import keep_config, mark_latest
 from tools.running.processes import is_first_process
 
@@ -75,6 +78,8 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     )
     if training and not isinstance(task.model, FrozenFeatures):
         trainer.check_fit(engine, task, datamodule)
+        if is_first_process():
+            check_space(folder, task, top_k=config["callbacks"]["top_k"])
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
@@ -124,4 +129,11 @@ def work(
         resume.announce(parts.start, new_length)
         keep_config(folder, config)
         report.reopen(folder)
-    return trainer.fit(engine, task, datamodule, start=parts.start)
+    keep, started = config["checkpoints"], time.perf_counter()
+    try:
+        return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
+    except Stopped:
+        if engine.is_global_zero and engine.global_step:
+            facts = parts.facts | {"seconds": round(time.perf_counter() - started, 1)}
+            report.write_stopped(folder, facts, engine, task, datamodule)
+        raise

@@ -18,6 +18,7 @@ from tasks.base import BaseTask
 from tasks.classes import classes_of
 from tasks.gather import gather_objects
 from tasks.loading import serve_prediction
+from tasks.whole_files import write_whole
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -47,12 +48,11 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
     if trainer.is_global_zero:
         folder = Path(trainer.default_root_dir)
-        (folder / "predictions.json").write_text(
-            "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
-        )
-        task.write_results(folder, rows)
         for row in rows[:SHOWN]:
             say(f"{Path(row['image']).name}: {task.answer(row)}")
         if len(rows) > SHOWN:
             say(f"... and {len(rows) - SHOWN} more in predictions.json")
+        text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+        write_whole(folder / "predictions.json", text)
+        task.write_results(folder, rows)
     return {"images": float(len(rows))}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import io
 import json
 import logging
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
@@ -21,6 +24,7 @@ from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
+from tasks.whole_files import is_own_file, make_folder, whole_file, write_whole
 from tools.command_line import tables
 from tools.command_line.network_names import name_of
 from tools.running.automatic import (
@@ -35,6 +39,7 @@ from tools.running.processes import is_first_process
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 SUMMARY, CLASSES = "summary.json", "classes.csv"
+FINISHED = "finished"  # false in the summary of a run that a signal has stopped
 ROOT = Path(__file__).resolve().parents[2]
 MUCH_WAITING = 0.1  # of the time of training
 PACKAGES = (
@@ -134,10 +139,13 @@ def _length(trainer: Mapping[str, Any], batches: int) -> str:
 def say_finished(folder: Path) -> bool:
     """Whether a training run has come to its end; if so, say it."""
     path = folder / SUMMARY
-    if not path.is_file():
+    if not is_own_file(path):
         return False
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        metrics = summary["metrics"]
+        if not is_finished(summary):
+            return False
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         say(f"{_short(path)} is damaged; the run goes on from its last checkpoint and rewrites it")
@@ -155,23 +163,89 @@ def reopen(folder: Path) -> None:
 def write(
     folder: Path, known: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
 ) -> None:
-    """Write curves.png, preview/*.png and summary.json, and print the closing table."""
-    if known["mode"] == "fit":
-        best = folder / "checkpoints" / "best.ckpt"
-        known = {**known, "checkpoint": "checkpoints/best.ckpt" if best.is_file() else None}
-        plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
-    if known["strategy"] != "fsdp":  # with it no process holds all weights
-        save_pictures(folder, _pictures(task, datamodule))
-    if task.class_figures:
-        write_classes(folder, task.class_figures)
-    # Written last: a run with a summary is finished.
-    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
-    (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
+    """Write curves.png, preview/*.png and summary.json, and print the closing table.
+
+    Raises:
+        OSError: Names the files that could not be written; all others are there.
+    """
+    problems: list[str] = []
+    _draw(folder, known, task, datamodule, problems)
+    with _noted(problems):
+        if task.class_figures:
+            write_classes(folder, task.class_figures)
+    with _noted(problems):
+        # Written last: a run with a summary is finished.
+        _write_summary(folder, known)
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table |= left_out(known) | beside_paper(known) | cost(known)
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+    if problems:
+        raise OSError("; ".join(problems))
+
+
+def write_stopped(
+    folder: Path,
+    known: Mapping[str, Any],
+    trainer: Trainer,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+) -> None:
+    """Write what a run has that a signal stopped; its summary says that it is not finished.
+
+    Args:
+        folder: Of the run.
+        known: What is known of the run, with its seconds until now.
+        trainer: Of the run.
+        task: Of the run.
+        datamodule: Of the run.
+    """
+    found = trainer.callback_metrics.items()
+    figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
+    stopped = {FINISHED: False, "step": trainer.global_step, "metrics": {}, "validation": figures}
+    problems: list[str] = []
+    with _noted(problems):
+        _write_summary(folder, {**known, **stopped})
+    average = task.ema if task.ema is not None and task.ema.is_reported else None
+    with nullcontext() if average is None else average.worn_by(task.model):
+        _draw(folder, known, task, datamodule, problems)
+    say("\n".join([*problems, f"Run folder: {_short(folder)}"]))
+
+
+def is_finished(summary: Mapping[str, Any]) -> bool:
+    """Return True for the summary of a run that has come to its end."""
+    return summary.get(FINISHED) is not False
+
+
+def _draw(
+    folder: Path,
+    known: Mapping[str, Any],
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    problems: list[str],
+) -> None:
+    """Write the curves of a training and the pictures."""
+    with _noted(problems):
+        if known["mode"] == "fit":
+            plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
+    with _noted(problems):
+        if known["strategy"] != "fsdp":  # with it no process holds all weights
+            save_pictures(folder, _pictures(task, datamodule))
+
+
+def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
+    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
+    write_whole(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Go on where a file cannot be written, and note it."""
+    try:
+        yield
+    except OSError as error:
+        problems.append(str(error))
 
 
 def left_out(known: Mapping[str, Any]) -> dict[str, str]:
@@ -197,10 +271,11 @@ def cost(known: Mapping[str, Any]) -> dict[str, str]:
 
 def write_classes(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write classes.csv: the metrics of each class, empty where there is nothing to measure."""
-    with (folder / CLASSES).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(folder / CLASSES, text.getvalue())
 
 
 def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -248,10 +323,10 @@ def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
 
 def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
     """Write preview/00.png, 01.png, ..."""
-    target = folder / "preview"
-    target.mkdir(exist_ok=True)
+    target = make_folder(folder / "preview")
     for index, picture in enumerate(pictures):
-        picture.save(target / f"{index:02d}.png")
+        with whole_file(target / f"{index:02d}.png") as file:
+            picture.save(file, "PNG")
 
 
 def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
@@ -290,4 +365,8 @@ def _git_commit() -> str | None:
 
 
 def _short(folder: Path) -> Path:
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return folder
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -14,9 +14,9 @@ from backbones.checkpoints.adoption import refuse_other_model
 from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.base import BaseTask
-from tasks.checkpoint_io import LAST, open_own
+from tasks.checkpoint_io import LAST, PREVIOUS, open_own
 from tasks.classes import check_classes
-from tasks.exact_resume import ExactResume
+from tasks.exact_resume import CHECKPOINTS, ExactResume
 from tasks.loops import Position
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -50,7 +50,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
         ValueError: There is none, or it is no checkpoint of such a run.
     """
     named = None if ckpt is None else Path(ckpt).expanduser()
-    files = [named] if named is not None and named.is_file() else _newest_first(folder)
+    files = [named] if named is not None and named.is_file() else _last_ones(folder)
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
     check_classes(checkpoint.values, task.class_names, path, task.other_orders)
@@ -72,10 +72,10 @@ def announce(start: Start, other_length: str | None) -> None:
         say(f"{other_length}: from here on the learning rate is that of a run of the new length")
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """last.ckpt, then the others by their age."""
-    files = [path for path in (folder / "checkpoints").glob("*.ckpt") if path.is_file()]
-    return sorted(files, key=lambda path: (path.name == LAST, path.stat().st_mtime), reverse=True)
+def _last_ones(folder: Path) -> list[Path]:
+    """Return last.ckpt and the one before it, which alone can be resumed from."""
+    files = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    return [path for path in files if path.is_file()]
 
 
 def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
@@ -89,7 +89,11 @@ def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
         if damage is not None:
             say(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
         return path, checkpoint
-    raise damage or ValueError(f"{folder} has no checkpoint to go on from; start a new run")
+    raise damage or ValueError(
+        f"{folder / CHECKPOINTS} has neither {LAST} nor {PREVIOUS}, and other checkpoints hold "
+        "weights only and cannot be resumed; start a new run, with backbone.pretrained=<this run> "
+        "from its weights"
+    )
 
 
 def _refuse_shorter(position: Position, trainer: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.robustness import RobustnessDataModule
 from tasks.corruption_error import ALEXNET, SEVERITIES, corruption_errors, mean_corruption_error
+from tasks.whole_files import write_whole
 from tools.comparing.paper_figures import ROBUSTNESS
 from tools.running import trainer
 from tools.running.processes import started
@@ -143,9 +144,7 @@ def read(file: Path, key: str) -> Results:
 
 def keep(file: Path, key: str, done: Results) -> None:
     """Write the file so that a reader sees all of it or what it was before."""
-    begun = file.with_suffix(".begun")
-    begun.write_text(json.dumps({"key": key, "parts": done}, indent=1) + "\n", encoding="utf-8")
-    begun.replace(file)
+    write_whole(file, json.dumps({"key": key, "parts": done}, indent=1) + "\n")
 
 
 def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:

@@ -22,7 +22,7 @@ from backbones.options import check_arguments, check_value
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.callbacks import ChannelsLast, ProgressLines
-from tasks.checkpoint_io import LAST, AtomicCheckpointIO
+from tasks.checkpoint_io import BEST, LAST, AtomicCheckpointIO, keep_only
 from tasks.exact_resume import ExactResume
 from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, RunLog
@@ -36,7 +36,6 @@ from tools.running.resume import Start
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
-BEST = "best.ckpt"
 # Options beside the arguments of Lightning's Trainer.
 EXTRA = {"compile"}
 # Arguments of Lightning's Trainer that a run sets by itself.
@@ -89,6 +88,7 @@ def make_trainer(
         filename=Path(BEST).stem,
         monitor=monitor,
         mode="max",
+        save_weights_only=True,
         enable_version_counter=False,
     )
     last = KeepLast(checkpoints / LAST, checkpoint_every)
@@ -104,7 +104,7 @@ def make_trainer(
             default_root_dir=folder,
             logger=logs if training else False,
             callbacks=[*layout, ExactResume(), pace, progress, *callbacks, *shown, best, last],
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(checkpoints)],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
             enable_model_summary=False,
@@ -219,9 +219,23 @@ def _strategy(name: str) -> str | DDPStrategy:
 
 
 def fit(
-    trainer: Trainer, task: BaseTask, datamodule: BaseDataModule, *, start: Start | None = None
+    trainer: Trainer,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    *,
+    start: Start | None = None,
+    keep: str = "all",
 ) -> dict[str, float]:
-    """Train, from the start or from a checkpoint on, then evaluate the best checkpoint."""
+    """Train, from the start or from a checkpoint on, then evaluate the checkpoint that stays.
+
+    Args:
+        trainer: From ``make_trainer``.
+        task: The model with its metrics.
+        datamodule: The data.
+        start: What a resumed run goes on from.
+        keep: The option ``checkpoints``: with "last" the last checkpoint is evaluated, else the
+            best one.
+    """
     if start is not None:
         position = start.position
         datamodule.resume_at(position.epoch, position.batch)
@@ -233,8 +247,12 @@ def fit(
         files.hold(start.take())
     path = None if start is None else start.path
     trainer.fit(task, datamodule=datamodule, ckpt_path=path, weights_only=True)
-    best = Path(trainer.default_root_dir) / "checkpoints" / BEST
-    return evaluate(trainer, "test", task, datamodule, best if best.is_file() else None)
+    folder = Path(trainer.default_root_dir) / "checkpoints"
+    file = folder / (LAST if keep == "last" else BEST)
+    metrics = evaluate(trainer, "test", task, datamodule, file if file.is_file() else None)
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        keep_only(folder, keep)
+    return metrics
 
 
 def evaluate(

@@ -1,0 +1,233 @@
+"""Folders, files and links in the place of what a run writes or reads, and full disks."""
+
+import errno
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from datamodules.sample_cache import sample_folder
+from datamodules.shared_memory import check_shared_memory
+from tasks.loggers import TensorBoardLog
+from tasks.saved import read_config
+from tests.running.tiny import tiny_task
+from tools.analysing.elements import picture
+from tools.command_line.errors import sentence
+from tools.comparing.records import read_run
+from tools.running import folder as run_folder
+from tools.running import lock, report
+
+KNOWN = {
+    "mode": "fit", "strategy": "auto", "task": "classification", "backbone": "deit_t",
+    "metrics": {"top1": 1.0}, "parameters": 1, "backbone_parameters": 1, "backbone_macs": 1,
+    "macs_at": [8, 8], "seconds": 1.0,
+}  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n..."
+
+
+def put(path, what):
+    """A folder, file, pipe or link to a foreign folder in a place."""
+    if what == "folder":
+        path.mkdir()
+        (path / "mine").touch()
+    elif what == "file":
+        path.write_text("mine")
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.parent.parent)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "pipe"])
+def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    put(tmp_path / "latest", what)
+    with caplog.at_level("INFO"):
+        run_folder.mark_latest(tmp_path / "run")
+    assert "latest is not a link to a run and stays as it is" in caplog.text
+    assert not (tmp_path / "latest").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "latest"}
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
+def test_a_lock_that_is_no_file_is_named(what, tmp_path):
+    put(tmp_path / lock.LOCK, what)
+    with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
+        with lock.held(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("name", ["set-v5", ".set-v5.lock", ""])
+@pytest.mark.parametrize("what", ["folder", "file", "pipe"])
+def test_what_is_in_the_place_of_sample_data_is_named_and_stays(name, what, tmp_path, monkeypatch):
+    monkeypatch.setattr("datamodules.sample_cache.GENERATOR_VERSION", 5)
+    base = tmp_path / "cache"
+    if name:
+        base.mkdir()
+    fits = (name == "set-v5" and what == "folder") or (not name and what == "folder")
+    fits |= name.endswith(".lock") and what != "folder"
+    put(base / name if name else base, what)
+    if fits:
+        assert sample_folder(base, "set", lambda path: (path / "a").touch()).is_dir()
+        return
+    with pytest.raises(ValueError, match=r"is not a folder of sample data; |cannot be written to"):
+        sample_folder(base, "set", lambda path: (path / "a").touch())
+    assert (base / name).exists()
+
+
+def test_an_empty_folder_in_the_place_of_sample_data_is_filled(tmp_path):
+    made = sample_folder(tmp_path, "set", lambda path: (path / "a").touch())
+    (made / "a").unlink()
+    assert list(sample_folder(tmp_path, "set", lambda path: (path / "b").touch()).iterdir())
+
+
+def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
+    def fill(path):
+        (path / "a").touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ValueError, match=r"cannot be written to .*No space left on device"):
+        sample_folder(tmp_path, "set", fill)
+    assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
+
+
+@pytest.fixture
+def closing(tmp_path, monkeypatch):
+    """Closes a run in a folder within another one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
+    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    monkeypatch.setattr(report, "_git_commit", lambda: None)
+
+    def close():
+        task = tiny_task()
+        task.class_figures = [{"class": "a", "IoU": 1.0}]
+        report.write(folder, KNOWN, task, None)
+
+    return folder, close
+
+
+def save(file, form):
+    file.write(PNG)
+
+
+WRITTEN = {"curves.png", "preview", "classes.csv", "summary.json", "metrics.csv"}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN - {"metrics.csv"}))
+def test_what_is_in_the_place_of_a_result_costs_that_result_only(name, closing, capsys):
+    folder, close = closing
+    put(folder / name, "file" if name == "preview" else "folder")
+    with pytest.raises(OSError, match=name) as caught:
+        close()
+    assert sentence(caught.value) == str(caught.value)
+    assert {path.name for path in folder.iterdir()} == WRITTEN
+    assert "top1" in capsys.readouterr().out
+    for other in ("curves.png", "classes.csv", "summary.json"):
+        assert (folder / other).is_file() == (other != name)
+
+
+def test_results_are_not_written_through_links(closing, tmp_path):
+    folder, close = closing
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for name in ("curves.png", "classes.csv", "summary.json"):
+        (foreign / name).write_text("mine")
+        (folder / name).symlink_to(foreign / name)
+    (folder / "preview").symlink_to(foreign)
+    with pytest.raises(OSError, match="preview is a link and is not followed"):
+        close()
+    assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(
+        ("curves.png", "classes.csv", "summary.json"), "mine"
+    )
+    assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
+
+
+def test_a_report_has_pictures_of_the_run_folder_only(tmp_path):
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "text.png").write_text("root:x:0:0")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+    put(tmp_path / "folder.png", "folder")
+    put(tmp_path / "pipe.png", "pipe")
+    assert picture(tmp_path / "a.png", "a").startswith("<figure><img")
+    for name in ("text", "link", "folder", "pipe", "absent"):
+        assert picture(tmp_path / f"{name}.png", "a") == ""
+
+
+def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    monkeypatch.setattr(report, "_git_commit", lambda: None)
+    (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
+    config = {"task_name": "classification", "backbone": {"name": "deit_t"}, "seed": 0}
+    (tmp_path / "config.yaml").write_text(json.dumps(config | {"mode": "fit"}))
+    trainer = SimpleNamespace(global_step=2, callback_metrics={"val/top1": 0.5, "train/loss": 1.0})
+    report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), None)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["finished"], summary["step"]) == (False, 2)
+    assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
+    assert (tmp_path / "curves.png").is_file()
+    assert (tmp_path / "preview" / "00.png").is_file()
+    assert not report.say_finished(tmp_path)
+    assert read_run(tmp_path).status == "unfinished"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSYS])
+def test_workers_without_shared_memory_are_refused(number, monkeypatch):
+    def refuse():
+        raise OSError(number, os.strerror(number))
+
+    check_shared_memory("data.num_workers=0")
+    monkeypatch.setattr("datamodules.shared_memory.multiprocessing.Lock", refuse)
+    with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
+        check_shared_memory("data.num_workers=0")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.csv", "error.txt"])
+def test_links_in_a_run_folder_are_not_read(name, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = json.dumps({
+        "task_name": "classification", "mode": "fit", "seed": 0, "backbone": {"name": "deit_t"},
+        "head": {"_target_": "a"}, "data": {"_target_": "a"}, "task": {"_target_": "a"},
+        "metrics": {"top1": 1.0}, "secret": 1,
+    })  # fmt: skip
+    if name != "config.yaml":
+        (folder / "config.yaml").write_text(content)
+    (tmp_path / "foreign").write_text(content)
+    (folder / name).symlink_to(tmp_path / "foreign")
+    record = read_run(folder)
+    assert record.status in ("unreadable", "failed")
+    assert record.reason == f"{name} is a link, which is not followed"
+    if name == "config.yaml":
+        with pytest.raises(ValueError, match="is a link, which is not followed"):
+            read_config(folder / name)
+    assert not report.say_finished(folder)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "pipe"])
+def test_what_is_in_the_place_of_tensorboards_folder_costs_its_events(what, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    put(log.folder, what)
+    for step in range(3):
+        log.log_metrics({"loss": 1.0}, step=step)
+    log.finalize("success")
+    assert caplog.text.count("tensorboard cannot be written") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_a_full_disk_costs_tensorboards_events(tmp_path, caplog, monkeypatch):
+    (tmp_path / "run").mkdir()
+    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    log.log_metrics({"loss": 1.0}, step=0)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log._writer, "add_scalar", fail)
+    for step in range(2):
+        log.log_metrics({"loss": 1.0}, step=step)
+    assert caplog.text.count("tensorboard cannot be written (No space left on device)") == 1
+    log._writer.close()

@@ -1,0 +1,93 @@
+"""Files are written whole or not at all, and never through a link."""
+
+import contextlib
+import os
+
+import pytest
+
+from tasks.loggers import CsvLog, read_rows
+from tasks.whole_files import is_own_file, make_folder, whole_file, write_whole
+
+
+def test_a_file_is_replaced_when_it_is_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    write_whole(path, "before \udcff")
+    with contextlib.suppress(RuntimeError), whole_file(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"before \xff"
+    write_whole(path, b"after")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.txt", "after")]
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with pytest.raises(OSError, match=r"a\.txt could not be written \(No space left on .*; what"):
+        with whole_file(path):
+            raise OSError(28, "No space left on device")
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize("target", ["link", "partial", "dangling"])
+def test_links_are_replaced_and_not_followed(target, tmp_path):
+    foreign, path = tmp_path / "foreign", tmp_path / "a.txt"
+    foreign.write_text("mine")
+    where = path.with_name(".a.txt.partial") if target == "partial" else path
+    where.symlink_to(tmp_path / "absent" if target == "dangling" else foreign)
+    write_whole(path, "ours")
+    assert foreign.read_text() == "mine"
+    assert not path.is_symlink()
+    assert path.read_text() == "ours"
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(OSError, match=r"a\.txt could not be written \(Is a directory\)"):
+        write_whole(tmp_path / "a.txt", "text")
+
+
+def test_a_folder_is_made_unless_something_else_is_there(tmp_path):
+    assert make_folder(tmp_path / "a") == make_folder(tmp_path / "a")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(OSError, match=r"the folder .*file cannot be made \(File exists\)"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(OSError, match="link is a link and is not followed; remove it"):
+        make_folder(tmp_path / "link")
+
+
+def test_a_pipe_and_a_link_are_no_files_of_a_run(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    assert [is_own_file(tmp_path / name) for name in ("file", "link", "pipe", "absent")] == [
+        True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_metrics_are_not_written_through_a_link(tmp_path, caplog):
+    foreign, path = tmp_path / "foreign.csv", tmp_path / "metrics.csv"
+    log = CsvLog(path)
+    log.log_metrics({"loss": 1.0}, step=0)
+    log.save()
+    path.rename(foreign)
+    before = foreign.read_text()
+    path.symlink_to(foreign)
+    log.log_metrics({"loss": 2.0}, step=1)
+    log.save()
+    assert "metrics.csv cannot be written" in caplog.text
+    assert read_rows(path) == []
+    resumed = CsvLog(path)
+    resumed.resume_at(2)
+    resumed.log_metrics({"loss": 3.0}, step=2)
+    resumed.save()
+    assert read_rows(path) == [{"step": 2, "loss": 3.0}]
+    assert foreign.read_text() == before
+
+
+def test_a_folder_in_the_place_of_the_metrics_ends_a_resumed_run_in_a_sentence(tmp_path):
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(OSError, match=r"metrics\.csv could not be written \(Is a directory\)"):
+        CsvLog(tmp_path / "metrics.csv").resume_at(2)

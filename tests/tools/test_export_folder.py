@@ -1,0 +1,68 @@
+"""An export replaces what an export has made, and keeps every other file."""
+
+import pytest
+
+from tools.exporters import MADE, MARK, new_folder
+
+
+def exported(out, files, **options):
+    with new_folder(out, **options) as folder:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_text()
+            for path in folder.rglob("*") if path.is_file() and path.name != MARK}  # fmt: skip
+
+
+def test_overwriting_keeps_files_that_no_export_has_made(tmp_path):
+    out = tmp_path / "out"
+    exported(out, {"a": "1", "old/b": "1", "older/c": "1"}, overwrite=False)
+    (out / "notes.txt").write_text("mine")
+    (out / "old" / "notes.txt").write_text("mine")
+    exported(out, {"a": "2", "new/d": "2"}, overwrite=True)
+    mine = {"notes.txt": "mine", "old/notes.txt": "mine"}
+    assert content(out) == {"a": "2", "new/d": "2", **mine}
+    assert not (out / "older").exists()
+    assert (out / MARK).read_text().splitlines() == [MADE, "a", "new/d"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_in_the_place_of_a_new_one_is_named(tmp_path):
+    out = tmp_path / "out"
+    exported(out, {"a": "1"}, overwrite=False)
+    (out / "b").write_text("mine")
+    with pytest.raises(ValueError, match="has b, which no export has made; rename it"):
+        exported(out, {"a": "2", "b": "2"}, overwrite=True)
+    assert content(out) == {"a": "1", "b": "mine"}
+
+
+@pytest.mark.parametrize("name", ["../precious", "{root}/precious", "link/precious"])
+def test_a_record_that_names_files_elsewhere_removes_none(name, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    out = tmp_path / "out"
+    exported(out, {"a": "1"}, overwrite=False)
+    (out / "link").symlink_to(tmp_path)
+    with (out / MARK).open("a") as file:
+        file.write(f"{name.format(root=tmp_path)}\n")
+    with pytest.raises(ValueError, match=r"is outside .*out, which no export replaces"):
+        exported(out, {"a": "2"}, overwrite=True)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_link_to_a_folder_is_not_written_through(tmp_path):
+    out = tmp_path / "out"
+    exported(out, {"a": "1"}, overwrite=False)
+    (tmp_path / "elsewhere").mkdir()
+    (out / "b").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is outside"):
+        exported(out, {"b/c": "2"}, overwrite=True)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_without_a_record_of_its_files_is_refused(tmp_path):
+    (tmp_path / MARK).write_text("Made by an export, which may replace this folder.\n")
+    with pytest.raises(ValueError, match="does not list the files that the export made"):
+        exported(tmp_path, {"a": "2"}, overwrite=True)

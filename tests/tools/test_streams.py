@@ -1,0 +1,71 @@
+"""Commands go on where standard streams are closed or full, unless lines are their result."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+from tools.command_line.command import exit_with
+
+def main():
+    for stream in (sys.stdout, sys.stderr):
+        print("line", file=stream, flush=True)
+    with open(sys.argv[1], "w") as file:
+        assert file.fileno() > 2
+        file.write("result")
+    print("line")
+    return 0
+
+exit_with(main, writes_files={writes_files})
+"""
+
+
+def ended(tmp_path, redirected, *, writes_files):
+    """Status and stderr of a program whose streams a shell redirects, and what it wrote."""
+    script, result = tmp_path / "program.py", tmp_path / "result"
+    script.write_text(PROGRAM.format(writes_files=writes_files))
+    words = ["bash", "-c", f'{sys.executable} "$@" {redirected}', "bash", script, result]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, done.stderr, result.read_text() if result.exists() else None
+
+
+@pytest.mark.parametrize(
+    "redirected",
+    [">&-", "> /dev/full", "| true; exit ${PIPESTATUS[0]}", ">&- 2>&- <&-", "> /dev/full 2>&1"],
+)
+def test_a_command_that_writes_files_loses_its_lines_only(redirected, tmp_path):
+    status, err, result = ended(tmp_path, redirected, writes_files=True)
+    assert (status, result) == (0, "result")
+    assert err in ("line\n", "")
+
+
+def test_a_command_whose_lines_are_its_result_fails_where_they_are_lost(tmp_path):
+    status, err, _ = ended(tmp_path, "> /dev/full", writes_files=False)
+    assert status == 2
+    assert err == "line\nerror: the output could not be written (No space left on device)\n"
+
+
+def test_it_ends_where_its_pipe_is_closed(tmp_path):
+    redirected = "| true; exit ${PIPESTATUS[0]}"
+    status, err, _ = ended(tmp_path, redirected, writes_files=False)
+    assert status in (0, 141)  # true may end after the last line
+    assert "Traceback" not in err
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM.format(writes_files=True))
+    script = f'cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec {sys.executable} "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", tmp_path / "program.py", tmp_path / "other"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the current folder was removed")
+    assert len(done.stderr.splitlines()) == 1
