@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from datamodules.sampling import (
     SizedDataset,
     process_group,
 )
+from datamodules.workers import Loader, become_worker, hurry_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
@@ -245,6 +245,10 @@ class BaseDataModule(LightningDataModule):
         """
         self._resume_at = (epoch, batches)
 
+    def on_exception(self, exception: BaseException) -> None:
+        """End the loader processes within seconds where a run ends before its time."""
+        hurry_workers()
+
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches; an incomplete one is left out unless it is the only one."""
         dataset = self.dataset("train")
@@ -321,7 +325,7 @@ class BaseDataModule(LightningDataModule):
         *,
         drop_last: bool,
     ) -> DataLoader[Any]:
-        return DataLoader(
+        return Loader(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
@@ -330,19 +334,10 @@ class BaseDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=leave_signals,
+            worker_init_fn=become_worker,
             # An own generator: making an iterator must not draw from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-
-def leave_signals(worker: int) -> None:
-    """Let a worker ignore what a terminal sends to all processes: the run needs it to end in order.
-
-    It ends with the process that it loads for.
-    """
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(signum, signal.SIG_IGN)
 
 
 def probability(name: str, value: float) -> float:

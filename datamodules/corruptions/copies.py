@@ -20,6 +20,7 @@ from datamodules.class_listing import list_classes
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
 from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
+from datamodules.workers import end_with_parent
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
 JPEG = {"quality": 85, "optimize": True}  # as the published files
@@ -92,7 +93,7 @@ def write_copy(
         return len(names)
     # Forked: a fresh process would take longer to import than many images take.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
         for done, _ in enumerate(pool.map(work, names), start=1):
             _tell(progress, done, len(names))
     return len(names)

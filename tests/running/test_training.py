@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import lightning.pytorch as lightning
 import pytest
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback
 
 from datamodules import SampleClassification
-from tasks import callbacks, keeping
+from tasks import callbacks
 from tasks.base import EMA, UNREPORTED
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
+from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.signals import STOP, Stopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
@@ -126,7 +127,7 @@ class TestTraining:
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
-            with contextlib.suppress(keeping.Stopped):
+            with contextlib.suppress(Stopped), STOP.listening():
                 start = find_start(folder, None, task, options) if resume else None
                 trainers.fit(trainer, task, data, start=start)
             self.task = task
@@ -159,7 +160,7 @@ class TestTraining:
                 rows = read_rows(Path(trainer.default_root_dir) / "metrics.csv")
                 logged.append((trainer.global_step, [row["step"] for row in rows]))
 
-        monkeypatch.setattr(keeping.KeepLast, "_is_time", lambda self: True)
+        monkeypatch.setattr(KeepLast, "_is_time", lambda self: True)
         train("looked", extra=[Look()])
         assert {step for step, _ in logged} == set(range(1, 19))
         assert all(steps == list(range(step)) for step, steps in logged)
@@ -411,33 +412,6 @@ class TestTraining:
         assert len(first) == 3
         assert self.weights(folder, "last", "global_step") == 3
         assert not (folder / "checkpoints" / "best.ckpt").exists()
-
-    def test_signals_that_are_not_ours_are_left(self, monkeypatch):
-        """nohup ignores SIGHUP, and SLURM's plugin requeues on SIGUSR1."""
-        taken = {}
-        monkeypatch.setattr(keeping.signal, "signal", taken.__setitem__)
-        before = {signal.SIGHUP: signal.SIG_DFL}
-        monkeypatch.setattr(keeping.signal, "getsignal", lambda signum: before.get(signum))
-        slurm = SLURMEnvironment(auto_requeue=True)
-        for environment, ignored, expected in (
-            (None, False, set(keeping.SIGNALS)),
-            (None, True, set(keeping.SIGNALS) - {signal.SIGHUP}),
-            (slurm, False, set(keeping.SIGNALS) - {signal.SIGUSR1}),
-            (SLURMEnvironment(auto_requeue=False), False, set(keeping.SIGNALS)),
-        ):
-            taken.clear()
-            before[signal.SIGHUP] = signal.SIG_IGN if ignored else signal.SIG_DFL
-            connector = SimpleNamespace(cluster_environment=environment)
-            keeping.KeepLast(last=None)._listen(SimpleNamespace(_accelerator_connector=connector))
-            assert set(taken) == expected
-
-    def test_a_second_signal_stops_at_once(self):
-        stop = keeping.KeepLast(last=None)
-        stop._training = True
-        stop._handle(signal.SIGINT, None)
-        with pytest.raises(keeping.Stopped) as stopped:
-            stop._handle(signal.SIGTERM, None)
-        assert stopped.value.code == 143
 
 
 class TestLogs:

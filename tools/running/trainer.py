@@ -24,7 +24,7 @@ from tasks.base import BaseTask
 from tasks.callbacks import ChannelsLast, ProgressLines
 from tasks.checkpoint_io import LAST, AtomicCheckpointIO
 from tasks.exact_resume import ExactResume
-from tasks.keeping import KeepLast
+from tasks.keeping import KeepLast, SignalConnector
 from tasks.loggers import CsvLog, RunLog
 from tasks.loops import exact_loops
 from tasks.pace import Pace, PaceBar
@@ -120,6 +120,7 @@ def make_trainer(
     ) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     exact_loops(trainer)
+    trainer._signal_connector = SignalConnector(trainer)
     _say_crowded(trainer)
     return trainer
 
