@@ -44,6 +44,7 @@ from tools.running.config_checks import resolved  # noqa: E402
 from tools.running.folder import (  # noqa: E402
     ENVIRONMENT,
     keep_config,
+    keep_start,
     kept,
     opened,
     other_length,
@@ -96,6 +97,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
     if resumed:
         automatic.take_over(config, resumed)
+        keep_start(config, resumed)
     new_length = other_length(resumed, config) if resumed else None
     with opened(config, resumed, swept or ()) as folder, uncollected():
         if resumed and not new_length and report.say_finished(folder):

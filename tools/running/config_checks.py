@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,9 @@ def _name_files(config: dict[str, Any]) -> None:
     if data.get("token_labels") not in (None, REQUIRED):
         data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
-        backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+        # A resumed run needs it no more.
+        with contextlib.suppress(ValueError) if config["resume"] else contextlib.nullcontext():
+            backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     taught = config["task"].get("distillation") or {}
     if config["mode"] == "fit" and isinstance(taught.get("checkpoint"), str):
         teacher = str(checkpoint_file(taught["checkpoint"]).resolve())

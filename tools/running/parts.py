@@ -52,9 +52,10 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     seed_everything(config["seed"], workers=True, verbose=False)
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
-    backbone = build_backbone(config)  # refuses its options before the data are looked at
+    built = resume.without_start(config) if resumed else config
+    backbone = build_backbone(built)  # refuses its options before the data are looked at
     datamodule = _data(config, checkpoint, backbone)
-    task = build_task(config, datamodule, backbone)
+    task = build_task(built, datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)
