@@ -53,6 +53,7 @@ class BaseDataModule(LightningDataModule):
         upright: Whether images are turned as their EXIF orientation says.
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
+        fixed_order: Whether each epoch has the batches of the first one.
         example: The command-line options that select this dataset, for error messages.
         told_absent: Whether it is known, and was said, which classes validation lacks.
         parts: Of data that are evaluated part by part, what there is; see ``robustness``.
@@ -66,6 +67,7 @@ class BaseDataModule(LightningDataModule):
     category_ids: tuple[int, ...] = ()
     class_order: ClassOrder | None = None
     repeated_augmentation: int = 1
+    fixed_order: bool = False
     told_absent: bool = False
     parts: Sequence[Any] = ()
     left_out: str = ""
@@ -257,6 +259,7 @@ class BaseDataModule(LightningDataModule):
             len(dataset),
             self.seed,
             repeats=self.repeated_augmentation,
+            fixed=self.fixed_order,
             rank=rank,
             world_size=world_size,
         )
@@ -293,7 +296,7 @@ class BaseDataModule(LightningDataModule):
         """Batches of an epoch in the one of so many processes that has fewest."""
         count = len(self.dataset(split)) // world_size
         if split == "val":
-            return -(-count // self.eval_batch_size)
+            return max(-(-count // self.eval_batch_size), 1)  # see ``EvalSampler``
         return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
 
     def _to_predict(self) -> NamedDataset:

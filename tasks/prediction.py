@@ -17,6 +17,7 @@ class Prediction(LightningModule):
     """The part of a ``BaseTask`` that predicts; the attributes are the task's own."""
 
     data: Any
+    is_spare: bool
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
@@ -44,6 +45,8 @@ class Prediction(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
+        if self.is_spare:
+            return []
         return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:

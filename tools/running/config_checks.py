@@ -15,6 +15,7 @@ from tools.comparing.experiments import find_experiment
 from tools.running.automatic import CHOSEN, check_auto, fixed
 from tools.running.changed_rows import adapt
 from tools.running.config import CONFIGS
+from tools.running.lengths import with_numbers
 from tools.running.recipes import check_data, choice
 
 # Options at the top of the config and their types; those of the groups belong to what they build.
@@ -60,6 +61,7 @@ def resolved(config: Any) -> dict[str, Any]:
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
+    config["trainer"] = with_numbers(config["trainer"], training=config["mode"] == "fit")
     recipe, like = _check_made_for(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = fixed(config)

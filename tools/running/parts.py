@@ -19,6 +19,7 @@ from tasks.loading import build_backbone, build_task
 from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
 from tools.running.config_checks import check_warmup
 from tools.running.folder import keep_config, mark_latest
+from tools.running.lengths import OVERFIT
 from tools.running.processes import is_first_process
 
 
@@ -88,6 +89,7 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
+    datamodule.fixed_order = bool(config["trainer"].get(OVERFIT))
     datamodule.prepare_data()
     datamodule.setup()
     if config["mode"] == "fit":

@@ -30,6 +30,7 @@ from tasks.loops import exact_loops
 from tasks.pace import Pace, PaceBar
 from tasks.profiling import Unprofiled
 from tools.running.callbacks import make_callbacks, make_profiler
+from tools.running.lengths import OVERFIT
 from tools.running.loggers import make_loggers
 from tools.running.processes import for_this_machine
 from tools.running.resume import Start
@@ -38,7 +39,7 @@ say = rank_zero_only(logging.getLogger(__name__).info)
 
 BEST = "best.ckpt"
 # Options beside the arguments of Lightning's Trainer.
-EXTRA = {"compile"}
+EXTRA = {"compile", OVERFIT}
 # Arguments of Lightning's Trainer that a run sets by itself.
 OURS = {
     "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
@@ -80,9 +81,11 @@ def make_trainer(
     check_value("trainer.channels_last", channels_last, bool)
     layout = [ChannelsLast()] if channels_last else []
     _check(options)
-    interactive = sys.stdout.isatty()
+    shows = options.pop("enable_progress_bar", True)
+    interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
+    watching = [pace, progress] if shows else [pace]
     checkpoints = folder / "checkpoints"
     best = ModelCheckpoint(
         dirpath=checkpoints,
@@ -103,7 +106,15 @@ def make_trainer(
             },
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[*layout, ExactResume(), pace, progress, *callbacks, *shown, best, last],
+            callbacks=[
+                *layout,
+                ExactResume(),
+                *watching,
+                *callbacks,
+                *shown,
+                best,
+                last,
+            ],
             plugins=[AtomicCheckpointIO()],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -148,7 +159,7 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
             batches, or what ``BaseTask.check_training`` refuses.
     """
     world = trainer.world_size
-    overfit = "overfit_batches" if getattr(trainer, "overfit_batches", 0) else None
+    overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
         name = f"limit_{split}_batches"
@@ -158,7 +169,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
                 f"trainer.{overfit or name}={share} of {count} batch{'es' * (count != 1)} is none; "
                 f"pass a number of batches from 1 on, or a share from {1 / count:.2g} to 1.0"
             )
-    limit, interval = trainer.limit_train_batches, trainer.val_check_interval
+    limit = trainer.limit_train_batches
+    interval = getattr(trainer, "val_check_interval", None)  # not there where it is a time
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)
