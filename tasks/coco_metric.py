@@ -100,7 +100,8 @@ def average_precisions(
     from faster_coco_eval import COCOeval_faster
 
     if not found:
-        return [0.0] * 3, {category: (0.0, 0.0) for category in _annotated(truth, image_ids)}
+        annotated = _annotated(truth, image_ids)
+        return [0.0 if annotated else -1.0] * 3, {category: (0.0, 0.0) for category in annotated}
     # With boxes in the rows the tool would take an instance's size from its box, masks or not.
     left_out = "segmentation" if kind == "bbox" else "bbox"
     rows = [{key: value for key, value in row.items() if key != left_out} for row in found]

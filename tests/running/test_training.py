@@ -19,6 +19,7 @@ from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
 from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.monitors import StopEarly, TopCheckpoints
 from tasks.signals import STOP, Stopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
@@ -112,7 +113,7 @@ class TestTraining:
 
     @pytest.fixture
     def train(self, sample_cache, default_trainer, tmp_path):
-        def train(folder, resume=False, workers=0, extra=(), **options):
+        def train(folder, resume=False, workers=0, extra=(), overfit=False, **options):
             folder = tmp_path / folder
             folder.mkdir(exist_ok=True)
             lightning.seed_everything(0, verbose=False)
@@ -120,6 +121,7 @@ class TestTraining:
                 sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
                 num_workers=workers,
             )  # fmt: skip
+            data.fixed_order = overfit
             data.setup()
             usual = {"schedule": {"name": "cosine", "warmup": 0.5}, "mixup": {"mixup_alpha": 0.8}}
             own = {name: options.pop(name) for name in TASK & options.keys()}
@@ -382,6 +384,38 @@ class TestTraining:
             for name in ("last", "best")
         }
         assert (steps["last"]["global_step"], steps["best"]["global_step"]) == (18, 6)
+
+    @pytest.mark.parametrize("figure", [{}, {"top1": torch.tensor(torch.nan)}])
+    def test_a_metric_that_cannot_be_computed_costs_a_warning(self, train, monkeypatch, figure):
+        """Where it comes in the last epoch, that one is the best, and before the latest is."""
+        steps, figures = [], iter((figure, figure, {"top1": torch.tensor(0.0)}, {}))
+
+        class Look(Callback):
+            def on_validation_end(self, trainer, pl_module):
+                if (best := Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt").exists():
+                    steps.append(torch.load(best, weights_only=True)["global_step"])
+
+        monkeypatch.setattr(ClassificationTask, "compute_metrics", lambda _: next(figures))
+        watching = [
+            StopEarly("val/top1", 1, "max", 0.0),
+            TopCheckpoints(Path("run"), "val/top1", 1),
+        ]
+        monkeypatch.setattr(TopCheckpoints, "_save_checkpoint", lambda _, trainer, path: (
+            tops.append(trainer.global_step)))  # fmt: skip
+        tops = []
+        with pytest.warns(UserWarning, match="val/top1 cannot be computed"):
+            _, folder = train("run", extra=[*watching, Look()])
+        assert self.weights(folder, "best", "global_step") == 18
+        assert steps == [6, 12]
+        assert tops == [18]
+        states = self.weights(folder, "last", "callbacks")
+        assert any(key.startswith("ModelCheckpoint{'monitor': 'val/top1'") for key in states)
+
+    def test_each_epoch_of_overfitting_has_the_same_batches(self, train):
+        first, _ = train("first", overfit=True, max_epochs=2)
+        assert first[:6] == first[6:]
+        again, _ = train("usual", max_epochs=2)
+        assert again[:6] == first[:6] != again[6:]
 
     def test_weights_that_are_not_finite_are_not_saved(self, train):
         class Spoil(Callback):

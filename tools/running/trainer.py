@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -27,6 +27,7 @@ from tasks.exact_resume import ExactResume
 from tasks.keeping import KeepLast, SignalConnector
 from tasks.loggers import CsvLog, RunLog
 from tasks.loops import exact_loops
+from tasks.monitors import BestCheckpoint
 from tasks.pace import Pace, PaceBar
 from tasks.profiling import Unprofiled
 from tools.running.callbacks import make_callbacks, make_profiler
@@ -87,7 +88,7 @@ def make_trainer(
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
     watching = [pace, progress] if shows else [pace]
     checkpoints = folder / "checkpoints"
-    best = ModelCheckpoint(
+    best = BestCheckpoint(
         dirpath=checkpoints,
         filename=Path(BEST).stem,
         monitor=monitor,
