@@ -16,7 +16,8 @@ STATUSES = {128 + signum: signum for signum in SIGNALS} | {-signum: signum for s
 # command and to the group of it.
 ONCE = 1.0
 END = b"\0"
-GRACE = 5.0  # seconds for the end at once, after which it is an end without cleaning up
+GRACE = 5.0  # seconds in which the handler of a signal that stops at once has to be called
+CLEANING = 60.0  # seconds that the run then has to end
 
 
 class Stopped(SystemExit):
@@ -39,7 +40,7 @@ class Stop:
     def __init__(self) -> None:
         self.signum: int | None = None
         self.finishing = False
-        self._since = 0.0
+        self._since, self._raised = 0.0, False
         self._before: dict[int, Any] = {}
         self._ended = threading.Event()
 
@@ -54,7 +55,8 @@ class Stop:
         if threading.current_thread() is not threading.main_thread() or self._before:
             yield
             return
-        self.signum, self.finishing, self._ended = None, False, threading.Event()
+        self.signum, self.finishing, self._raised = None, False, False
+        self._ended = threading.Event()
         for signum in SIGNALS:
             before = signal.getsignal(signum)
             # nohup has a run ignore that its terminal is gone.
@@ -87,6 +89,7 @@ class Stop:
                 return
         elif now - self._since < ONCE:
             return
+        self._raised = True
         raise Stopped(signum)
 
     @contextlib.contextmanager
@@ -120,8 +123,9 @@ class Stop:
             first = now if first is None else first
             if self.finishing and now - first < ONCE:
                 continue
-            if not self._ended.wait(GRACE):
-                os._exit(128 + signum)
+            if self._ended.wait(GRACE) or (self._raised and self._ended.wait(CLEANING)):
+                return
+            os._exit(128 + signum)
 
 
 STOP = Stop()

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import logging
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from tools.running.processes import is_first_process
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 SUMMARY, CLASSES = "summary.json", "classes.csv"
-ROOT = Path(__file__).resolve().parents[2]
 MUCH_WAITING = 0.1  # of the time of training
 PACKAGES = (
     "torch",
@@ -154,7 +152,7 @@ def write(
     if task.class_figures:
         write_classes(folder, task.class_figures)
     # Written last: a run with a summary is finished.
-    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
+    content = {**known, "versions": _versions()}
     (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table |= left_out(known) | beside_paper(known) | cost(known)
@@ -268,14 +266,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _short(folder: Path) -> Path:
