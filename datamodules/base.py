@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from datamodules.sampling import (
     process_group,
 )
 from datamodules.shared_memory import check_shared_memory
+from datamodules.workers import Loader, become_worker, hurry_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
@@ -55,6 +55,7 @@ class BaseDataModule(LightningDataModule):
         upright: Whether images are turned as their EXIF orientation says.
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
+        fixed_order: Whether each epoch has the batches of the first one.
         example: The command-line options that select this dataset, for error messages.
         told_absent: Whether it is known, and was said, which classes validation lacks.
         parts: Of data that are evaluated part by part, what there is; see ``robustness``.
@@ -68,6 +69,7 @@ class BaseDataModule(LightningDataModule):
     category_ids: tuple[int, ...] = ()
     class_order: ClassOrder | None = None
     repeated_augmentation: int = 1
+    fixed_order: bool = False
     told_absent: bool = False
     parts: Sequence[Any] = ()
     left_out: str = ""
@@ -274,6 +276,10 @@ class BaseDataModule(LightningDataModule):
         """
         self._resume_at = (epoch, batches)
 
+    def on_exception(self, exception: BaseException) -> None:
+        """End the loader processes within seconds where a run ends before its time."""
+        hurry_workers()
+
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches; an incomplete one is left out unless it is the only one."""
         dataset = self.dataset("train")
@@ -282,6 +288,7 @@ class BaseDataModule(LightningDataModule):
             len(dataset),
             self.seed,
             repeats=self.repeated_augmentation,
+            fixed=self.fixed_order,
             rank=rank,
             world_size=world_size,
         )
@@ -318,7 +325,7 @@ class BaseDataModule(LightningDataModule):
         """Batches of an epoch in the one of so many processes that has fewest."""
         count = len(self.dataset(split)) // world_size
         if split == "val":
-            return -(-count // self.eval_batch_size)
+            return max(-(-count // self.eval_batch_size), 1)  # see ``EvalSampler``
         return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
 
     def _to_predict(self) -> NamedDataset:
@@ -352,7 +359,7 @@ class BaseDataModule(LightningDataModule):
     ) -> DataLoader[Any]:
         if self.num_workers:
             check_shared_memory("data.num_workers=0")
-        return DataLoader(
+        return Loader(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
@@ -361,19 +368,10 @@ class BaseDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=leave_signals,
+            worker_init_fn=become_worker,
             # An own generator: making an iterator must not draw from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-
-def leave_signals(worker: int) -> None:
-    """Let a worker ignore what a terminal sends to all processes: the run needs it to end in order.
-
-    It ends with the process that it loads for.
-    """
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(signum, signal.SIG_IGN)
 
 
 def probability(name: str, value: float) -> float:

@@ -37,6 +37,7 @@ class EpochSampler(Sampler[Key]):
         length: Samples in the dataset.
         seed: Decides all permutations.
         repeats: How often each sample comes.
+        fixed: Take the samples of each epoch in the order of the first one.
         rank: This process.
         world_size: Number of processes.
     """
@@ -47,10 +48,11 @@ class EpochSampler(Sampler[Key]):
         seed: int = 0,
         *,
         repeats: int = 1,
+        fixed: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.length, self.seed, self.repeats = length, seed, repeats
+        self.length, self.seed, self.repeats, self.fixed = length, seed, repeats, fixed
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self._offset = 0
@@ -70,7 +72,8 @@ class EpochSampler(Sampler[Key]):
     def __iter__(self) -> Iterator[Key]:
         """Iterate over this rank's (epoch, index) pairs."""
         offset, self._offset = self._offset, 0
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+        key = [self.seed, 0 if self.fixed else self.epoch]
+        order = np.random.default_rng(key).permutation(self.length)
         total = len(self) * self.world_size
         places = range(self.rank, total, self.world_size)[offset:]
         first, repeats = self.epoch * self.repeats, self.repeats
@@ -81,10 +84,14 @@ class EpochSampler(Sampler[Key]):
 
 
 class EvalSampler(Sampler[Key]):
-    """Yields (0, index) for every ``world_size``-th sample: unpadded, so no sample counts twice."""
+    """Yields (0, index) for every ``world_size``-th sample: unpadded, so no sample counts twice.
+
+    A rank beyond the number of samples gets the first one, which keeps it in step with the others.
+    Tasks leave it out, see ``Evaluation.is_spare``.
+    """
 
     def __init__(self, length: int, *, rank: int = 0, world_size: int = 1) -> None:
-        self.indices = range(rank, length, world_size)
+        self.indices = range(rank, length, world_size) or range(min(length, 1))
 
     def __len__(self) -> int:
         """Samples of this rank."""

@@ -37,6 +37,11 @@ class DetectionTask(BaseTask):
     )
     metric: CocoMetric
 
+    def prepare_training(self, datamodule: Any) -> None:
+        """Ask for the ground truth before there is a run: without a box in AP it is refused."""
+        super().prepare_training(datamodule)
+        datamodule.annotations  # noqa: B018
+
     def setup(self, stage: str) -> None:
         """Ask the datamodule for the ground truth, where there is any.
 

@@ -34,8 +34,20 @@ class Evaluation(LightningModule):
         """All that ``compute_metrics`` may give."""
         return self.headline
 
+    @property
+    def is_spare(self) -> bool:
+        """True in a process beyond the number of images, which has one that is not its own."""
+        trainer: Any = self.trainer
+        if trainer.world_size == 1:
+            return False
+        stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
+        loader = getattr(trainer, f"{stage}_dataloaders")
+        return bool(trainer.global_rank >= len(loader.dataset))
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Hand the predictions of a batch to the task's metric, and take their loss."""
+        if self.is_spare:
+            return
         self._judge(batch)
         if self._beside is not None:
             assert self.ema is not None

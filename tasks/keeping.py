@@ -1,4 +1,7 @@
-"""When the last checkpoint of a run is written, and an orderly end on a signal."""
+"""When the last checkpoint of a run is written, and an orderly end on a signal.
+
+Source: Lightning 2.6.6, whose handler of SIGTERM talks to other processes and saves nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,33 @@ from typing import Any
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from tasks.loops import EpochLoop
+from tasks.signals import STOP, Stopped
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
+class SignalConnector(_SignalConnector):
+    """Lightning's handlers of signals, without those that the run listens to itself.
 
-class Stopped(SystemExit):
-    """The run was told to end; the program ends with the status that shells give to a signal."""
+    Where SLURM requeues the job on a signal, that one is left to Lightning.
+    """
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            STOP.leave(environment.requeue_signal)
+
+    @staticmethod
+    def _register_signal(signum: Any, handlers: Any) -> None:
+        if signum not in STOP.taken:
+            _SignalConnector._register_signal(signum, handlers)
 
 
 class KeepLast(Checkpoint):
@@ -35,10 +49,8 @@ class KeepLast(Checkpoint):
 
     That is at the end of each epoch in any case. It always lies between two steps of the optimiser.
 
-    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1: finish the step and, after the last one, validation; save;
-    stop. A second signal, or one while nothing trains, stops at once. Lightning would end with
-    status 0 and save nothing, and talks to other processes inside its handler. Where SLURM requeues
-    the job on SIGUSR1, that signal is left to Lightning.
+    On a signal, see ``STOP``: finish the step and, after the last one, validation; save; stop.
+    Where no training runs, stop at once.
 
     Args:
         last: The file.
@@ -50,28 +62,28 @@ class KeepLast(Checkpoint):
     def __init__(self, last: Path, minutes: float | None = None) -> None:
         self.last = last
         self.seconds = (minutes or 0) * 60
-        self._signum: int | None = None
-        self._training = False
         self._since = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's signal handlers: a signal ends the step, saves and stops."""
-        self._training = True
+        """Let a signal end the step and save, from here on."""
+        STOP.finishing = True
         self._since = time.monotonic()
-        self._listen(trainer)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's signal handlers: a signal stops the test at once."""
-        self._training = False
-        self._listen(trainer)
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """Stop at once, unless the validation is one of a training."""
+        STOP.raise_if_told()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's signal handlers; outside training a signal stops at once."""
-        self._listen(trainer)
+    def on_test_batch_start(self, *_: Any) -> None:
+        """Stop at once."""
+        STOP.raise_if_told()
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over from Lightning's signal handlers: a signal stops the prediction at once."""
-        self._listen(trainer)
+    def on_predict_batch_start(self, *_: Any) -> None:
+        """Stop at once."""
+        STOP.raise_if_told()
+
+    def on_exception(self, *_: Any) -> None:
+        """Let a signal that comes while the run cleans up end it at once."""
+        STOP.finishing = False
 
     def on_train_batch_end(
         self,
@@ -93,7 +105,7 @@ class KeepLast(Checkpoint):
         if loop.validation_follows:
             loop.save = partial(self._save, trainer)
         # All processes must agree, as saving takes all of them.
-        elif not last and self._any(trainer, self._signum is not None or self._is_time()):
+        elif not last and self._any(trainer, STOP.signum is not None or self._is_time()):
             loop.save = partial(self._save, trainer)
             self._stop_if_told(trainer)
 
@@ -111,11 +123,12 @@ class KeepLast(Checkpoint):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop now that the epoch before is saved."""
-        if self._any(trainer, self._signum is not None):
+        if self._any(trainer, STOP.signum is not None):
             raise self._stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop, if told to, now that the last epoch is saved."""
+        """Stop, if told to, now that the last epoch is saved; a later signal stops at once."""
+        STOP.finishing = False
         self.on_train_epoch_start(trainer, pl_module)
 
     def _save(self, trainer: Trainer) -> None:
@@ -128,25 +141,10 @@ class KeepLast(Checkpoint):
     def _is_time(self) -> bool:
         return 0 < self.seconds <= time.monotonic() - self._since
 
-    def _listen(self, trainer: Trainer) -> None:
-        environment = trainer._accelerator_connector.cluster_environment
-        slurm = environment if isinstance(environment, SLURMEnvironment) else None
-        requeue = slurm.requeue_signal if slurm and slurm.auto_requeue else None
-        for signum in SIGNALS:
-            # nohup has a run ignore that its terminal is gone.
-            ignored = signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN
-            if not (signum == requeue or ignored):
-                signal.signal(signum, self._handle)
-
-    def _handle(self, signum: int, frame: Any) -> None:
-        if self._signum is not None or not self._training:
-            raise Stopped(signum)
-        self._signum = signum
-
     def _stop_if_told(self, trainer: Trainer) -> None:
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
-        if self._any(trainer, self._signum is not None):
+        if self._any(trainer, STOP.signum is not None):
             loop.stop = self._stopped(trainer)
 
     @staticmethod
@@ -156,4 +154,5 @@ class KeepLast(Checkpoint):
 
     def _stopped(self, trainer: Trainer) -> Stopped:
         say(f"Stopped after step {trainer.global_step}; with resume=true the same command goes on")
-        return Stopped(self._signum or signal.SIGTERM)
+        STOP.signum = STOP.signum or signal.SIGTERM  # where another process was told to
+        return Stopped(STOP.signum)

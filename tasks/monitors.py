@@ -1,4 +1,9 @@
-"""Callbacks that a run has if its config asks for them."""
+"""Callbacks that watch a run's metrics: best checkpoints, early stopping, the gradients' norm.
+
+Source: Lightning 2.6.6, whose ``ModelCheckpoint`` and ``EarlyStopping`` end a run that lacks the
+metric that they watch. ``_monitor_candidates`` gives the former its figures, and
+``_save_topk_checkpoint`` saves by them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,39 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from torch import Tensor
 from torch.optim import Optimizer
 
 say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+def warn_absent(metric: str, effect: str) -> None:
+    """Warn that a validation cannot give the metric that something watches."""
+    # The warning is shown once for each place and text.
+    rank_zero_warn(
+        f"{metric} cannot be computed: the images of this validation have no object or pixel that "
+        f"counts in it; {effect}"
+    )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """The best checkpoint by a metric, the higher the better; without the metric the latest one."""
+
+    @property
+    def state_key(self) -> str:
+        """The key of the base class, by which checkpoints know the state."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        candidates = super()._monitor_candidates(trainer)
+        assert self.monitor is not None
+        figure = candidates.get(self.monitor)
+        if figure is None or not figure.isfinite():
+            warn_absent(self.monitor, "best.ckpt is the latest checkpoint")
+            # Below all figures and rising, so that the latest is the best.
+            candidates[self.monitor] = torch.tensor(-1 / (1 + trainer.global_step))
+        return candidates
 
 
 class StopEarly(EarlyStopping):
@@ -23,8 +57,15 @@ class StopEarly(EarlyStopping):
         # which has to know how long there was no improvement.
         super().__init__(
             metric, min_delta=min_delta, patience=patience, mode=mode,
-            check_on_train_epoch_end=False,
+            check_on_train_epoch_end=False, check_finite=False, strict=False,
         )  # fmt: skip
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Judge a validation that has the metric."""
+        if not is_known(trainer, self.monitor):
+            warn_absent(self.monitor, "training does not stop early by it")
+            return
+        super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say why, if it was this that ended training."""
@@ -46,6 +87,17 @@ class TopCheckpoints(ModelCheckpoint):
             filename=f"top_epoch_{{epoch:03d}}_{name}_{{{metric}:.4f}}",
             auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
         )  # fmt: skip
+
+    def _save_topk_checkpoint(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+        assert self.monitor is not None
+        if is_known(trainer, self.monitor):
+            super()._save_topk_checkpoint(trainer, candidates)
+
+
+def is_known(trainer: Trainer, metric: str) -> bool:
+    """Return True if the last validation has a metric."""
+    figure = trainer.callback_metrics.get(metric)
+    return figure is not None and bool(figure.isfinite())
 
 
 class GradientNorm(Callback):

@@ -23,6 +23,7 @@ class Prediction(LightningModule):
     ema: WeightEMA | None
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
+    is_spare: bool
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
@@ -77,6 +78,8 @@ class Prediction(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
+        if self.is_spare:
+            return []
         return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
 
     def image_names(self, batch: Batch, datamodule: Any) -> list[str]:

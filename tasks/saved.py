@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from backbones.checkpoints.folders import find_weights
+from tasks.sources import check_sources
 
 CONFIG = "config.yaml"
 SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
@@ -67,14 +68,17 @@ def saved_run(path: str | Path) -> SavedRun | None:
     """The run that a folder or one of its checkpoints belongs to; None for a file on its own.
 
     Raises:
-        ValueError: There is nothing at the path, or the folder's config is none of a run.
+        ValueError: There is nothing at the path, the folder's config is none of a run, or this
+            checkout lacks the run's host or mixer.
     """
     checkpoint = checkpoint_file(path)
     # Links lead to folders (latest), and to checkpoints from elsewhere.
     for file in (checkpoint.absolute(), checkpoint.resolve()):
         folder = file.parent.parent
         if file.parent.name == CHECKPOINTS and (folder / CONFIG).is_file():
-            return SavedRun(folder.resolve(), checkpoint, read_config(folder / CONFIG))
+            config = read_config(folder / CONFIG)
+            check_sources(folder.resolve(), config["backbone"])
+            return SavedRun(folder.resolve(), checkpoint, config)
     return None
 
 

@@ -30,6 +30,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
+from tasks.signals import STOP  # noqa: E402
 from tools.command_line.command import exit_with  # noqa: E402
 from tools.command_line.errors import one_line_errors  # noqa: E402
 from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
@@ -45,6 +46,7 @@ from tools.running.config_checks import resolved  # noqa: E402
 from tools.running.folder import (  # noqa: E402
     ENVIRONMENT,
     keep_config,
+    keep_start,
     kept,
     opened,
     other_length,
@@ -65,6 +67,14 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
+    with STOP.listening():
+        with uncollected():
+            from tools.running.process_group import following_first
+        with following_first():
+            _run(config, swept)
+
+
+def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with uncollected():
         from tasks.instantiate import with_whole_numbers
         from tasks.loading import check_options
@@ -89,6 +99,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
     if resumed:
         automatic.take_over(config, resumed)
+        keep_start(config, resumed)
     new_length = other_length(resumed, config) if resumed else None
     with opened(config, resumed, swept or ()) as folder, uncollected():
         if resumed and not new_length and report.say_finished(folder):

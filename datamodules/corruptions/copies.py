@@ -22,6 +22,7 @@ from datamodules.corruptions.weather import Photographs
 from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
 from datamodules.shared_memory import check_shared_memory
 from datamodules.transforms import BoundedResize
+from datamodules.workers import end_with_parent
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
 JPEG = {"quality": 85, "optimize": True}  # as the published files
@@ -95,7 +96,7 @@ def write_copy(
     # Forked: a fresh process would take longer to import than many images take.
     check_shared_memory("workers=1")
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
         for done, _ in enumerate(pool.map(work, names), start=1):
             _tell(progress, done, len(names))
     return len(names)

@@ -59,6 +59,17 @@ def test_epoch_sampler_orders():
     assert [index for _, index in first] != [index for _, index in second]
 
 
+def test_an_order_that_is_fixed_is_that_of_the_first_epoch():
+    sampler = EpochSampler(20, 3, fixed=True)
+    epochs = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        epochs.append(list(sampler))
+    assert [index for _, index in epochs[0]] == [index for _, index in epochs[2]]
+    assert {epoch for epoch, _ in epochs[2]} == {2}  # augmentation is another one
+    assert epochs[0] == list(EpochSampler(20, 3))
+
+
 def test_epoch_sampler_offset_counts_once():
     sampler = EpochSampler(10, seed=3, rank=1, world_size=2)
     whole = list(sampler)
@@ -101,11 +112,18 @@ def test_keys_are_those_of_the_formula(repeats):
     assert numbers == list(range(6 * repeats))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 12])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 10])
 def test_eval_sampler_sees_each_sample_once(world_size):
     shares = [EvalSampler(10, rank=rank, world_size=world_size) for rank in range(world_size)]
     assert sorted(key for share in shares for key in share) == [(0, index) for index in range(10)]
     assert sum(len(share) for share in shares) == 10
+
+
+def test_a_rank_beyond_the_samples_gets_one_to_keep_step():
+    assert [list(EvalSampler(2, rank=rank, world_size=4)) for rank in range(4)] == [
+        [(0, 0)], [(0, 1)], [(0, 0)], [(0, 0)],
+    ]  # fmt: skip
+    assert list(EvalSampler(0, rank=1, world_size=4)) == []
 
 
 def test_samples_depend_on_key_only():

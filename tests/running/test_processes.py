@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from timm.layers import DropPath
 from tasks import gather
 from tasks.exact_resume import random_state, seed_process, set_random_state
 from tasks.loggers import read_rows
+from tasks.signals import Stopped
 from tests.runs import ROOT, arguments, command, run_here, summary
 from tools.running import process_group, processes
 from tools.running.processes import check_trainer
@@ -232,20 +234,46 @@ def test_a_process_waits_a_while_for_its_new_parent(monkeypatch):
 def test_a_process_that_waits_for_one_that_is_gone_is_ended(tmp_path, monkeypatch, capsys):
     """As in the store of the process group, which no signal and no exception interrupts."""
     statuses = []
-    monkeypatch.setattr(process_group, "GRACE", 0.01)
     monkeypatch.setattr(process_group.os, "_exit", statuses.append)
     for others in ([Child(0), Child(-9)], [Child(2)]):
         gone = partial(process_group._failed, others)
-        process_group._watch(gone, threading.Event(), tmp_path)
+        process_group._watch(gone, threading.Event(), tmp_path, 0.01)
     assert statuses == [2, 2]
     err = capsys.readouterr().err
     assert err == f"error: {(tmp_path / 'error.txt').read_text()}"
     assert "ended with status [0, -9]" in err
     over = threading.Event()
     over.set()
-    process_group._watch(lambda: None, over, tmp_path)
-    process_group._watch(lambda: "gone", over, tmp_path)
+    process_group._watch(lambda: None, over, tmp_path, 0.01)
+    process_group._watch(lambda: "gone", over, tmp_path, 0.01)
     assert len(statuses) == 2
+
+
+def test_a_signal_that_has_ended_another_process_ends_this_one():
+    for others, expected in (
+        ([Child(0), Child(None)], []),
+        ([Child(143)], [signal.SIGTERM]),
+        ([Child(-signal.SIGTERM), Child(0)], [signal.SIGTERM]),
+        ([Child(130), Child(130)], [signal.SIGINT]),
+    ):
+        with mock.patch.object(process_group.os, "kill") as kill:
+            assert process_group._failed(others) is None
+        assert [call.args for call in kill.call_args_list] == [
+            (os.getpid(), signum) for signum in expected
+        ]
+    with (
+        mock.patch.object(process_group.STOP, "signum", signal.SIGTERM),
+        mock.patch.object(process_group.os, "kill") as kill,
+    ):
+        assert process_group._failed([Child(143)]) is None
+        assert not kill.called
+    assert "status [143, 1]" in process_group._failed([Child(143), Child(1)])
+
+
+def test_a_connection_that_a_signal_broke_ends_as_the_signal_does(tmp_path):
+    with pytest.raises(Stopped) as ended, process_group.processes(fake_trainer(tmp_path, 143)):
+        raise RuntimeError(BROKEN)
+    assert ended.value.code == 143
 
 
 # A run that writes down what each of its processes draws.

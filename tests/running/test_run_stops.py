@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tasks.base import BaseTask
 from tasks.checkpoint_io import AtomicCheckpointIO
@@ -244,10 +245,19 @@ class TestResumeThatCannotBe:
         AtomicCheckpointIO().save_checkpoint(content, last)
         assert "had 7 batches in an epoch, now there are 5" in self.refused(typed, capsys)
 
-    def test_a_run_that_only_lacks_its_report_gets_it(self, broken_off, capsys):
+    def test_a_run_that_only_lacks_its_report_gets_it(self, broken_off, capsys, tmp_path):
+        """Also without the file that it began with, which it needs no more."""
         folder, typed = broken_off
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        start = str(tmp_path / "gone" / "best.ckpt")
+        config |= {"backbone": config["backbone"] | {"pretrained": start}, "keep_classifier": True}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
         before = weights(folder)
-        assert run_here(typed, capsys).status == 0
+        typed += [f"backbone.pretrained={tmp_path}/elsewhere.ckpt", "keep_classifier=true"]
+        ended = run_here(typed, capsys)
+        assert ended.status == 0, ended.err
+        after = yaml.safe_load((folder / "config.yaml").read_text())
+        assert after["backbone"]["pretrained"] == start
         assert same(before, weights(folder))
         assert summary(folder)["metrics"]
 

@@ -10,15 +10,17 @@ from types import SimpleNamespace
 import lightning.pytorch as lightning
 import pytest
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback
 
 from datamodules import SampleClassification
-from tasks import callbacks, keeping
+from tasks import callbacks
 from tasks.base import EMA, UNREPORTED
 from tasks.classification import ClassificationTask
 from tasks.gather import gather_objects
+from tasks.keeping import KeepLast
 from tasks.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.monitors import StopEarly, TopCheckpoints
+from tasks.signals import STOP, Stopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
@@ -111,7 +113,7 @@ class TestTraining:
 
     @pytest.fixture
     def train(self, sample_cache, default_trainer, tmp_path):
-        def train(folder, resume=False, workers=0, extra=(), **options):
+        def train(folder, resume=False, workers=0, extra=(), overfit=False, **options):
             folder = tmp_path / folder
             folder.mkdir(exist_ok=True)
             lightning.seed_everything(0, verbose=False)
@@ -119,6 +121,7 @@ class TestTraining:
                 sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
                 num_workers=workers,
             )  # fmt: skip
+            data.fixed_order = overfit
             data.setup()
             usual = {"schedule": {"name": "cosine", "warmup": 0.5}, "mixup": {"mixup_alpha": 0.8}}
             own = {name: options.pop(name) for name in TASK & options.keys()}
@@ -126,7 +129,7 @@ class TestTraining:
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
             trainer.callbacks[:0] = extra
-            with contextlib.suppress(keeping.Stopped):
+            with contextlib.suppress(Stopped), STOP.listening():
                 start = find_start(folder, None, task, options) if resume else None
                 trainers.fit(trainer, task, data, start=start)
             self.task = task
@@ -159,7 +162,7 @@ class TestTraining:
                 rows = read_rows(Path(trainer.default_root_dir) / "metrics.csv")
                 logged.append((trainer.global_step, [row["step"] for row in rows]))
 
-        monkeypatch.setattr(keeping.KeepLast, "_is_time", lambda self: True)
+        monkeypatch.setattr(KeepLast, "_is_time", lambda self: True)
         train("looked", extra=[Look()])
         assert {step for step, _ in logged} == set(range(1, 19))
         assert all(steps == list(range(step)) for step, steps in logged)
@@ -384,6 +387,38 @@ class TestTraining:
         }
         assert (steps["last"]["global_step"], steps["best"]["global_step"]) == (18, 6)
 
+    @pytest.mark.parametrize("figure", [{}, {"top1": torch.tensor(torch.nan)}])
+    def test_a_metric_that_cannot_be_computed_costs_a_warning(self, train, monkeypatch, figure):
+        """Where it comes in the last epoch, that one is the best, and before the latest is."""
+        steps, figures = [], iter((figure, figure, {"top1": torch.tensor(0.0)}, {}))
+
+        class Look(Callback):
+            def on_validation_end(self, trainer, pl_module):
+                if (best := Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt").exists():
+                    steps.append(torch.load(best, weights_only=True)["global_step"])
+
+        monkeypatch.setattr(ClassificationTask, "compute_metrics", lambda _: next(figures))
+        watching = [
+            StopEarly("val/top1", 1, "max", 0.0),
+            TopCheckpoints(Path("run"), "val/top1", 1),
+        ]
+        monkeypatch.setattr(TopCheckpoints, "_save_checkpoint", lambda _, trainer, path: (
+            tops.append(trainer.global_step)))  # fmt: skip
+        tops = []
+        with pytest.warns(UserWarning, match="val/top1 cannot be computed"):
+            _, folder = train("run", extra=[*watching, Look()])
+        assert self.weights(folder, "best", "global_step") == 18
+        assert steps == [6, 12]
+        assert tops == [18]
+        states = self.weights(folder, "last", "callbacks")
+        assert any(key.startswith("ModelCheckpoint{'monitor': 'val/top1'") for key in states)
+
+    def test_each_epoch_of_overfitting_has_the_same_batches(self, train):
+        first, _ = train("first", overfit=True, max_epochs=2)
+        assert first[:6] == first[6:]
+        again, _ = train("usual", max_epochs=2)
+        assert again[:6] == first[:6] != again[6:]
+
     def test_weights_that_are_not_finite_are_not_saved(self, train):
         class Spoil(Callback):
             def on_validation_end(self, trainer, pl_module):
@@ -413,33 +448,6 @@ class TestTraining:
         assert len(first) == 3
         assert self.weights(folder, "last", "global_step") == 3
         assert not (folder / "checkpoints" / "best.ckpt").exists()
-
-    def test_signals_that_are_not_ours_are_left(self, monkeypatch):
-        """nohup ignores SIGHUP, and SLURM's plugin requeues on SIGUSR1."""
-        taken = {}
-        monkeypatch.setattr(keeping.signal, "signal", taken.__setitem__)
-        before = {signal.SIGHUP: signal.SIG_DFL}
-        monkeypatch.setattr(keeping.signal, "getsignal", lambda signum: before.get(signum))
-        slurm = SLURMEnvironment(auto_requeue=True)
-        for environment, ignored, expected in (
-            (None, False, set(keeping.SIGNALS)),
-            (None, True, set(keeping.SIGNALS) - {signal.SIGHUP}),
-            (slurm, False, set(keeping.SIGNALS) - {signal.SIGUSR1}),
-            (SLURMEnvironment(auto_requeue=False), False, set(keeping.SIGNALS)),
-        ):
-            taken.clear()
-            before[signal.SIGHUP] = signal.SIG_IGN if ignored else signal.SIG_DFL
-            connector = SimpleNamespace(cluster_environment=environment)
-            keeping.KeepLast(last=None)._listen(SimpleNamespace(_accelerator_connector=connector))
-            assert set(taken) == expected
-
-    def test_a_second_signal_stops_at_once(self):
-        stop = keeping.KeepLast(last=None)
-        stop._training = True
-        stop._handle(signal.SIGINT, None)
-        with pytest.raises(keeping.Stopped) as stopped:
-            stop._handle(signal.SIGTERM, None)
-        assert stopped.value.code == 143
 
 
 class TestLogs:

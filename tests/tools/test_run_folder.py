@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tools.running import automatic
 from tools.running import folder as run_folder
 from tools.running import lock as run_lock
 
@@ -115,6 +116,59 @@ class TestToResume:
         newer["data"]["skip_unusable_boxes"] = True
         with pytest.raises(ValueError, match="skip_unusable_boxes: None then, True now"):
             run_folder.to_resume(newer)
+
+    def test_a_run_older_than_auto_goes_on_with_the_values_that_it_had(self, config, run):
+        """Values of data configs then; the word stands in them now."""
+        then = {"optimizer": {"lr": 1e-3, "reference_batch": 1024}, "schedule": {"warmup": 5},
+                "data": {**config["data"], "batch_size": 128},
+                "trainer": {"max_epochs": 100, "check_val_every_n_epoch": 1}}  # fmt: skip
+        now = {"optimizer": {"lr": "auto", "reference_batch": None}, "schedule": {"warmup": "auto"},
+               "data": {**config["data"], "batch_size": "auto"},
+               "trainer": {"max_epochs": "auto", "check_val_every_n_epoch": "auto"}}  # fmt: skip
+        own = run("2026-01-01_00-00-00", **then, overrides=["data=folder", "data.root=/data"])
+        resumed = {**config, **now}
+        assert run_folder.to_resume(resumed) == own
+        automatic.take_over(resumed, own)
+        assert {key: resumed[key] for key in then} == then
+        assert run_folder.other_length(own, resumed) is None
+
+    @pytest.mark.parametrize(
+        "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
+    )
+    def test_a_value_that_the_run_was_given_is_not_left_open(self, config, run, typed):
+        run("2026-01-01_00-00-00", optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
+        with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.001 then, auto now"):
+            run_folder.to_resume({**config, "optimizer": {"lr": "auto"}})
+
+    def test_weights_that_a_run_began_with_may_have_moved(self, config, run, tmp_path):
+        there, other = tmp_path / "there.ckpt", str(tmp_path / "other.ckpt")
+        there.touch()
+        begun = {"name": "b", "pretrained": str(there)}
+        own = run("2026-01-01_00-00-00", backbone=begun)
+        now = {**config, "backbone": {"name": "b", "pretrained": other}}
+        with pytest.raises(ValueError, match=r"backbone\.pretrained: .*there\.ckpt then"):
+            run_folder.to_resume(now)
+        there.unlink()
+        assert run_folder.to_resume(now) == own
+        for start in (None, False, True):
+            now["backbone"] = {"name": "b", "pretrained": start}
+            with pytest.raises(ValueError, match=r"backbone\.pretrained: "):
+                run_folder.to_resume(now)
+            named = {**now, "ckpt": str(own)}
+            assert run_folder.to_resume(named) == own
+            run_folder.keep_start(named, own)
+            assert named["backbone"] == begun
+
+    def test_a_teacher_may_have_moved(self, config, run, tmp_path):
+        there = tmp_path / "there.ckpt"
+        task = {"_target_": "t", "distillation": {"checkpoint": str(there)}}
+        own = run("2026-01-01_00-00-00", task=task)
+        now = {**config, "task": {**task, "distillation": {"checkpoint": "other.ckpt"}}}
+        assert run_folder.to_resume(now) == own
+        there.touch()
+        for ckpt in (None, str(own)):
+            with pytest.raises(ValueError, match=r"task\.distillation\.checkpoint: "):
+                run_folder.to_resume({**now, "ckpt": ckpt})
 
     def test_a_job_of_a_sweep_that_has_not_begun_begins(self, config, run, caplog):
         with pytest.raises(ValueError, match="there is no run to resume in"):

@@ -5,8 +5,10 @@ from unittest import mock
 
 import pytest
 
+from tasks.callbacks import ProgressLines
 from tests.runs import composed, options
 from tools.command_line.lazy_groups import register
+from tools.running.lengths import LIMITS, with_numbers
 from tools.running.trainer import make_trainer
 
 
@@ -68,3 +70,66 @@ def test_sharded_gradients_cannot_be_clipped(tmp_path):
     config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
     with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
         make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+
+
+OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3, "max_steps": -1}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"limit_train_batches": None, "limit_val_batches": None}, {"limit_val_batches": 1.0}),
+        ({"max_epochs": None, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
+        ({"max_epochs": -1, "max_steps": 5}, {"max_epochs": -1, "max_steps": 5}),
+        ({"max_steps": None}, {}),
+        ({"overfit_batches": 0}, {"overfit_batches": 0}),
+        ({"overfit_batches": None}, {"overfit_batches": None}),
+        ({"overfit_batches": 2}, dict.fromkeys((*LIMITS, "overfit_batches"), 2)),
+        ({"overfit_batches": 0.1}, dict.fromkeys((*LIMITS, "overfit_batches"), 0.1)),
+    ],
+    ids=str,
+)
+def test_options_that_lightning_takes_are_numbers(given, expected):
+    assert with_numbers({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_epochs": None}, r"trainer\.max_steps=<steps>"),
+        ({"max_epochs": -1}, r"trainer\.max_epochs=<epochs>"),
+        ({"overfit_batches": -1}, r"trainer\.overfit_batches=-1 must be"),
+        ({"overfit_batches": 1.5}, r"trainer\.overfit_batches=1\.5 must be"),
+        ({"overfit_batches": "a"}, r"trainer\.overfit_batches=a is not"),
+    ],
+    ids=str,
+)
+def test_a_training_without_end_or_batches_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        with_numbers({**OPTIONS, **given}, training=True)
+
+
+def test_an_evaluation_needs_no_end():
+    endless = {**OPTIONS, "max_epochs": -1}
+    assert with_numbers(endless, training=False) == endless
+
+
+@pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])
+def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
+    """In proportion to the length that the recipe or the data have."""
+    usual = composed("data=imagenet", "data.root=/x", *typed)
+    length, warmup = usual["trainer"]["max_epochs"], usual["schedule"]["warmup"]
+    with caplog.at_level("INFO"):
+        short = composed("data=imagenet", "data.root=/x", *typed, "trainer.max_epochs=2")
+    assert short["schedule"]["warmup"] == round(warmup * 2 / length, 4) < 2
+    assert f"schedule.warmup={short['schedule']['warmup']}, in proportion to" in caplog.text
+    with pytest.raises(ValueError, match=r"schedule\.warmup=5 epochs leave nothing of"):
+        composed("data=imagenet", "data.root=/x", *typed, "trainer.max_epochs=2",
+                 "schedule.warmup=5")  # fmt: skip
+
+
+def test_progress_can_be_switched_off(tmp_path):
+    config = composed("trainer=cpu", "+trainer.enable_progress_bar=false")
+    made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+    assert not [one for one in made.callbacks if isinstance(one, ProgressLines)]

@@ -153,11 +153,30 @@ def fixed(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def was_left_open(saved: Mapping[str, Any], key: str) -> bool:
+    """Return True if a run chose a value by itself, or had the default of an older release.
+
+    Args:
+        saved: The run's config.
+        key: The option, by its dotted name.
+    """
+    if saved.get(CHOSEN):
+        return key in saved[CHOSEN]
+    for override in saved.get("overrides", ()):
+        name, _, value = str(override).lstrip("+~").partition("=")
+        is_typed = name == key or (key.startswith(f"{name}.") and value.startswith("{"))
+        if is_typed or (name in ("recipe", "experiment") and value != "null"):
+            return False
+    return True
+
+
 def take_over(config: dict[str, Any], folder: Path) -> None:
     """Replace ``auto`` by the values of the run that is resumed."""
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     for key in keys:
         _set(config, key, _get(before, key))
+    if RATE in keys:
+        _set(config, REFERENCE, _get(before, REFERENCE))
     reasons = before.get(CHOSEN) or {}
     if keys:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}

@@ -1,6 +1,7 @@
 """Rows of papers with changes: other data or a shorter length than the row's, made to work.
 
-Such a run is shown beside the paper and marked as not comparable (``paper_figures.compared``).
+Warm-up and cool-down are shortened in any run. A changed row is shown beside the paper and marked
+as not comparable (``paper_figures.compared``).
 """
 
 from __future__ import annotations
@@ -31,24 +32,33 @@ ENDS = ("warmup_lr", "min_lr")  # rates of a schedule as they are, which no batc
 def adapt(config: dict[str, Any], like: str | None) -> None:
     """Let a row train on other data or for a shorter time than its own, with a line on each change.
 
+    Any other run has its warm-up and cool-down shortened, too.
+
     Args:
-        config: Of the run; changed in place where it claims to be a row.
+        config: Of the run; changed in place.
         like: The data whose recipes serve the run's data, too.
     """
     paper = config.get("paper")
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
     row = experiments().get(str(name))
-    if row is None or config["mode"] != "fit":
+    if config["mode"] != "fit":
         return
     typed = config.get("overrides", ())
+    if row is None:
+        _say_each("", shorten(config, typed))
+        return
     wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
     lines: list[str] = []
     if config["data"]["_target_"] != wanted and like != row.train.data:
         lines = [*_fit_data(config, row, typed), *_one_device(config, row, typed)]
     lines += [*shorten(config, typed), *lower_ends(config, typed)]
+    _say_each(f"experiment={row.name}: ", lines)
+
+
+def _say_each(start: str, lines: Sequence[str]) -> None:
     if is_first_process():
         for line in lines:
-            say(f"experiment={row.name}: {line}")
+            say(f"{start}{line}")
 
 
 def keys_of(typed: Sequence[str]) -> set[str]:
@@ -61,16 +71,21 @@ def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
     schedule, length = config["schedule"], config["trainer"]["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in PARTS}
     own = [name for name in PARTS if f"schedule.{name}" not in keys_of(typed) and parts[name]]
+    numbers = all(isinstance(value, int | float) for value in (length, *parts.values()))
     if (
         "trainer.max_epochs" not in keys_of(typed)
         or not own
+        or not numbers
         or not 0 < length <= sum(parts.values())
     ):
         return []
     rest = [word for word in typed if not word.lstrip("+").startswith("trainer.max_epochs=")]
     composed = compose_config([word for word in rest if not word.startswith("~")])
     usual: Any = OmegaConf.to_container(composed, resolve=True)
-    share = length / fixed(usual)["trainer"]["max_epochs"]
+    epochs = fixed(usual)["trainer"]["max_epochs"] or 0
+    if epochs <= length:
+        return []
+    share = length / epochs
     shorter = {name: round(parts[name] * share, 4) for name in own}
     config["schedule"] = schedule | shorter
     named = " and ".join(f"schedule.{name}={value}" for name, value in shorter.items())

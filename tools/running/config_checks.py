@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tools.comparing.experiments import find_experiment
 from tools.running.automatic import CHOSEN, check_auto, fixed
 from tools.running.changed_rows import adapt
 from tools.running.config import CONFIGS
+from tools.running.lengths import with_numbers
 from tools.running.recipes import check_data, choice
 
 # Options at the top of the config and their types; those of the groups belong to what they build.
@@ -63,6 +65,7 @@ def resolved(config: Any) -> dict[str, Any]:
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
+    config["trainer"] = with_numbers(config["trainer"], training=config["mode"] == "fit")
     recipe, like = _check_made_for(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = fixed(config)
@@ -105,7 +108,9 @@ def _name_files(config: dict[str, Any]) -> None:
     if data.get("token_labels") not in (None, REQUIRED):
         data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
-        backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
+        # A resumed run needs it no more.
+        with contextlib.suppress(ValueError) if config["resume"] else contextlib.nullcontext():
+            backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     taught = config["task"].get("distillation") or {}
     if config["mode"] == "fit" and isinstance(taught.get("checkpoint"), str):
         teacher = str(checkpoint_file(taught["checkpoint"]).resolve())

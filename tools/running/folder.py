@@ -19,7 +19,7 @@ from tasks.saved import CONFIG, read_config
 from tasks.whole_files import write_whole
 from tools.command_line.network_names import name_of
 from tools.running import lock
-from tools.running.automatic import AUTO, CHOSEN
+from tools.running.automatic import AUTO, CHOSEN, RATE, REFERENCE, was_left_open
 from tools.running.processes import is_first_process
 from tools.running.usual_values import is_usual, with_token_mixer_name
 
@@ -53,6 +53,9 @@ FREE_ON_RESUME = {
 }
 # Of these groups every option.
 FREE_GROUPS = ("logger", "paper", CHOSEN)
+# Files that a run begins with. Where the run's own file has moved, another path may be typed.
+START = "backbone.pretrained"
+TEACHER = "task.distillation.checkpoint"
 # How long to train, which a continuation decides anew.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
 # What is left at the end, which a continuation decides anew, too: it may be another evaluation.
@@ -247,21 +250,36 @@ def _mode(folder: Path) -> str | None:
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Return the settings that a run and its continuation must share and do not, with both values.
 
-    A value that the run chose by the size of its set is shared where it is left open again. So is
-    an option that only one of them has and that has its default.
+    A value that the run left to its default or to the size of its set is shared where it is left
+    open again. So is an option that only one of them has and that has its default, and a file that
+    the run began with and that has moved since.
     """
     saved = read_config(folder / CONFIG)
     before, now = (with_token_mixer_name(flatten(one)) for one in (saved, config))
-    chosen = saved.get(CHOSEN) or ()
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
         and not _is_free(key)
-        and not (key in chosen and now.get(key) == AUTO)
+        and not _is_open(key, saved, now)
+        and not _has_moved(key, before.get(key), now)
         and not (key not in before and is_usual(now, key))
         and not (key not in now and is_usual(before, key))
     ]
+
+
+def _is_open(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True for an option that neither the run nor the command sets."""
+    decides = RATE if key == REFERENCE else key
+    return now.get(decides) == AUTO and was_left_open(saved, decides)
+
+
+def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:
+    """Return True for a file that the run began with, which the command names elsewhere."""
+    if key == START and now.get("ckpt") is not None:
+        return True  # the command names the run itself
+    both = isinstance(before, str) and isinstance(now.get(key), str)
+    return key in (START, TEACHER) and both and not Path(before).exists()
 
 
 def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -283,6 +301,12 @@ def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
     before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
+
+
+def keep_start(config: dict[str, Any], folder: Path) -> None:
+    """Let the config of a resumed run name the weights that the run began with."""
+    start = read_config(folder / CONFIG)["backbone"].get("pretrained")
+    config["backbone"] = {**config["backbone"], "pretrained": start}
 
 
 def keep_config(folder: Path, config: Mapping[str, Any]) -> None:

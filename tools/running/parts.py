@@ -22,7 +22,9 @@ from tools.running import automatic, frozen, prediction, report, resume, robustn
 from tools.running.config_checks import check_warmup
 from tools.running.disk import check_space
 from tools.running.folder import keep_config, mark_latest
+from tools.running.lengths import OVERFIT
 from tools.running.processes import is_first_process
+from tools.running.source import Source, keep_source, read_source
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Parts:
         task: Its network, with the weights of a checkpoint where it is an evaluation.
         engine: Lightning's trainer.
         facts: What is known of the network before the run.
+        code: What git says of the code; known to the first process.
         start: Of a resumed run, the checkpoint that it goes on from.
     """
 
@@ -41,6 +44,7 @@ class Parts:
     task: BaseTask
     engine: Trainer
     facts: dict[str, Any]
+    code: Source
     start: resume.Start | None = None
 
 
@@ -53,11 +57,13 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
         resumed: Whether the run in this folder is to go on.
     """
     seed_everything(config["seed"], workers=True, verbose=False)
+    code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
-    backbone = build_backbone(config)  # refuses its options before the data are looked at
+    built = resume.without_start(config) if resumed else config
+    backbone = build_backbone(built)  # refuses its options before the data are looked at
     datamodule = _data(config, checkpoint, backbone)
-    task = build_task(config, datamodule, backbone)
+    task = build_task(built, datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)
@@ -67,7 +73,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     options, start = config["trainer"], None
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
-    facts = report.facts(config, task.model) | loaded
+    facts = report.facts(config, task.model) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
         folder,
@@ -83,7 +89,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
-    return Parts(datamodule, task, engine, facts, start)
+    return Parts(datamodule, task, engine, facts, code, start)
 
 
 def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
@@ -92,6 +98,7 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if prediction.needs_no_data(config, datamodule, checkpoint):
         return datamodule
+    datamodule.fixed_order = bool(config["trainer"].get(OVERFIT))
     datamodule.prepare_data()
     datamodule.setup()
     if config["mode"] == "fit":
@@ -121,6 +128,7 @@ def work(
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
+    keep_source(folder, parts.code)
     report.announce_network(task.model.backbone, config["backbone"])
     if isinstance(task.model, FrozenFeatures):
         return frozen.solve(engine, task, datamodule, config["seed"])

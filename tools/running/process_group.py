@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -17,13 +18,18 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
 
+from datamodules.workers import end_workers
+from tasks.signals import STATUSES, STOP, Stopped
+from tools.running.folder import ENVIRONMENT
 from tools.running.outcome import note_failure
 from tools.running.processes import started
 
 POLL = 1.0  # seconds between two looks at the other processes
-GRACE = 20.0  # seconds in which a process may notice by itself that another one has ended
+GRACE = 20.0  # seconds in which the first process may notice by itself that another one has ended
+FOLLOWED = 4.0  # the same for the others, and the end of the first one
 REFUSED = 2  # status of a process that has said in a sentence why it ends
 
+FIRST = "MIXERLAB_FIRST_PROCESS"  # the process that starts the others of a run, for these
 FIRST_IS_GONE = (
     "the first process of this run was killed, and the others end with it; that is often a lack of "
     "memory. With resume=true the same command goes on from the last checkpoint"
@@ -41,11 +47,13 @@ def processes(trainer: Trainer) -> Iterator[None]:
         ValueError: Another process of the run was killed or has failed without a sentence.
         SystemExit: It has said why; or this is not the first process, which says what there is.
     """
-    before, parent = dict(os.environ), os.getppid()
+    before, parent = dict(os.environ), first_process()
+    if not _belongs_to_parent(trainer):
+        os.environ[FIRST] = str(os.getpid())
     launcher = trainer.strategy.launcher
     others: list[subprocess.Popen[bytes]] = []
     try:
-        with _watched(trainer, parent):
+        with _watched(trainer):
             yield
     except BaseException as error:
         others = getattr(launcher, "procs", [])
@@ -55,18 +63,13 @@ def processes(trainer: Trainer) -> Iterator[None]:
             process.kill()  # they wait for this one, which will not come
         if not lost:
             raise
-        if not trainer.is_global_zero:
-            if _belongs_to_parent(trainer) and _orphaned(parent):
-                raise ValueError(FIRST_IS_GONE) from error
-            raise SystemExit(1) from None  # the first process says what there is to say
-        if REFUSED in statuses:
-            raise SystemExit(REFUSED) from None
-        raise ValueError(_ended(statuses)) from error
+        raise _cause(trainer, parent, statuses) from error
     else:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     finally:
         others.clear()
+        end_workers()
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
 
@@ -77,6 +80,18 @@ def _is_lost(error: BaseException) -> bool:
     if "in use" in text.lower() or "EADDRINUSE" in text:
         return False
     return isinstance(error, torch.distributed.DistError) or "gloo" in text
+
+
+def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseException:
+    """Return how this process ends after the connection to another one broke."""
+    if not trainer.is_global_zero:
+        if _belongs_to_parent(trainer) and _orphaned(parent):
+            return ValueError(FIRST_IS_GONE)
+        return SystemExit(1)  # the first process says what there is to say
+    signum = _stopped_by(statuses)
+    if signum is not None:
+        return Stopped(signum)
+    return SystemExit(REFUSED) if REFUSED in statuses else ValueError(_ended(statuses))
 
 
 def _ended(statuses: list[int | None]) -> str:
@@ -107,44 +122,82 @@ def _orphaned(parent: int) -> bool:
     return os.getppid() != parent
 
 
+def first_process() -> int:
+    """Return the id of the process that started this one."""
+    return int(os.environ.get(FIRST, os.getppid()))
+
+
 @contextlib.contextmanager
-def _watched(trainer: Trainer, parent: int) -> Iterator[None]:
-    """Watch the processes that Lightning starts, or the one that started this.
+def following_first() -> Iterator[None]:
+    """Let a process that Lightning has started end with the first one, from its beginning on."""
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0 or FIRST not in os.environ:
+        yield
+        return
+    first = first_process()
+    folder = Path(os.environ.get(ENVIRONMENT, os.devnull))
+    with _watching(lambda: FIRST_IS_GONE if os.getppid() != first else None, folder, FOLLOWED):
+        yield
+
+
+@contextlib.contextmanager
+def _watched(trainer: Trainer) -> Iterator[None]:
+    """Watch the processes that Lightning starts.
 
     It takes the place of Lightning's watch, which kills the first process without a word.
     """
-    ended = threading.Event()
-
-    def watch(gone: Callable[[], str | None]) -> None:
-        arguments = (gone, ended, Path(trainer.default_root_dir))
-        threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
+    folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
     def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
-        watch(lambda: _failed(others))
+        watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
 
-    if _belongs_to_parent(trainer):
-        watch(lambda: FIRST_IS_GONE if os.getppid() != parent else None)
-    with mock.patch.object(subprocess_script, "_launch_process_observer", watch_others):
-        try:
-            yield
-        finally:
-            ended.set()
+    with (
+        watching,
+        mock.patch.object(subprocess_script, "_launch_process_observer", watch_others),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _watching(gone: Callable[[], str | None], folder: Path, grace: float) -> Iterator[None]:
+    ended = threading.Event()
+    arguments = (gone, ended, folder, grace)
+    threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _stopped_by(statuses: Sequence[int | None]) -> int | None:
+    """Return the signal by which all processes that have failed were told to end."""
+    failed = {STATUSES.get(status) for status in statuses if status}
+    return failed.pop() if len(failed) == 1 else None
 
 
 def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
-    """What to say of other processes of which one has failed; nothing if it has said it."""
+    """What to say of other processes of which one has failed; nothing if it has said it.
+
+    A signal that has ended another process ends this one, too.
+    """
     statuses = [process.poll() for process in others]
     if not any(statuses):
         return None
-    return "" if REFUSED in statuses else _ended(statuses)
+    signum = _stopped_by(statuses)
+    if signum is None:
+        return "" if REFUSED in statuses else _ended(statuses)
+    if STOP.signum is None:
+        os.kill(os.getpid(), signum)
+    return None
 
 
-def _watch(gone: Callable[[], str | None], ended: threading.Event, folder: Path) -> None:
+def _watch(
+    gone: Callable[[], str | None], ended: threading.Event, folder: Path, grace: float
+) -> None:
     """End this process if it waits, in code that nothing interrupts, for one that is gone."""
     while (text := gone()) is None:
         if ended.wait(POLL):
             return
-    if ended.wait(GRACE):
+    if ended.wait(grace):
         return
     if text:
         note_failure(folder, text)

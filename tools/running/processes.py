@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from backbones.options import check_value
+
 PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more only fill the memory
 INTERACTIVE = ("bash", "interactive")  # job names by which SLURM's shells go, also to Lightning
 
@@ -54,6 +56,7 @@ def check_trainer(options: Mapping[str, Any]) -> None:
 
 
 def _problem(options: Mapping[str, Any]) -> str | None:
+    check_value("trainer.num_nodes", options["num_nodes"], int)
     devices, nodes = device_count(options), int(options["num_nodes"])
     count, launcher = devices * nodes, started()
     if launcher is None and "RANK" in os.environ and count == 1:

@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import platform
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -40,7 +39,6 @@ say = rank_zero_only(logging.getLogger(__name__).info)
 
 SUMMARY, CLASSES = "summary.json", "classes.csv"
 FINISHED = "finished"  # false in the summary of a run that a signal has stopped
-ROOT = Path(__file__).resolve().parents[2]
 MUCH_WAITING = 0.1  # of the time of training
 PACKAGES = (
     "torch",
@@ -235,7 +233,7 @@ def _draw(
 
 
 def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
-    content = {**known, "versions": _versions(), "git_commit": _git_commit()}
+    content = {**known, "versions": _versions()}
     write_whole(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
 
 
@@ -354,14 +352,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _short(folder: Path) -> Path:

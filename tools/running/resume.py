@@ -37,6 +37,12 @@ class Start:
         return checkpoint
 
 
+def without_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config whose network is built without the weights that its run began with."""
+    backbone = {**config["backbone"], "pretrained": None}
+    return {**config, "backbone": backbone, "keep_classifier": False}
+
+
 def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:
     """The checkpoint to go on from.
 

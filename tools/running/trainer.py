@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,12 +24,14 @@ from tasks.base import BaseTask
 from tasks.callbacks import ChannelsLast, ProgressLines
 from tasks.checkpoint_io import BEST, LAST, AtomicCheckpointIO, keep_only
 from tasks.exact_resume import ExactResume
-from tasks.keeping import KeepLast
+from tasks.keeping import KeepLast, SignalConnector
 from tasks.loggers import CsvLog, RunLog
 from tasks.loops import exact_loops
+from tasks.monitors import BestCheckpoint
 from tasks.pace import Pace, PaceBar
 from tasks.profiling import Unprofiled
 from tools.running.callbacks import make_callbacks, make_profiler
+from tools.running.lengths import OVERFIT
 from tools.running.loggers import make_loggers
 from tools.running.processes import for_this_machine
 from tools.running.resume import Start
@@ -37,7 +39,7 @@ from tools.running.resume import Start
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 # Options beside the arguments of Lightning's Trainer.
-EXTRA = {"compile"}
+EXTRA = {"compile", OVERFIT}
 # Arguments of Lightning's Trainer that a run sets by itself.
 OURS = {
     "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
@@ -79,11 +81,13 @@ def make_trainer(
     check_value("trainer.channels_last", channels_last, bool)
     layout = [ChannelsLast()] if channels_last else []
     _check(options)
-    interactive = sys.stdout.isatty()
+    shows = options.pop("enable_progress_bar", True)
+    interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
+    watching = [pace, progress] if shows else [pace]
     checkpoints = folder / "checkpoints"
-    best = ModelCheckpoint(
+    best = BestCheckpoint(
         dirpath=checkpoints,
         filename=Path(BEST).stem,
         monitor=monitor,
@@ -103,7 +107,15 @@ def make_trainer(
             },
             default_root_dir=folder,
             logger=logs if training else False,
-            callbacks=[*layout, ExactResume(), pace, progress, *callbacks, *shown, best, last],
+            callbacks=[
+                *layout,
+                ExactResume(),
+                *watching,
+                *callbacks,
+                *shown,
+                best,
+                last,
+            ],
             plugins=[AtomicCheckpointIO(checkpoints)],
             limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
             enable_progress_bar=interactive,
@@ -120,6 +132,7 @@ def make_trainer(
     ) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     exact_loops(trainer)
+    trainer._signal_connector = SignalConnector(trainer)
     _say_crowded(trainer)
     return trainer
 
@@ -147,7 +160,7 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
             batches, or what ``BaseTask.check_training`` refuses.
     """
     world = trainer.world_size
-    overfit = "overfit_batches" if getattr(trainer, "overfit_batches", 0) else None
+    overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
         name = f"limit_{split}_batches"
@@ -157,7 +170,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
                 f"trainer.{overfit or name}={share} of {count} batch{'es' * (count != 1)} is none; "
                 f"pass a number of batches from 1 on, or a share from {1 / count:.2g} to 1.0"
             )
-    limit, interval = trainer.limit_train_batches, trainer.val_check_interval
+    limit = trainer.limit_train_batches
+    interval = getattr(trainer, "val_check_interval", None)  # not there where it is a time
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)

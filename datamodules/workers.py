@@ -1,0 +1,117 @@
+"""Loader processes: they ignore the signals of a run, and end with it however it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+# Sent to all processes of a run by terminals, timeout, systemd, scancel and docker stop.
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PATIENCE = 3.0  # seconds for a worker to end by itself
+
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+class Loader(DataLoader[Any]):
+    """A DataLoader whose workers ignore signals and end with the process that they load for."""
+
+    def __iter__(self) -> Any:
+        """Start the workers, which no signal reaches before they ignore it."""
+        if self.num_workers == 0:
+            return super().__iter__()
+        before = set(multiprocessing.active_children())
+        with _blocked():
+            iterator = super().__iter__()
+        _started.update(set(multiprocessing.active_children()) - before)
+        return iterator
+
+
+def become_worker(worker: int = 0) -> None:
+    """Ignore the signals of a run in this process, and end with the process that started it."""
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process with SIGKILL when the one that started it ends, however it ends."""
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent.pid:  # it ended before this was set
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_workers() -> None:
+    """End all workers of this process with SIGKILL, and wait for them."""
+    workers = _alive()
+    with _unwatched() if workers else contextlib.nullcontext():
+        _kill(workers)
+        for worker in workers:
+            worker.join()
+
+
+def hurry_workers() -> None:
+    """Give the workers of this process a few seconds to end, then SIGKILL.
+
+    torch waits five seconds for each busy worker and then sends SIGTERM, which they ignore.
+    """
+    workers = _alive()
+    if not workers:
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error
+    timer = threading.Timer(PATIENCE, _kill, [workers])
+    timer.daemon = True
+    timer.start()
+
+
+# Registered later, so called earlier, than multiprocessing's wait for its children.
+atexit.register(end_workers)
+
+
+def _alive() -> list[BaseProcess]:
+    children = set(multiprocessing.active_children())
+    return [worker for worker in _started if worker in children]
+
+
+def _kill(workers: Sequence[BaseProcess]) -> None:
+    for worker in workers:
+        worker.kill()
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Hold signals of this thread back; processes that it starts inherit this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Silence torch's handler, which raises an error where a worker was killed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)

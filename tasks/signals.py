@@ -1,0 +1,131 @@
+"""SIGINT, SIGTERM, SIGHUP and SIGUSR1: a training ends in order, anything else at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STATUSES = {128 + signum: signum for signum in SIGNALS} | {-signum: signum for signum in SIGNALS}
+# Seconds within which a second signal is the first one once more: timeout sends SIGTERM to its
+# command and to the group of it.
+ONCE = 1.0
+END = b"\0"
+GRACE = 5.0  # seconds in which the handler of a signal that stops at once has to be called
+CLEANING = 60.0  # seconds that the run then has to end
+
+
+class Stopped(SystemExit):
+    """The run was told to end; the program ends with the status that shells give to a signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+
+
+class Stop:
+    """What this process does on a signal.
+
+    Attributes:
+        signum: The signal that came first, or None.
+        finishing: True while training, which looks at ``signum`` after each step. At other times,
+            and on a second signal, ``Stopped`` is raised.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.finishing = False
+        self._since, self._raised = 0.0, False
+        self._before: dict[int, Any] = {}
+        self._ended = threading.Event()
+
+    @property
+    def taken(self) -> set[int]:
+        """The signals that this process listens to."""
+        return set(self._before)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to the signals; in a thread, where Python cannot, leave them as they are."""
+        if threading.current_thread() is not threading.main_thread() or self._before:
+            yield
+            return
+        self.signum, self.finishing, self._raised = None, False, False
+        self._ended = threading.Event()
+        for signum in SIGNALS:
+            before = signal.getsignal(signum)
+            # nohup has a run ignore that its terminal is gone.
+            if signum != signal.SIGHUP or before != signal.SIG_IGN:
+                self._before[signum] = before
+                signal.signal(signum, self._handle)
+        try:
+            with self._watched():
+                yield
+        finally:
+            for taken in list(self._before):
+                self.leave(taken)
+            self.finishing = False
+
+    def leave(self, signum: int | None) -> None:
+        """Leave a signal to whoever had it before."""
+        if signum in self._before:
+            signal.signal(signum, self._before.pop(signum))
+
+    def raise_if_told(self) -> None:
+        """Raise ``Stopped`` once more where code of others has swallowed it."""
+        if self.signum is not None and not self.finishing:
+            raise Stopped(self.signum)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self.signum is None:
+            self.signum, self._since = signum, now
+            if self.finishing:
+                return
+        elif now - self._since < ONCE:
+            return
+        self._raised = True
+        raise Stopped(signum)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """End this process where it has to end at once and waits in code that nothing interrupts.
+
+        Python calls handlers between two of its own instructions only; the descriptor is written to
+        when the signal arrives.
+        """
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        watch = threading.Thread(target=self._watch, args=(reading,), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            signal.set_wakeup_fd(before)
+            os.write(writing, END)  # forked workers keep the pipe open
+            watch.join()
+            os.close(writing)
+            os.close(reading)
+
+    def _watch(self, reading: int) -> None:
+        first: float | None = None
+        while (received := os.read(reading, 1)) != END:
+            signum, now = received[0], time.monotonic()
+            if signum not in self._before:
+                continue
+            first = now if first is None else first
+            if self.finishing and now - first < ONCE:
+                continue
+            if self._ended.wait(GRACE) or (self._raised and self._ended.wait(CLEANING)):
+                return
+            os._exit(128 + signum)
+
+
+STOP = Stop()

@@ -1,0 +1,46 @@
+"""Source files that a run folder keeps because the commit of the run lacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = "source"  # in a run folder
+ROOMS = ("backbones/mixers", "backbones/hosts")
+
+
+def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) -> None:
+    """Refuse a run of a host or mixer that this checkout lacks and the run folder keeps.
+
+    Args:
+        folder: Of the run.
+        backbone: The options of its backbone.
+        root: The checkout.
+
+    Raises:
+        ValueError: Names the files and where they are kept.
+    """
+    kept = folder / FOLDER
+    files = [path for room in ROOMS for path in sorted((kept / room).rglob("*.py"))]
+    names = [path.relative_to(kept) for path in files]
+    missing = [str(name) for name in names if not (root / name).exists()]
+    if not missing or _are_known(backbone):
+        return
+    listed = ", ".join(missing)
+    raise ValueError(
+        f"{folder} is a run of a network that this checkout lacks: {listed} "
+        f"{'is' if len(missing) == 1 else 'are'} missing from it and kept in {kept}. Read the code,"
+        f" then type: cp -r {kept / 'backbones'} {root}"
+    )
+
+
+def _are_known(backbone: Mapping[str, Any]) -> bool:
+    """Return True if the registry has the backbone and its token mixer."""
+    from backbones import list_backbones, list_mixers
+
+    token = backbone.get("token_mixer")
+    token = token.get("name") if isinstance(token, Mapping) else token
+    known = backbone.get("name") in list_backbones()
+    return known and (token is None or token in list_mixers())

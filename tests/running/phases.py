@@ -1,0 +1,37 @@
+"""A run that says when it trains, validates, tests or writes a checkpoint, and lingers there."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tasks.base import BaseTask  # noqa: E402
+from tasks.checkpoint_io import AtomicCheckpointIO  # noqa: E402
+
+PHASE, MARK = os.environ["PHASE"], Path(os.environ["MARK"])
+METHODS = {
+    "train": (BaseTask, "training_step"),
+    "validation": (BaseTask, "validation_step"),
+    "test": (BaseTask, "test_step"),
+    "checkpoint": (AtomicCheckpointIO, "save_checkpoint"),
+}
+
+
+def linger(owner, name):
+    method, calls = getattr(owner, name), iter(range(10**9))
+
+    def lingering(*args, **options):
+        if next(calls) == (name == "training_step") or name == "save_checkpoint":
+            MARK.touch()
+            time.sleep(0.5)
+        return method(*args, **options)
+
+    setattr(owner, name, lingering)
+
+
+linger(*METHODS[PHASE])
+__file__ = str(ROOT / "tools" / "run.py")
+exec(compile(Path(__file__).read_text(), __file__, "exec"))

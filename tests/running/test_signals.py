@@ -1,0 +1,238 @@
+"""Signals: what a run saves, which processes it leaves, and with which status it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+from datamodules import workers
+from tasks import signals
+from tasks.keeping import SignalConnector
+from tasks.signals import SIGNALS, STOP, Stopped
+from tests.runs import ROOT, arguments
+
+TERM, INT, HUP, USR1, KILL = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL,
+)  # fmt: skip
+SCRIPT = Path(__file__).with_name("phases.py")
+SECONDS = 10  # after which no process may be left
+
+
+class TestListening:
+    def test_handlers_are_put_back(self):
+        before = [signal.getsignal(signum) for signum in SIGNALS]
+        with STOP.listening():
+            assert STOP.taken == set(SIGNALS)
+        assert [signal.getsignal(signum) for signum in SIGNALS] == before
+        assert not STOP.taken
+
+    def test_nohup_has_a_run_ignore_that_its_terminal_is_gone(self, monkeypatch):
+        before = signal.signal(HUP, signal.SIG_IGN)
+        try:
+            with STOP.listening():
+                assert STOP.taken == set(SIGNALS) - {HUP}
+        finally:
+            signal.signal(HUP, before)
+
+    @pytest.mark.parametrize("signum", SIGNALS)
+    def test_a_signal_stops_at_once_outside_of_training(self, signum):
+        with STOP.listening(), pytest.raises(Stopped) as stopped:
+            os.kill(os.getpid(), signum)
+        assert stopped.value.code == 128 + signum
+
+    def test_training_goes_on_to_its_next_step_and_a_second_signal_stops_it(self, monkeypatch):
+        with STOP.listening():
+            STOP.finishing = True
+            os.kill(os.getpid(), INT)
+            assert STOP.signum == INT
+            STOP.raise_if_told()
+            os.kill(os.getpid(), TERM)  # as by timeout, which sends it twice
+            monkeypatch.setattr(signals, "ONCE", 0.0)
+            with pytest.raises(Stopped) as stopped:
+                os.kill(os.getpid(), TERM)
+            STOP.finishing = False
+            with pytest.raises(Stopped):
+                STOP.raise_if_told()
+        assert stopped.value.code == 143
+
+    @pytest.mark.parametrize(
+        ("environment", "left"),
+        [
+            (None, set()),
+            (SLURMEnvironment(auto_requeue=True), {USR1}),
+            (SLURMEnvironment(auto_requeue=True, requeue_signal=HUP), {HUP}),
+            (SLURMEnvironment(auto_requeue=False), set()),
+        ],
+        ids=str,
+    )
+    def test_lightning_keeps_the_signal_by_which_slurm_requeues(self, environment, left):
+        connector = SimpleNamespace(cluster_environment=environment)
+        with STOP.listening():
+            lightnings = SignalConnector(SimpleNamespace(_accelerator_connector=connector))
+            assert STOP.taken == set(SIGNALS) - left
+            lightnings.register_signal_handlers()
+            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.taken)
+            assert all(callable(signal.getsignal(signum)) for signum in left)
+            lightnings.teardown()
+            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.taken)
+
+    def test_code_that_nothing_interrupts_is_ended(self):
+        """Such as the wait of a library for another process, which returns to Python too late."""
+        code = (
+            f"import hashlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            "from tasks import signals\n"
+            "signals.GRACE = 0.1\n"
+            "with signals.STOP.listening():\n"
+            "    print('begun', flush=True)\n"
+            "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(TERM)
+        assert process.wait(timeout=20) == 143
+
+
+class Hanging(torch.utils.data.Dataset):
+    """Samples of which the second never comes."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index:
+            time.sleep(1000)
+        return os.getpid()
+
+
+class TestWorkers:
+    @pytest.fixture
+    def worker(self):
+        """A worker that hangs, and the iterator that it loads for."""
+        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.become_worker)
+        iterator = iter(loader)
+        (worker,) = workers._alive()
+        assert next(iterator).item() == worker.pid
+        yield worker
+        workers.end_workers()
+
+    def test_signals_do_not_reach_a_worker_and_none_is_left(self, worker):
+        assert set(workers.IGNORED) == set(SIGNALS)
+        for signum in SIGNALS:
+            os.kill(worker.pid, signum)
+        worker.join(0.2)
+        assert worker.is_alive()
+        workers.end_workers()
+        assert (worker.is_alive(), worker.exitcode) == (False, -KILL)
+
+    def test_a_run_that_fails_waits_a_little_for_its_workers(self, worker, monkeypatch):
+        monkeypatch.setattr(workers, "PATIENCE", 0.1)
+        before = signal.getsignal(signal.SIGCHLD)
+        try:
+            workers.hurry_workers()
+            worker.join(5)
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        assert worker.exitcode == -KILL
+
+    def test_a_signal_that_comes_while_a_worker_starts_is_no_ones_loss(self, monkeypatch):
+        """It is the run's; the process that is being started does not see it."""
+        masks = []
+        monkeypatch.setattr(
+            torch.utils.data.DataLoader,
+            "__iter__",
+            lambda loader: iter(masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])) or []),
+        )
+        list(workers.Loader(Hanging(), num_workers=1))
+        assert set(SIGNALS) <= masks[0]
+        assert not set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def left_of(session):
+    """The processes of a session that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def stopped(phase, signum, to, num_workers, processes, folder):
+    """How a run ended that was sent a signal in a phase, and the processes that it left."""
+    mark = folder / "mark"
+    more = ["++data.train_copies=2", f"data.num_workers={num_workers}", "logger=csv"]
+    trainer = "ddp_cpu" if processes == 2 else "cpu"
+    typed = arguments("classification", folder / "runs", *more, trainer=trainer, epochs=2)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PHASE": phase, "MARK": str(mark)}
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *typed], env=environment, cwd=ROOT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 300
+        while not mark.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        started = len(left_of(process.pid))
+        (os.killpg if to == "group" else os.kill)(process.pid, signum)
+        until = time.monotonic() + SECONDS
+        while left_of(process.pid) and time.monotonic() < until:
+            process.poll()
+            time.sleep(0.05)
+        left = left_of(process.pid)
+    finally:
+        for pid in left_of(process.pid):
+            os.kill(pid, KILL)
+    assert started >= processes * (1 + num_workers)
+    return process.wait(), process.communicate()[1], left
+
+
+def check_stop(phase, signum, to, num_workers, processes, folder):
+    status, err, left = stopped(phase, signum, to, num_workers, processes, folder)
+    assert not left
+    if signum == KILL:
+        assert status == -KILL
+        assert err.startswith("error: the first process of this run was killed") or not err
+    else:
+        assert (status, err) == (128 + signum, "")
+        names = {path.name for path in folder.rglob("*.ckpt")}
+        assert "last.ckpt" in names
+        assert not list(folder.rglob("*.partial"))
+
+
+@pytest.mark.usefixtures("sample_cache")
+def test_sigterm_to_the_group_saves(tmp_path):
+    check_stop("train", TERM, "group", 1, 1, tmp_path)
+
+
+# Each pair of values of two columns stands in a row.
+STOPS = [
+    ("train", TERM, "group", 2, 2), ("train", INT, "alone", 0, 1), ("train", HUP, "group", 2, 1),
+    ("train", USR1, "alone", 2, 2), ("train", KILL, "alone", 2, 2),
+    ("validation", TERM, "alone", 0, 2), ("validation", INT, "group", 2, 2),
+    ("validation", HUP, "alone", 2, 1), ("validation", USR1, "group", 0, 1),
+    ("validation", KILL, "alone", 2, 1),
+    ("test", TERM, "alone", 2, 1), ("test", INT, "group", 0, 2), ("test", HUP, "group", 2, 2),
+    ("test", USR1, "alone", 0, 2), ("test", KILL, "alone", 2, 2),
+    ("checkpoint", TERM, "group", 2, 1), ("checkpoint", INT, "alone", 2, 2),
+    ("checkpoint", HUP, "alone", 0, 2), ("checkpoint", USR1, "group", 2, 1),
+    ("checkpoint", KILL, "alone", 2, 1),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+@pytest.mark.parametrize(("phase", "signum", "to", "num_workers", "processes"), STOPS, ids=str)
+def test_no_process_is_left_and_nothing_lost(phase, signum, to, num_workers, processes, tmp_path):
+    check_stop(phase, signum, to, num_workers, processes, tmp_path)

@@ -1,0 +1,111 @@
+"""What a run folder keeps of code that its commit lacks, and how it is found again."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from tasks.saved import saved_run
+from tasks.sources import check_sources
+from tools.running.source import Source, keep_source, read_source
+
+MINE = "backbones/mixers/mine.py"
+IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b"]
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A clean checkout of a project with two files of ours."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    root = tmp_path / "checkout"
+    for name in ("backbones/__init__.py", "backbones/mixers/ffn.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("one = 1\n")
+    (root / ".gitignore").write_text("outputs/\n")
+    for command in (["init", "-q"], ["add", "."], [*IDENTITY, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def test_a_clean_checkout_has_a_commit_and_nothing_is_kept(checkout, tmp_path):
+    source = read_source(checkout)
+    assert len(source.commit) == 12
+    for name in ("notes.txt", "backbones/notes.txt", "outputs/x.py", "x.py"):  # no source of ours
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("x")
+    assert read_source(checkout) == source
+    keep_source(tmp_path / "run", source, checkout)
+    assert not (tmp_path / "run").exists()
+
+
+def test_untracked_source_files_are_a_change_and_kept(checkout, tmp_path):
+    clean = read_source(checkout).commit
+    (checkout / MINE).write_text("mine = 1\n")
+    source = read_source(checkout)
+    assert source == Source(f"{clean}-dirty", (MINE,))
+    keep_source(tmp_path, source, checkout)
+    assert (tmp_path / "source" / MINE).read_text() == "mine = 1\n"
+
+
+def test_changes_are_kept_as_a_diff_that_can_be_applied(checkout, tmp_path):
+    file = checkout / "backbones" / "mixers" / "ffn.py"
+    for content in ("two = 2\n", "three = 3\n"):
+        file.write_text(content)
+        source = read_source(checkout)
+        assert source.commit.endswith("-dirty")
+        keep_source(tmp_path, source, checkout)
+        keep_source(tmp_path, source, checkout)
+    kept = sorted(path.name for path in (tmp_path / "source").iterdir())
+    assert kept == ["changes-2.diff", "changes.diff"]
+    subprocess.run(["git", "checkout", "-q", "."], cwd=checkout, check=True)
+    diff = tmp_path / "source" / "changes.diff"
+    subprocess.run(["git", "apply", str(diff)], cwd=checkout, check=True)
+    assert file.read_text() == "two = 2\n"
+
+
+def test_what_is_no_small_file_is_named_instead(checkout, tmp_path, caplog):
+    (checkout / "backbones" / "large.py").write_bytes(b"#" * (2**20 + 1))
+    (checkout / "backbones" / "link.py").symlink_to("/etc/passwd")
+    with caplog.at_level("INFO"):
+        keep_source(tmp_path, read_source(checkout), checkout)
+    assert not (tmp_path / "source").exists()
+    assert "backbones/large.py is untracked" in caplog.text
+    assert "backbones/link.py is untracked" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["no git", "no checkout", "foreign"])
+def test_other_folders_have_no_commit(checkout, tmp_path, monkeypatch, kind):
+    """Such as an installed package, in whatever repository its environment lies."""
+    if kind == "no git":
+        monkeypatch.setenv("PATH", "")
+    elif kind == "no checkout":
+        checkout = tmp_path
+    else:
+        subprocess.run(["git", "rm", "-q", "--cached", "-r", "backbones"], cwd=checkout, check=True)
+    assert read_source(checkout) == Source(None)
+
+
+def test_git_asks_the_checkout_and_not_the_repository_of_a_hook(checkout, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert read_source(checkout).commit
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [{"name": "deit_t_mine"}, {"name": "deit_t", "token_mixer": "mine"},
+     {"name": "deit_t", "token_mixer": {"name": "mine"}}],
+)  # fmt: skip
+def test_a_run_of_a_mixer_that_is_missing_says_where_it_is(backbone, tmp_path):
+    """Wherever a run folder is read: tests, predictions, exports, analyses and tasks.load."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.ckpt").touch()
+    config = {"task_name": "t", "backbone": backbone, "head": {"_target_": "h"},
+              "data": {"_target_": "d"}, "task": {"_target_": "t"}}  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert saved_run(tmp_path).config == config  # without the file the registry says what it knows
+    kept = tmp_path / "source" / MINE
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(ValueError, match=rf"lacks: {MINE} is missing .* kept in .*/source\. Read"):
+        saved_run(tmp_path)
+    check_sources(tmp_path, {"name": "deit_t_afbo", "token_mixer": "sbm"})

@@ -1,0 +1,47 @@
+"""How long a training is and how many batches it sees, in the forms that Lightning takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backbones.options import check_value
+
+LIMITS = ("limit_train_batches", "limit_val_batches")
+OVERFIT = "overfit_batches"
+
+
+def with_numbers(options: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+    """Return the options of a trainer with numbers where Lightning takes null, too.
+
+    ``overfit_batches`` becomes both limits; the run itself sees to the order of the batches.
+
+    Args:
+        options: Of the trainer.
+        training: True if the run trains, so that it needs an end.
+
+    Raises:
+        ValueError: A training without end, or a value of ``overfit_batches`` that is out of range.
+    """
+    options = dict(options)
+    for name in LIMITS:
+        if options[name] is None:
+            options[name] = 1.0
+    overfit = options.get(OVERFIT)
+    if overfit is not None:
+        check_value(f"trainer.{OVERFIT}", overfit, int | float)
+        if overfit < 0 or (isinstance(overfit, float) and overfit > 1):
+            raise ValueError(
+                f"trainer.{OVERFIT}={overfit} must be a number of batches from 1 on or a share up "
+                "to 1.0; 0 is off"
+            )
+        options |= dict.fromkeys(LIMITS, overfit) if overfit else {}
+    for name in ("max_epochs", "max_steps"):
+        if options[name] is None:
+            options[name] = -1
+    if training and options["max_epochs"] == options["max_steps"] == -1:
+        raise ValueError(
+            "trainer.max_epochs=-1 and trainer.max_steps=-1 train without end, and the schedule "
+            "needs a length; pass trainer.max_epochs=<epochs> or trainer.max_steps=<steps>"
+        )
+    return options
