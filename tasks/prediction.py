@@ -23,7 +23,11 @@ class Prediction(LightningModule):
     ema: WeightEMA | None
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]
-    is_spare: bool
+
+    @property
+    def is_spare(self) -> bool:
+        """True in a process beyond the number of images; see ``Evaluation``."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
