@@ -43,7 +43,7 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tasks.signals import STOP  # noqa: E402
+from tasks import signals  # noqa: E402
 from tools.command_line.errors import one_line_errors  # noqa: E402
 from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
 from tools.running import automatic, sweeps  # noqa: E402
@@ -77,7 +77,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         config: Of the run, from ``config_checks.resolved``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
-    with STOP.listening():
+    with signals.STOP.listening():
         with uncollected():
             from tools.running.process_group import following_first
         with following_first():
