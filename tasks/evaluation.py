@@ -37,8 +37,8 @@ class Evaluation(LightningModule):
     @property
     def is_spare(self) -> bool:
         """True in a process beyond the number of images, which has one that is not its own."""
-        trainer: Any = self.trainer
-        if trainer.world_size == 1:
+        trainer: Any = self._trainer
+        if trainer is None or trainer.world_size == 1:
             return False
         stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
         loader = getattr(trainer, f"{stage}_dataloaders")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -32,12 +33,14 @@ class Stop:
     """What this process does on a signal.
 
     Attributes:
+        others: The other processes of the run that this one has started.
         signum: The signal that came first, or None.
         finishing: True while training, which looks at ``signum`` after each step. At other times,
             and on a second signal, ``Stopped`` is raised.
     """
 
     def __init__(self) -> None:
+        self.others: Sequence[subprocess.Popen[bytes]] = ()
         self.signum: int | None = None
         self.finishing = False
         self._since, self._raised = 0.0, False
@@ -69,7 +72,7 @@ class Stop:
         finally:
             for taken in list(self._before):
                 self.leave(taken)
-            self.finishing = False
+            self.signum, self.finishing = None, False
 
     def leave(self, signum: int | None) -> None:
         """Leave a signal to whoever had it before."""
@@ -125,6 +128,8 @@ class Stop:
                 continue
             if self._ended.wait(GRACE) or (self._raised and self._ended.wait(CLEANING)):
                 return
+            for process in self.others:
+                process.kill()
             os._exit(128 + signum)
 
 

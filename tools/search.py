@@ -23,7 +23,6 @@ fails is a failed trial and the search goes on. Quote what has parentheses.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.signals import STATUSES
 from tools.command_line.arguments import number, parse
 from tools.command_line.command import answer, exit_with
 from tools.command_line.errors import one_line_errors
@@ -196,7 +196,7 @@ def _run(overrides: Sequence[str], log: Path) -> Path | None:
     with log.open("w") as file:
         ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
     lines = log.read_text(errors="replace").strip().splitlines()
-    if ended.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+    if ended.returncode in STATUSES:
         raise KeyboardInterrupt
     if ended.returncode:
         print(f"  failed: {lines[-1] if lines else 'no output'}", flush=True)

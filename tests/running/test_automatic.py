@@ -90,7 +90,6 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
         # 8 steps an epoch
         (["trainer.max_steps=400"], {"trainer.max_epochs": -1, "schedule.warmup": 2.5}),
         (["trainer.max_steps=400", "trainer.max_epochs=20"], {"schedule.warmup": 1}),
-        (["trainer.max_epochs=-1"], {"schedule.warmup": 5.15}),
         (["schedule.warmup=7"], {"schedule.warmup": 7, "trainer.max_epochs": 103}),
         (["trainer.limit_train_batches=2", "trainer.max_steps=400"], {"schedule.warmup": 10}),
         (["trainer.accumulate_grad_batches=4"], {"data.batch_size": 16, "optimizer.lr": 1e-3}),

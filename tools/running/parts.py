@@ -16,8 +16,8 @@ from heads.frozen.head import FrozenFeatures
 from tasks.base import BaseTask
 from tasks.compilation import check_compiler, compile_blocks
 from tasks.instantiate import build
-from tasks.signals import Stopped
 from tasks.loading import build_backbone, build_task
+from tasks.signals import Stopped
 from tools.running import automatic, frozen, prediction, report, resume, robustness, trainer
 from tools.running.config_checks import check_warmup
 from tools.running.disk import check_space

@@ -22,14 +22,13 @@ from datamodules.workers import end_workers
 from tasks.signals import STATUSES, STOP, Stopped
 from tools.running.folder import ENVIRONMENT
 from tools.running.outcome import note_failure
-from tools.running.processes import started
+from tools.running.processes import FIRST, end_with_parent, is_other_of_first, started
 
 POLL = 1.0  # seconds between two looks at the other processes
 GRACE = 20.0  # seconds in which the first process may notice by itself that another one has ended
-FOLLOWED = 4.0  # the same for the others, and the end of the first one
+FOLLOWED = 3.0  # the same for the others, and the end of the first one
 REFUSED = 2  # status of a process that has said in a sentence why it ends
 
-FIRST = "MIXERLAB_FIRST_PROCESS"  # the process that starts the others of a run, for these
 FIRST_IS_GONE = (
     "the first process of this run was killed, and the others end with it; that is often a lack of "
     "memory. With resume=true the same command goes on from the last checkpoint"
@@ -69,6 +68,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
             torch.distributed.destroy_process_group()
     finally:
         others.clear()
+        STOP.others = ()
         end_workers()
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
@@ -130,10 +130,13 @@ def first_process() -> int:
 @contextlib.contextmanager
 def following_first() -> Iterator[None]:
     """Let a process that Lightning has started end with the first one, from its beginning on."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0 or FIRST not in os.environ:
+    if not is_other_of_first():
         yield
         return
     first = first_process()
+    end_with_parent(None)  # from here on in a sentence
+    if os.getppid() != first:
+        raise ValueError(FIRST_IS_GONE)
     folder = Path(os.environ.get(ENVIRONMENT, os.devnull))
     with _watching(lambda: FIRST_IS_GONE if os.getppid() != first else None, folder, FOLLOWED):
         yield
@@ -148,6 +151,7 @@ def _watched(trainer: Trainer) -> Iterator[None]:
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
     def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
+        STOP.others = others
         watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
 
     with (

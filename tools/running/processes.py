@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from backbones.options import check_value
 
 PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more only fill the memory
+FIRST = "MIXERLAB_FIRST_PROCESS"  # the process that starts the others of a run, for these
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERACTIVE = ("bash", "interactive")  # job names by which SLURM's shells go, also to Lightning
+
+
+def is_other_of_first() -> bool:
+    """Return True if Lightning started this process for the first one of its machine."""
+    return int(os.environ.get("LOCAL_RANK", 0)) > 0 and FIRST in os.environ
+
+
+def end_with_parent(signum: int | None) -> None:
+    """Let the system send this process a signal when its parent ends; None ends this (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum or 0)
 
 
 def is_first_process() -> bool:
