@@ -70,8 +70,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             kept = "the one before is kept" if target.is_file() else "there is none before it"
+            named = isinstance(error, OSError) and error.filename is not None
+            reason = f"{error.filename}: {error.strerror}" if named else error
             raise OSError(
-                f"the checkpoint {target} could not be written ({error}); {kept}"
+                f"the checkpoint {target} could not be written ({reason}); {kept}"
             ) from error
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -8,7 +8,7 @@ usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
   to=TARGET            {targets}
   ckpt=PATH            checkpoint file or run folder (default: random weights)
   out=FOLDER           (default: exports/<backbone>-<target>)
-  overwrite=false      true: replace an existing folder
+  overwrite=false      true: replace the files that an export made in the folder; others stay
   image_size=          side, or HEIGHTxWIDTH, of the images that outputs are compared on (default:
                        as a classification run saw them, else 224)
   what=both            onnx, torch_export: classifier, maps or dense (maps for dense prediction)

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ REFUSED_BY_SYSTEM = {
     errno.ENOTDIR: f"a folder belongs in the place of this file; {IN_THE_WAY}",
     errno.EEXIST: IN_THE_WAY,
     errno.ENOTEMPTY: IN_THE_WAY,
-    errno.ELOOP: "remove the link that leads to itself",
+    errno.ELOOP: "remove the link",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower data.num_workers",
     errno.ENFILE: "close other programs",
