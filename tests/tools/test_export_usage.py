@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from datamodules.transforms import LightAugmentation, PaperAugmentation
-from tests.small_export import small_request
-from tests.tools.test_export_preprocessing import AUGMENTATIONS, run_config
+from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
 from tools.exporters import networks, usage
 from tools.exporters.preprocessing import describe_preprocessing

@@ -98,7 +98,7 @@ def plot(
     _draw_front(axis, ours)
     axis.grid(alpha=0.25, which="both", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    axis.legend(fontsize=8, frameon=False, loc="best")
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
     if nameless:
