@@ -200,7 +200,7 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
         for axis, (share, image, _, label, guess) in zip(axes[row], images, strict=False):
             axis.imshow(picture_of(image, subject))
             right, wrong = (cut(subject.class_name(one), 40) for one in (label, guess))
-            text = f"{wrapped(f'{right} ({share:.2g})', 22)}\n{wrapped(f'taken for {wrong}', 22)}"
+            text = f"{wrapped(right, 22)} ({share:.2g})\n{wrapped(f'taken for {wrong}', 22)}"
             axis.set_title(text, fontsize=7)
         axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=8)
     return figure
