@@ -53,8 +53,7 @@ class Backbone(nn.Module):
         classification_keys: Prefixes of state-dict keys that only the classification network has.
         map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
-        layer_names: How its parameters are named, where that is otherwise than usual; it tells
-            their layers.
+        layer_names: Names of its parts, which tell the layers of parameters.
         merges_end_stages: Whether downsampling belongs to the stage before it.
         frozen_stages: The last stage that does not learn, see ``freeze_stages``.
         norm_eval: Whether BatchNorm keeps its running statistics in training.

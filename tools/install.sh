@@ -132,7 +132,7 @@ fi
 trap 'echo "interrupted; make install goes on from here" >&2; exit 130' INT TERM
 if up_to_date; then
     wait_for_other_install
-    echo "$venv is up to date but for the mixers' operators; compiling them takes a minute or two"
+    echo "$venv is up to date; looking for the mixers' operators, which compile in a minute or two"
     operators_up_to_date || compile_operators
     exit 0
 fi

@@ -12,7 +12,7 @@ from backbones.layers.eager import in_graph
 
 
 class Info(Protocol):
-    """What a host declares of a map."""
+    """Channels and stride that a host declares for a map."""
 
     @property
     def channels(self) -> int:

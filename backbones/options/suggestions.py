@@ -71,7 +71,8 @@ def unknown_backbone(
                 else f"{base} has no place for another one"
             )
             return f"there is no backbone called {name!r}: {mixer} is a token mixer; {remedy}"
-    half = LISTED // 2
-    summary = f"{listed(hosts, half)}; most also as HOST_MIXER with {listed(mixers, half)}."
+    # Two lists share the ten lines.
+    some, most = listed(hosts, 300), listed(mixers, 200)
+    summary = f"{some}; most also as HOST_MIXER with {most}."
     everywhere = f"list_backbones() and run.py --help backbone have all {len(known)}."
     return f"{unknown('backbone', name, known, summary)} {everywhere}"

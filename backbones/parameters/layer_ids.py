@@ -54,7 +54,7 @@ ENDS = (Rule(r"(?:layers|stages)\.(\d+)\.norm\."),)
 
 @dataclass(frozen=True)
 class LayerNames:
-    r"""How a network names its parts; a host whose names are unusual declares its own.
+    r"""Names of a network's parts; a host with unusual names declares its own.
 
     For example, blocks ``encoder.level1.unit0.*`` behind ``encoder.down2.*``:
     ``LayerNames(blocks=(Rule(r"encoder\.level(\d+)\.unit(\d+)\.", first=1),),
@@ -87,7 +87,7 @@ class LayerIds:
         map_keys: Prefixes of what only one map needs, see ``Backbone``; empty if no stage's.
         end_keys: Prefixes of what follows the last block.
         merges_end_stages: Whether downsampling belongs to the stage before it.
-        names: How the parameters are named.
+        names: Names of the parts.
     """
 
     depths: tuple[int, ...]

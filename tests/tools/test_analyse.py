@@ -1,6 +1,7 @@
 """tools/analyse.py: from checkpoints to pictures and tables, and what it refuses."""
 
 import csv
+import io
 import types
 
 import matplotlib
@@ -17,11 +18,13 @@ from tests.numbered import write_folders
 from tests.tensors import tokens
 from tools import analyse
 from tools.analysing import analyses
+from tools.analysing import pictures as pictures_of
 from tools.analysing.coco_errors import KINDS, precision_curves
 from tools.analysing.judged import confused_pairs, confusion, reliability
-from tools.analysing.kinds import relations
+from tools.analysing.kinds import errors, relations
 from tools.analysing.pictures import new_figure, overlaid
 from tools.analysing.subjects import Subject
+from tools.plotting import labels
 
 ENDINGS = {".csv", ".png", ".svg"}
 
@@ -266,3 +269,60 @@ def test_a_foreign_classifier_on_numbered_folders_is_warned_of(tmp_path):
     subject.data = data
     with pytest.warns(UserWarning, match=r"timm does not name its classes.*data\.class_order=nat"):
         next(subject.batches(1))
+
+
+def confusions(classes, images):
+    """A subject, its confusion matrix and its calibration."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, classes, (images,), generator=generator)
+    logits = torch.randn(images, classes, generator=generator)
+    logits[range(images), labels] += 2
+    shares = logits.softmax(1)
+    subject = types.SimpleNamespace(label="net", class_name=lambda label: f"class {label}")
+    return subject, confusion(shares.argmax(1), labels, classes), reliability(shares, labels)
+
+
+@pytest.mark.parametrize(("classes", "numbered"), [(3, True), (12, True), (12, False)])
+def test_a_confusion_matrix_has_numbers_names_and_a_scale(classes, numbered, monkeypatch):
+    monkeypatch.setattr(errors, "NUMBERED", classes if numbered else classes - 1)
+    subject, counts, calibration = confusions(classes, 2000)
+    figure = errors._draw([(subject, counts, calibration)])
+    matrix, _, scale = figure.axes
+    assert scale.get_ylabel() == "share of the right class's images"
+    numbers = [int(text.get_text()) for text in matrix.texts]
+    assert numbers == ([count for count in counts.flatten().tolist() if count] if numbered else [])
+    figure.draw_without_rendering()
+    assert not labels.overlap(matrix.texts)
+    assert not labels.overlap(matrix.get_yticklabels())
+    assert matrix.get_xticklabels()[0].get_text() == "class 0"
+    matplotlib.pyplot.close(figure)
+
+
+def test_confusions_are_complete_in_a_file():
+    subject, counts, _ = confusions(12, 300)
+    heading, *lines = csv.reader(io.StringIO(errors._table(subject, counts)))
+    assert heading == ["net: right class", *(f"class {label}" for label in range(12)), "images"]
+    assert [line[0] for line in lines] == heading[1:-1]
+    assert [[int(cell) for cell in line[1:-1]] for line in lines] == counts.tolist()
+    assert [int(line[-1]) for line in lines] == counts.sum(1).tolist()
+
+
+def test_a_map_of_few_cells_shows_them():
+    map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    drawn = pictures_of.as_drawn(map_, (64, 96))
+    assert (drawn[:32, :48] == 0).all()
+    assert (drawn[32:, 48:] == 3).all()
+    assert len(np.unique(drawn)) == 4
+    smooth = pictures_of.as_drawn(torch.rand(7, 7), (64, 64))
+    assert len(np.unique(smooth)) > 1000
+    assert pictures_of.as_drawn(torch.ones(1, 1), (8, 8)).shape == (8, 8)
+
+
+def test_each_row_of_maps_has_a_scale_of_its_colours():
+    panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
+    figure = pictures_of.panel_grid({"net": panels, "other": panels})
+    assert len(figure.axes) == 2 * 4 + 2
+    first, second = figure.axes[-2:]
+    assert first.get_ylim() == (-1, 1)
+    assert second.get_ylim()[0] <= 1 <= second.get_ylim()[1]
+    matplotlib.pyplot.close(figure)

@@ -15,28 +15,9 @@ from timm.data import create_transform, resolve_data_config
 from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
+from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
 from tools.exporters.preprocessing import Preprocessing, preprocessing_of
-
-STATISTICS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
-PAPER = {"crop_pct": 0.8, "interpolation": "bilinear", **STATISTICS}
-AUGMENTATIONS = {
-    "paper": {"_target_": "datamodules.transforms.PaperAugmentation", **PAPER},
-    "light": {"_target_": "datamodules.transforms.LightAugmentation", **STATISTICS},
-}
-
-
-def run_config(augmentation, task="classification"):
-    data = {
-        "_target_": "datamodules.cifar100.CIFAR100DataModule",
-        "root": None,
-        "image_size": 64,
-        "augmentation": augmentation,
-    }
-    backbone = {"name": "deit_t", "img_size": 64}
-    head = {"_target_": "heads.linear.LinearClassifier"}
-    return {"task_name": task, "seed": 0, "backbone": backbone, "data": data, "head": head,
-            "task": {"_target_": "tasks.classification.ClassificationTask"}}  # fmt: skip
 
 
 @pytest.fixture(params=AUGMENTATIONS)

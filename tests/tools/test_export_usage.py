@@ -12,10 +12,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from backbones import create_backbone
 from datamodules.transforms import LightAugmentation, PaperAugmentation
-from tests.small_export import small_request
-from tests.tools.test_export_preprocessing import AUGMENTATIONS, run_config
+from tests.runs import composed
+from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
+from tools.command_line.lazy_groups import register
 from tools.exporters import networks, usage
 from tools.exporters.preprocessing import describe_preprocessing
 from tools.exporters.tracing import AXES, Graph
@@ -112,6 +114,21 @@ def test_what_asks_for_single_graphs_and_network_is_its_older_name(capsys):
         networks._asked({"what": "both", "network": "maps"})
     assert export.main(["backbone=deit_t", "to=onnx", "what=map"]) == 2
     assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
+def test_preprocessing_of_dense_runs_is_that_of_the_toolkits_model(task, head):
+    pytest.importorskip("mmdet")
+    register()
+    config = composed(f"task={task}", "backbone=resnet18", *([f"head={head}"] if head else []))
+    backbone = create_backbone("resnet18", dense=True)
+    free = describe_preprocessing(config, backbone, (64, 96), fixed=False)
+    assert (free["mean"], free["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert (free["channels"], free["upright"], free["size"]) == ("RGB", True, None)
+    scale = config["data"]["scale"]
+    assert set(free["resize"].values()) == set(scale if isinstance(scale, list) else [scale])
+    fixed = describe_preprocessing(config, backbone, (64, 96), fixed=True)
+    assert fixed["resize"] == {"height": 64, "width": 96}
 
 
 @pytest.mark.parametrize("kind", ["fixed", "free"])

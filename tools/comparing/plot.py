@@ -196,7 +196,7 @@ def _name_axes(
 def _finish(axis: Any) -> None:
     axis.grid(alpha=0.25, which="both", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    axis.legend(fontsize=8, frameon=False, loc="best")
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -81,7 +81,7 @@ USUAL = "the ImageNet recipe of the papers; the checkpoint does not record its o
 def describe_preprocessing(
     run: Mapping[str, Any] | None, backbone: Backbone, size: Size, *, fixed: bool
 ) -> Values:
-    """Describe as plain values how images become the input of an exported graph.
+    """Describe the preprocessing of images for an exported graph, as plain values.
 
     Args:
         run: Config of the run that made the weights, or None.
@@ -129,7 +129,10 @@ def _of_dense(run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: 
         run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
     )
     processor = whole.model.data_preprocessor
-    mean, std = ([float(v) / 255 for v in getattr(processor, k).flatten()] for k in ("mean", "std"))
+    mean, std = (
+        [round(float(value) / 255, 6) for value in getattr(processor, key).flatten()]
+        for key in ("mean", "std")
+    )
     longest, shortest = max(datamodule.scale), min(datamodule.scale)
     if fixed:
         resize: dict[str, int] = {"height": size[0], "width": size[1]}

@@ -31,6 +31,9 @@ import backbones.timm_models  # of mixerlab: pip install -e <its checkout>
 
 model = timm.create_model("local-dir:<this folder>", pretrained=True)  # {what}
 maps = timm.create_model("local-dir:<this folder>", pretrained=True, features_only=True)
+# Images are prepared as config.json says: size, crop, interpolation, mean and std.
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+outputs = model.eval()(transform(image)[None])  # an RGB image of Pillow's
 ```
 
 Uploaded to the Hugging Face hub as it is, it is opened as `hf-hub:<owner>/<name>`.

@@ -1,4 +1,4 @@
-"""What a folder of graphs says about its use: README, preprocessing, classes, and infer.py."""
+"""README, preprocessing, class names and infer.py of a folder of exported graphs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SHOW_MAPS = """for name, values in zip({names}, outputs):
 
 @dataclass(frozen=True)
 class Format:
-    """How a file format is used in Python.
+    """Python code that uses a file format.
 
     Attributes:
         title: For the heading of the README.
@@ -119,7 +119,7 @@ class Described:
         file: Its name.
         graph: As recorded.
         outputs: Names of what it returns.
-        prepared: How images are prepared for it.
+        prepared: Preprocessing of its images.
     """
 
     file: str
@@ -139,7 +139,7 @@ def output_names(network: LinearClassifier | Maps) -> list[str]:
 
 
 def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> Values:
-    """Describe how images are prepared for a graph."""
+    """Describe the preprocessing of images for a graph."""
     fixed = "height" not in graph.free
     return describe_preprocessing(request.run, backbone, request.image_size, fixed=fixed)
 
@@ -147,7 +147,7 @@ def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> V
 def write_usage(
     request: ExportRequest, graphs: Sequence[Described], classes: Sequence[str]
 ) -> list[Path]:
-    """Write what says how to use the graphs of a folder.
+    """Write README, preprocessing, class names and infer.py of a folder.
 
     Args:
         request: The export.

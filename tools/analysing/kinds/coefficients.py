@@ -188,7 +188,7 @@ def _draw(columns: Sequence[tuple[Subject, Sequence[tuple[Any, Any, str]]]]) -> 
             image, map_, title = tiles[row]
             axis, size = axes[row, place], (image.shape[1], image.shape[2])
             overlaid(axis, picture_of(image, subject), as_drawn(map_, size), greatest)
-            axis.set_xlabel(title, fontsize=7)
+            axis.set_xlabel(wrapped(title, 28), fontsize=7)
             if row == 0:
                 axis.set_title(wrapped(subject.label, 24), fontsize=8)
     return figure

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tools.analysing import Findings
 from tools.analysing.pictures import COLOURS, bare, finish, new_figure, picture_of, wrapped
 from tools.plotting.colours import colour_bar
-from tools.plotting.labels import name_ticks
+from tools.plotting.labels import cut, name_ticks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,10 +199,9 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
             bare(axis)
         for axis, (share, image, _, label, guess) in zip(axes[row], images, strict=False):
             axis.imshow(picture_of(image, subject))
-            text = (
-                f"{subject.class_name(label)} ({share:.2g})\ntaken for {subject.class_name(guess)}"
-            )
-            axis.set_title(text, fontsize=8)
+            right, wrong = (cut(subject.class_name(one), 40) for one in (label, guess))
+            text = f"{wrapped(right, 22)} ({share:.2g})\n{wrapped(f'taken for {wrong}', 22)}"
+            axis.set_title(text, fontsize=7)
         axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=8)
     return figure
 
