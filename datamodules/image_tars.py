@@ -260,12 +260,13 @@ def find_tars(root: Path, names: Sequence[str]) -> list[Path]:
             f"{root} has no tar files of {names[0]}{what if packed else ''}; it needs "
             f"{ImageTarsDataModule.layout}"
         )
-    if packed:
+    (tars,) = found.values()
+    beside = [name for name in packed if (root / name).parent == tars[0].parent]
+    if beside:
         raise ValueError(
-            f"{root} has plain and compressed tar files of {names[0]} ({first_few(packed, 2)}); "
+            f"{root} has plain and compressed tar files of {names[0]} ({first_few(beside, 2)}); "
             "unpack these to plain .tar files"
         )
-    (tars,) = found.values()
     _warn_of_gaps(tars)
     return tars
 

@@ -250,13 +250,44 @@ def _at_own_size(
 ) -> dict[str, Tensor]:
     """A task's tensors, with the backbone's tables brought to the size that it was built for."""
     own, given = backbone.state_dict(), _below("backbone.", tensors)
-    is_another = not own.keys() <= given.keys()
-    if is_another or all(own[key].shape == given[key].shape for key in own):
+    weights = {name for name, _ in (*backbone.named_parameters(), *backbone.named_buffers())}
+    is_another = not own.keys() & weights <= given.keys()
+    if is_another or _are_of_one_size(backbone, given, weights, checkpoint.grids):
         return tensors
     converted = convert(dataclasses.replace(checkpoint, given=given), backbone)
     _warn_of_interpolation(converted.source, converted.interpolated)
     others = {key: value for key, value in tensors.items() if not key.startswith("backbone.")}
     return others | {f"backbone.{key}": value for key, value in converted.tensors.items()}
+
+
+def _are_of_one_size(
+    backbone: Backbone,
+    given: Mapping[str, Tensor],
+    weights: Collection[str],
+    grids: Mapping[str, tuple[int, int]],
+) -> bool:
+    """Return True if tensors belong to the map sizes that a backbone was built for.
+
+    Equal shapes do not say so: maps of 4 x 9 and of 6 x 6 have as many tokens.
+
+    Args:
+        backbone: With its own tensors.
+        given: Of a file, by the backbone's names.
+        weights: Names of the backbone's parameters and buffers; what a host states beside them are
+            map sizes.
+        grids: Map sizes of the mixers by the file's record.
+    """
+    own = backbone.state_dict()
+    if any(own[key].shape != given[key].shape for key in own.keys() & weights):
+        return False
+    stated = [
+        {key: value.tolist() for key, value in tensors.items() if key not in weights}
+        for tensors in (own, given)
+    ]
+    mixers = {name: part for name, part in backbone.named_modules() if isinstance(part, Mixer)}
+    return stated[0] == stated[1] and all(
+        grids.get(name, mixer.built_for) == mixer.built_for for name, mixer in mixers.items()
+    )
 
 
 def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

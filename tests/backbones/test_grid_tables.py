@@ -212,6 +212,44 @@ def test_a_task_s_checkpoint_is_tested_at_another_size(newcomer, name):
         torch.testing.assert_close(first(images), second(images), rtol=0.5, atol=0.5)
 
 
+OBLONG = [((64, 96), (96, 64)), ((64, 144), (96, 96)), ((96, 96), (64, 144))]
+
+
+@pytest.mark.parametrize(("old", "new"), OBLONG)
+def test_a_task_s_positions_of_as_many_tokens_are_interpolated(old, new):
+    """Equal shapes do not tell that a table belongs to another map."""
+    first, second = (
+        LinearClassifier(create_backbone("deit_t", img_size=size), 3) for size in (old, new)
+    )
+    rows, expected = (places(*network.backbone.grid)[:, 0] for network in (first, second))
+    first.backbone.pos_embed.data[0, 1:, 0] = rows
+    tensors = {f"model.{key}": value for key, value in first.state_dict().items()}
+    adopt(second, Checkpoint("x.ckpt", {"state_dict": tensors}))
+    found = second.backbone.pos_embed.detach()[0, 1:, 0]
+    assert (found - expected).abs().max() < 0.05
+
+
+def test_a_task_s_tables_of_as_many_tokens_are_interpolated(registering):
+    class Placed(Naive):
+        def __init__(self, dim, *, grid=(14, 14)):
+            super().__init__(dim, grid=grid)
+            self.grid_axes = {"tokens.weight": "N n", "tokens.bias": "N", "places": "N C"}
+
+    register_mixer("placed", kind="channel", source="this test")(Placed)
+    first, second = (
+        LinearClassifier(create_backbone("swin_t_placed", img_size=size), 3)
+        for size in ((64, 96), (96, 64))
+    )
+    tensors = {f"model.{key}": value for key, value in first.state_dict().items()}
+    content = {"state_dict": tensors, "network": first.backbone.record}
+    with pytest.warns(UserWarning, match="36 tables of mixers were interpolated"):
+        adopt(second, Checkpoint("x.ckpt", content))
+    old, new = (dict(one.named_parameters()) for one in (first, second))
+    key = "backbone.layers.0.blocks.0.mlp.places"
+    expected = resize_table(old[key], "N C", (16, 24), (24, 16))
+    torch.testing.assert_close(new[key], expected)
+
+
 @pytest.fixture
 def stars(registering):
     class Star(FFN):

@@ -293,9 +293,15 @@ def test_compressed_shards_are_named(name, tmp_path):
     packed.write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"only compressed ones \(.*\): unpack them"):
         module(ImageTarsDataModule, tmp_path)
-    pack(tmp_path / "train/1.tar", OK)
+    pack(packed.with_name("train-1.tar"), OK)
     with pytest.raises(ValueError, match=r"plain and compressed tar files of train \(.*\); unpack"):
         module(ImageTarsDataModule, tmp_path)
+
+
+def test_the_archive_of_the_shards_may_lie_beside_them(tmp_path):
+    webdataset(tmp_path)
+    (tmp_path / "train.tar.gz").write_bytes(b"")
+    assert module(ImageTarsDataModule, tmp_path).sizes()["train"] == 12
 
 
 OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
