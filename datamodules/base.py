@@ -78,7 +78,8 @@ class BaseDataModule(LightningDataModule):
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Keep the keyword arguments as ``made_by``, which checkpoints say."""
         made: Any = super().__new__(cls)
-        made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **options}
+        own = {key: value for key, value in options.items() if key not in ("seed", "predict_path")}
+        made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **own}
         return made
 
     def __init__(

@@ -1,4 +1,11 @@
-"""What tasks take in and give out: batches, models, rows of predictions."""
+"""What tasks take in and give out: batches, models, rows of predictions.
+
+A batch is a dictionary. Of classification it holds ``image``, normalised floats (B, 3, H, W);
+``label``, whole numbers (B,) or shares of the classes (B, K); and maybe ``sample_id`` (B,), the
+places in the data set, by which predictions name their files. Of detection and segmentation it is
+the MM toolkits': ``inputs``, a list of uint8 images (3, H, W) in BGR, and ``data_samples``, a list
+of their ``DetDataSample`` or ``SegDataSample`` with the annotations.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 # What is handed in, and no option.
-GIVEN = {"backbone", "num_classes", "model", "class_names", "seed", "predict_path"}
+GIVEN = {"backbone", "num_classes", "model", "class_names"}
 
 
 class Remembering:

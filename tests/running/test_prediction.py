@@ -196,10 +196,10 @@ def test_input_that_is_no_image(name, message, far_from_its_data, images, tmp_pa
         [],
         3,
         np.zeros((4, 4), np.int64),
-        np.zeros((3, 4, 4), np.uint8),
+        np.zeros((3, 8, 8), np.uint8),
         np.zeros((0, 0), np.uint8),
         torch.zeros(2, 2, 3, 4, 4),
-        torch.zeros(4, 4, 3, dtype=torch.uint8),
+        torch.zeros(8, 8, 3, dtype=torch.uint8),
     ],
 )
 def test_images_in_other_forms_are_refused(given, trained, shared_network):

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from tests.runs import ROOT
 from tools.command_line import catalogue
+from tools.running.help import help_on
 
 COMMANDS = ("analyse", "benchmark", "complexity", "export", "lipschitz", "results", "search")
 ANSWERED = (
@@ -55,3 +59,31 @@ def test_run_answers_from_the_catalogue_without_torch():
     assert run.stderr.count("error: ") == 7
     assert "did you mean swin_t_afbo or" in run.stderr
     assert "pass backbone=swin_t" in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["channel", "token"])
+def test_help_on_one_mixer_gives_each_option_with_its_meaning(kind):
+    for name in catalogue.catalogue().list_mixers(kind):
+        subject = "token_mixer" if kind == "token" else "mixer"
+        lines = help_on([subject, name]).splitlines()
+        assert lines[0].startswith(f"{name}, a {kind} mixer: backbone")
+        assert max(map(len, lines)) <= 100
+        for option, default in catalogue.catalogue().mixer(name)["options"].items():
+            place = next(i for i, line in enumerate(lines) if f"mixer.{option}=" in line)
+            assert lines[place + 1].strip(), f"{name} does not describe {option}"
+            typed = lines[place].split()[0].partition("=")[2]
+            value = OverridesParser.create().parse_override(f"x={typed}").value()
+            assert value == (list(default) if isinstance(default, tuple) else default)
+        assert help_on(["mixer", name]).splitlines()[0] == lines[0]
+
+
+@pytest.mark.parametrize("subject", [["mixer", "abo"], ["token_mixer", "afbo"]])
+def test_help_on_an_unknown_mixer_names_those_there_are(subject):
+    with pytest.raises(ValueError, match=rf"no (token )?mixer called '{subject[1]}'"):
+        help_on(subject)
+
+
+def test_help_on_token_mixers_lists_them():
+    text = help_on(["token_mixer"])
+    assert "sbm" in text
+    assert "channel mixers" not in text

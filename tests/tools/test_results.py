@@ -21,14 +21,16 @@ from datamodules.sample import SampleDetection
 from tasks.classification import ClassificationTask
 from tasks.detection import DetectionTask
 from tasks.segmentation import SegmentationTask
-from tests.families import rest_slow
+from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import composed
 from tools import results
 from tools.command_line.lazy_groups import register
+from tools.command_line.network_names import network_name
 from tools.comparing import paper_figures
 from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
 from tools.running.fingerprints import fingerprints
+from tools.running.folder import differences, opened
 from tools.running.outcome import failure_noted
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
@@ -556,3 +558,110 @@ def test_fingerprints_of_detection_know_the_annotations(tmp_path):
     file.write_text(json.dumps(content))
     assert fingerprints(data)["val"] != own["val"]
     assert fingerprints(data)["classes"] == own["classes"]
+
+
+TOKENS = "backbone.token_mixer="
+WITH_DEFAULTS = [
+    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe}}"]),
+    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe, sigma: gamma_gammaT, groups: [8,16,32,64]}}"]),
+    ([f"{TOKENS}sbm"], [f"{TOKENS}{{name: sbm, rank: 64, use_gate: true}}"]),
+    ([], ["+optimizer.eps=1e-8"]),
+    ([], ["+optimizer.reference_batch=null"]),
+    (["optimizer.name=sgd"], ["optimizer.name=sgd", "+optimizer.momentum=0"]),
+    ([], ["+schedule.power=1.0"]),
+    ([], ["+schedule.by_epoch=false"]),
+    ([], ["++head.drop=0.0"]),
+    ([], ["++head.label_smoothing=0.0"]),
+    ([], ["++task.check_patches=true"]),
+    ([], ["++data.token_boxes=image"]),
+    (["backbone=deit_t"], ["backbone=deit_t", "backbone.mixer.drop=0.0"]),
+]
+CHANGED = [
+    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "sigma"),
+    ([], ["+optimizer.eps=1e-6"], "optimizer.eps"),
+    ([], ["+schedule.power=2.0"], "schedule.power"),
+    ([], ["++head.drop=0.1"], "head.drop"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    rest_slow_pairs(WITH_DEFAULTS, WITH_DEFAULTS[1:4]),
+    ids=lambda words: " ".join(words),
+)
+def test_an_option_with_its_default_makes_no_other_row(one, other, run, shown):
+    run(*one, seed=0)
+    folder = run(*other, seed=1)
+    assert [record["runs"] for record in shown()[0]] == [2]
+    same = composed(*one, "seed=1")
+    assert differences(folder, same) == []  # nor does it keep a run from being resumed
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"), rest_slow_pairs(CHANGED, CHANGED[:1]), ids=lambda words: str(words)
+)
+def test_an_option_with_another_value_makes_a_row(one, other, named, run, shown):
+    run(*one, seed=0)
+    folder = run(*other, seed=1)
+    records, _ = shown()
+    assert [record["runs"] for record in records] == [1, 1]
+    assert named in " ".join(record["settings"] for record in records)
+    assert differences(folder, composed(*one, "seed=1"))
+
+
+def test_token_mixers_are_named_in_tables_and_plots(run, shown, tmp_path):
+    run("backbone=deit_t")
+    run("backbone=deit_t", f"{TOKENS}sbm", macs=2e9)
+    run("backbone=deit_t", f"{TOKENS}{{name: ggqpe, sigma: alpha}}", macs=3e9)
+    run("backbone=posmlp_t_lrpe", macs=4e9)
+    path = tmp_path / "plot.svg"
+    records, _ = shown("plot=macs", f"out={path}")
+    names = ["deit_t", "deit_t+ggqpe", "deit_t+sbm", "posmlp_t_lrpe"]
+    assert sorted(record["backbone"] for record in records) == names
+    assert all(f"<!-- {name} -->" in path.read_text() for name in names)
+
+
+def test_folders_carry_the_token_mixer(tmp_path):
+    for words, name in (([], "deit_t"), ([f"{TOKENS}sbm"], "deit_t+sbm"),
+                        ([f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "deit_t+ggqpe")):  # fmt: skip
+        config = composed("backbone=deit_t", *words, f"output_dir={tmp_path}")
+        with opened(config) as folder:
+            assert folder.parent.name == name
+    assert network_name("posmlp_t_lrpe", {"name": "lrpe", "window": 7}) == "posmlp_t_lrpe"
+    assert network_name("deit_t", {"rank": 3}) == network_name("deit_t", None) == "deit_t"
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [("optimizer.lr", ("0.0001", "0.001")), ("schedule.name", ("cosine", "constant")),
+     ("backbone.token_mixer", ("sbm", "pooling")), ("data.batch_size", ("8", "16", "32"))],
+)  # fmt: skip
+def test_a_plot_over_a_setting_has_its_values_across(key, values, run, shown, tmp_path):
+    for number, value in enumerate(values):
+        for name in ("deit_t", "deit_t_afbo"):
+            extra = ["schedule.min_lr_ratio=null"] if value == "constant" else []
+            run(f"backbone={name}", f"{key}={value}", *extra, metrics={"top1": 50.0 + number})
+    path = tmp_path / "plot.svg"
+    records, err = shown(f"plot={key}", f"out={path}")
+    assert f"plot: {path}" in err
+    assert {record[key] for record in records} >= {str(yaml.safe_load(v)) for v in values[1:]}
+    drawn = path.read_text()
+    assert f"<!-- classification: top1 over {key} -->" in drawn
+    for series in ("deit_t", "deit_t_afbo"):
+        assert re.search(rf"<!-- {series}(\+\w+)? -->", drawn)
+
+
+def test_a_plot_over_the_recipe_reads_what_was_typed(run, shown, tmp_path):
+    for recipe in ("deit", "swin"):
+        folder = run("backbone=deit_t", "data=imagenet")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["overrides"], config["seed"] = [f"recipe={recipe}"], 0
+        config["optimizer"]["lr"] = 0.1 if recipe == "deit" else 0.2
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    path = tmp_path / "plot.svg"
+    records, _ = shown("plot=recipe", f"out={path}")
+    assert sorted(record["recipe"] for record in records) == ["deit", "swin"]
+    assert all(f"<!-- {name} -->" in path.read_text() for name in ("deit", "swin"))
+    status, err = shown("plot=colour")
+    assert status == 2
+    assert "no setting of these runs called 'colour'" in err

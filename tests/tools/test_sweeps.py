@@ -3,8 +3,10 @@
 import pytest
 
 from backbones import list_backbones
+from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools.command_line import overrides
+from tools.running import config as run_config
 from tools.running import sweeps
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -82,3 +84,62 @@ def test_runs_in_other_processes(launcher, module, tmp_path):
     folders = [path.parent for path in (tmp_path / "o").rglob("summary.json")]
     assert len({path.resolve() for path in folders}) == 2
     assert all(summary(path)["backbone"] == "deit_t" for path in folders)
+
+
+OVER_GROUPS = [
+    ["experiment=afbo_t7_*", "schedule.min_lr=0"],
+    ["experiment=afbo_t7_*", "schedule.min_lr=0,1e-6", "+optimizer.eps=1e-7"],
+    ["experiment=afbo_t7_*", "~schedule.warmup_lr", "seed=1,2"],
+    ["recipe=deit,swin", "schedule.min_lr=0", "data=imagenet"],
+    ["task=detection,segmentation", "trainer.max_steps=3"],
+    ["task=detection", "head=retinanet,mask_rcnn", "head.anchor_scale=4"],
+    ["data=folder,cifar100", "data.augmentation={_target_: datamodules.transforms."
+     "LightAugmentation}"],
+    ["backbone=deit_t,swin_t", "backbone.token_mixer=sbm", "backbone.token_mixer.rank=8"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", rest_slow(OVER_GROUPS, OVER_GROUPS[:1]), ids=" ".join)
+def test_sweeps_over_groups_take_what_a_single_command_takes(typed):
+    """Hydra composes the command without its swept options first, then each run."""
+    given = overrides.prepare(["-m", *typed])[1:]
+    fixed = [one for one in given if one not in _swept(given)]
+    assert run_config._compose("run", fixed) is not None
+    jobs = overrides._jobs(given)
+    for job in (jobs[0], jobs[-1]):
+        words = run_config.with_removals(job)
+        alone = run_config.as_typed(words)
+        config = run_config.config_of(words)
+        assert config.backbone.name
+        assert not any(run_config.REMOVED in word for word in alone)
+        run_config._compose("run", job)
+
+
+def _swept(arguments):
+    keys = {f"{key}=" for key in overrides.swept_keys(arguments)}
+    return [one for one in arguments if one.lstrip("+").startswith(tuple(keys))]
+
+
+def test_removals_of_a_sweep_are_removed_from_each_run():
+    given = overrides.prepare(["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"])
+    jobs = overrides._jobs(given[1:])
+    assert len(jobs) == 10
+    for job in (jobs[0], jobs[-1]):
+        words = run_config.with_removals(job)
+        assert "~schedule.min_lr" in words
+        assert "min_lr" not in run_config.job_config(words)["schedule"]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
+    typed = [
+        *SHORTEST,
+        "experiment=afbo_t2_deit_t,afbo_t2_deit_t_afbo",
+        "schedule.min_lr=0",
+        "data=sample_classification",
+        "schedule.warmup=0",
+        f"output_dir={tmp_path}",
+    ]
+    ended = command(["-m", *typed], cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    assert list(tmp_path.rglob("results_classification_experiment.png"))

@@ -35,7 +35,8 @@ class Catalogue:
         backbones: Name -> host, options with their defaults, whether one may name a token mixer,
             and the options by which the host has no class tokens; in the registry's order.
         hosts: Names.
-        mixers: Name -> kind, source, options with their defaults, whether it takes class tokens.
+        mixers: Name -> kind, source, options with their defaults and meanings, what it computes,
+            whether it takes class tokens.
         unfit: Names of pairs that do not exist -> why.
     """
 
@@ -127,7 +128,9 @@ def of_registry() -> Catalogue:
 @functools.lru_cache(maxsize=1)
 def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
     """What follows from the entries, which only tests and trials change within a process."""
-    from backbones import backbone_schema, list_backbones, mixer_options
+    from backbones import Mixer, backbone_schema, list_backbones, mixer_options
+    from backbones.options import built_class
+    from backbones.options.meanings import meanings, summary
     from backbones.registry import look_up, takes_token_mixer, unfit_pairs
 
     return Catalogue(
@@ -143,7 +146,8 @@ def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
         mixers={
             one.name: {
                 "kind": one.kind, "source": one.source, "options": mixer_options(one.name),
-                "takes_prefix": one.takes_prefix,
+                "takes_prefix": one.takes_prefix, "about": summary(one.build),
+                "meanings": meanings(built_class(one.build, Mixer), one.build),
             }
             for one in sorted(mixers, key=lambda entry: entry.name)
         },

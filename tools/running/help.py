@@ -3,7 +3,8 @@
 usage: python tools/run.py --help [SUBJECT] [option=value ...]
 
 SUBJECT is a group of options (``backbone``, ``data``, ``recipe``, ...), ``mixer`` or ``config``,
-every value of the run that the options behind it compose.
+every value of the run that the options behind it compose. ``mixer NAME`` and ``token_mixer NAME``
+show one mixer with the meaning of its options.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from backbones.options import listed
+from backbones.options import listed, unknown
 from tools.command_line.catalogue import catalogue
 
 FLAGS = {"-h", "--help"}
+Kinds = tuple[Literal["channel", "token"], ...]
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NO_CHOICE = ("published",)  # the papers' tables
 WIDTH = 100
@@ -45,7 +47,7 @@ backbone is a host, alone (swin_t) or with a channel mixer (swin_t_afbo); not al
 {mixers}
 {tokens}
 
-python tools/run.py --help backbone         all {count} names; so with any option above, or mixer
+python tools/run.py --help backbone         all {count} names; any option above, mixer, mixer glu
 python tools/run.py --help config task=...  every value of the run that the options compose
 """
 
@@ -74,13 +76,14 @@ def help_on(words: Sequence[str]) -> str:
         return _config([word for word in words if "=" in word])
     if subject == "backbone":
         return _families(catalogue().list_backbones())
-    if subject == "mixer":
-        return _mixers()
+    if subject in ("mixer", "token_mixer"):
+        kinds: Kinds = ("token",) if subject == "token_mixer" else ("channel", "token")
+        return "\n\n".join(_mixer(name, kinds) for name in subjects[1:]) or _mixers(kinds)
     if subject == "experiment":
         return _experiments()
     if subject in groups():
         return "\n".join(_wrapped(f"{name:24} ", [first]) for name, first in _choices(subject))
-    known = ["backbone", "mixer", "experiment", *groups(), "config"]
+    known = ["backbone", "mixer", "experiment", *groups(), "token_mixer", "config"]
     raise ValueError(f"there is no help on {subject!r}; there is on {listed(known)}")
 
 
@@ -186,9 +189,40 @@ def _families(names: Sequence[str]) -> str:
     )
 
 
-def _mixers() -> str:
+def _mixer(name: str, kinds: Kinds) -> str:
+    """One mixer: what it computes, where it is from, how it is typed, and each of its options."""
+    known = catalogue()
+    names = [one for kind in kinds for one in known.list_mixers(kind)]
+    if name not in names:
+        what = "token mixer" if len(kinds) == 1 else "mixer"
+        raise ValueError(unknown(what, name, names))
+    mixer = known.mixer(name)
+    token = mixer["kind"] == "token"
+    usage = f"backbone.token_mixer={name}" if token else f"backbone=<host>_{name}"
+    prefix = "backbone.token_mixer" if token else "backbone.mixer"
+    lines = [f"{name}, a {mixer['kind']} mixer: {usage}", ""]
+    lines += [
+        _wrapped("  computes  ", [mixer["about"]]),
+        _wrapped("  source    ", [mixer["source"]]),
+    ]
+    for option, default in mixer["options"].items():
+        usual = " (as the host has it)" if option == "hidden_ratio" and default is None else ""
+        lines += ["", f"  {prefix}.{option}={_typed(default)}{usual}"]
+        lines.append(_wrapped(" " * 6, [mixer["meanings"].get(option, "")]))
+    return "\n".join(lines)
+
+
+def _typed(value: Any) -> str:
+    """A default as it is typed."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    return str(value)
+
+
+def _mixers(kinds: Kinds) -> str:
     known, lines = catalogue(), []
-    kinds: tuple[Literal["channel", "token"], ...] = ("channel", "token")
     for kind in kinds:
         lines.append(f"{kind} mixers")
         for name in known.list_mixers(kind):

@@ -1,0 +1,33 @@
+"""What options mean, read from the docstrings of what takes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def summary(build: Callable[..., Any]) -> str:
+    """Return the first line of a docstring."""
+    return (inspect.getdoc(build) or "").partition("\n")[0]
+
+
+def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
+    """Return the arguments that docstrings describe, by name; later docstrings win."""
+    found: dict[str, str] = {}
+    for build in builders:
+        section = re.search(
+            r"^Args:\n(.*?)(?=^\S|\Z)",
+            (inspect.getdoc(build) or "") + "\n",
+            re.DOTALL | re.MULTILINE,
+        )
+        names: list[str] = []
+        for line in section[1].splitlines() if section else ():
+            entry = re.match(r" {4}(\w+(?:, \w+)*): (.*)", line)
+            if entry:
+                names = entry[1].split(", ")
+                found |= dict.fromkeys(names, entry[2])
+            else:
+                found |= {name: f"{found[name]} {line.strip()}".strip() for name in names}
+    return found
