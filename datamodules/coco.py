@@ -20,6 +20,7 @@ from datamodules.dense import (
     Step,
     StrictImage,
     refuse_other_size,
+    refuse_thin,
     size_of,
 )
 from datamodules.files import first_few, require_folder
@@ -169,6 +170,8 @@ class CocoDataModule(DenseDataModule):
             info = dataset.get_data_info(index)
             size = check_header(info["img_path"], upright=True)
             refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
+            scale = self.smallest_train_scale if split == "train" else self.scale
+            refuse_thin(info["img_path"], size, scale)
 
         return check
 
@@ -204,6 +207,15 @@ class CocoDataModule(DenseDataModule):
             )
         return lines + self.absent_notice(val.absent)
 
+    @property
+    def smallest_train_scale(self) -> Size:
+        """The smallest longest and shortest edge that training images are resized into."""
+        if self.train_sizes:
+            longs, shorts = zip(*((max(size), min(size)) for size in self.train_sizes), strict=True)
+            return min(longs), min(shorts)
+        factor = min(self.scale_jitter or (1.0,))
+        return round(self.scale[0] * factor), round(self.scale[1] * factor)
+
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
         from mmcv.transforms import RandomChoice, RandomChoiceResize, RandomResize
@@ -220,7 +232,7 @@ class CocoDataModule(DenseDataModule):
                 resize = RandomChoice([[resize], [smaller, crop, resize]])
         elif self.scale_jitter:
             resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
-        steps: list[Step] = [StrictImage(), self._annotations(), resize]
+        steps: list[Step] = [StrictImage(self.smallest_train_scale), self._annotations(), resize]
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
         if self.photometric:

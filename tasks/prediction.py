@@ -12,6 +12,8 @@ from PIL import Image
 
 from tasks.batches import Batch, Row
 
+UNREADABLE = "unreadable"  # key of the reason in a row of an image that cannot be read
+
 
 class Prediction(LightningModule):
     """The part of a ``BaseTask`` that predicts; the attributes are the task's own."""
@@ -37,6 +39,8 @@ class Prediction(LightningModule):
         data = self.data.serving(images)
         rows: list[Row] = []
         for batch in data.predict_dataloader():
+            for broken in batch.pop("unreadable", ()):
+                raise ValueError(broken.reason)
             placed = self.transfer_batch_to_device(batch, self.device, 0)
             rows += self.describe(placed, data)
         return rows
@@ -44,7 +48,10 @@ class Prediction(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predictions of a batch of the trainer's datamodule; arrays go to files of the run."""
         trainer: Any = self.trainer
-        return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
+        broken = batch.pop("unreadable", ())
+        described = self.describe(batch, trainer.datamodule) if batch else []
+        rows = [self.filed(row) for row in described]
+        return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Predictions as plain values, one dict per image."""

@@ -21,6 +21,7 @@ data=imagenet data.root=FOLDER data.token_labels=FOLDER
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -163,7 +164,7 @@ def write_maps(
     for name, label_map in zip(names, maps, strict=True):
         file = target(out, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
+        partial = file.with_name(f".{os.getpid()}.partial")
         torch.save(label_map.clone(), partial)
         partial.replace(file)
 
