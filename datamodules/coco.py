@@ -23,8 +23,8 @@ from datamodules.dense import (
     refuse_thin,
     size_of,
 )
-from datamodules.files import first_few, require_folder
-from datamodules.headers import check_header
+from datamodules.files import UPRIGHT, first_few, require_folder
+from datamodules.headers import read_header
 from datamodules.sampling import SeededDataset
 
 # DETR's, for ``train_crops``: longest and shortest edges before cropping, least and largest side of
@@ -93,6 +93,7 @@ class CocoDataModule(DenseDataModule):
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
+        self._turned: dict[Split, set[str]] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self.classes = None if classes is None else tuple(classes)
         self.check_scales(self.scale, *self.train_sizes, factors=self.scale_jitter or ())
@@ -165,10 +166,14 @@ class CocoDataModule(DenseDataModule):
     def file_check(self, split: Split) -> Callable[[int], None]:
         """The header and the end of an image, and its size against the annotated one."""
         dataset: Any = self.dataset(split).dataset
+        self._turned[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
-            size = check_header(info["img_path"], upright=True)
+            header = read_header(info["img_path"], upright=True)
+            size = (header.width, header.height)
+            if header.orientation != UPRIGHT:
+                self._turned[split].add(info["img_path"])
             refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
             scale = self.smallest_train_scale if split == "train" else self.scale
             refuse_thin(info["img_path"], size, scale)
@@ -204,6 +209,13 @@ class CocoDataModule(DenseDataModule):
             lines.append(
                 f"{len(shared):,} of {val.num_images:,} validation images are training images, "
                 f"too, which raises AP: {first_few(shared, 2)}"
+            )
+        turned = sorted(name for names in self._turned.values() for name in names)
+        if turned:
+            lines.append(
+                f"{len(turned):,} of {sum(looked.values()):,} images are turned by their EXIF data "
+                f"({first_few(turned, 3)}), and boxes must fit the turned images; if they fit the "
+                "pixels as stored, remove the orientation (exiftool -Orientation= FILE)"
             )
         return lines + self.absent_notice(val.absent)
 
