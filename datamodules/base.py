@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -26,13 +28,17 @@ from datamodules.sampling import (
     NamedDataset,
     SeededDataset,
     SizedDataset,
+    TolerantDataset,
+    Unreadable,
     process_group,
+    readable,
 )
 from datamodules.shared_memory import check_shared_memory
 from datamodules.workers import Loader, become_worker, hurry_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
+TRIED = 100  # images that a preview looks at in place of broken ones
 Split = Literal["train", "val", "predict"]
 SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
 
@@ -189,7 +195,7 @@ class BaseDataModule(LightningDataModule):
 
     def _pictures(self, images: Any) -> NamedDataset:
         pictures = Pictures(as_images(images), self.unlabelled, upright=self.upright)
-        return NamedDataset(pictures, pictures.name)
+        return TolerantDataset(pictures, pictures.name)
 
     def unlabelled(self, image: Image.Image, name: str, index: int) -> Any:
         """The sample of an image to predict, prepared as in evaluation.
@@ -313,10 +319,16 @@ class BaseDataModule(LightningDataModule):
         return self._eval_loader("predict" if "predict" in self._datasets else "val")
 
     def preview_batch(self, count: int) -> Any:
-        """A batch of up to ``count`` samples to draw, evenly spaced over what prediction sees."""
+        """A batch of up to ``count`` samples to draw, evenly spaced over what prediction sees.
+
+        In place of broken images come others.
+        """
         dataset = self._to_predict()
-        indices = range(0, len(dataset), max(1, len(dataset) // count))[:count]
-        return (self.collate() or default_collate)([dataset[0, index] for index in indices])
+        spaced = range(0, len(dataset), max(1, len(dataset) // count))[:count]
+        others = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
+        samples = (dataset[0, index] for index in itertools.chain(spaced, others))
+        kept = (sample for sample in samples if not isinstance(sample, Unreadable))
+        return (self.collate() or default_collate)(list(itertools.islice(kept, len(spaced))))
 
     def sizes(self) -> dict[str, int]:
         """Images of each split that there is."""
@@ -360,12 +372,15 @@ class BaseDataModule(LightningDataModule):
     ) -> DataLoader[Any]:
         if self.num_workers:
             check_shared_memory("data.num_workers=0")
+        collate = self.collate()
+        if isinstance(dataset, TolerantDataset):
+            collate = partial(readable, collate or default_collate)
         return Loader(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
             num_workers=self.num_workers,
-            collate_fn=self.collate(),
+            collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,

@@ -17,8 +17,9 @@ from PIL import Image
 from datamodules.base import Split
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.sampling import SeededDataset
+from datamodules.text_files import nfc, read_raw
 from datamodules.transforms import Augmentation, PaperAugmentation, Transform
-from datamodules.whole_numbers import whole_list
+from datamodules.whole_numbers import shown, whole_list
 
 SIDE = 32
 
@@ -231,6 +232,8 @@ class PickledArray:
 
     def __setstate__(self, state: Any) -> None:
         """Make the array, of as many bytes as there are."""
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise pickle.UnpicklingError("it asks for an array of an unknown state")
         _, shape, kind, by_column, raw = state
         data = raw.encode("latin1") if isinstance(raw, str) else raw  # text where Python 2 wrote it
         if not isinstance(kind, PickledType) or not isinstance(data, bytes):
@@ -256,7 +259,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
     """Load a CIFAR file; its keys become text, whichever Python wrote them."""
     try:
-        raw = path.read_bytes()
+        raw = read_raw(path)
         _refuse_far_memory(raw)
         content = ArrayUnpickler(io.BytesIO(raw), encoding="latin1").load()
     except Exception as error:  # A damaged pickle may raise nearly anything.
@@ -268,7 +271,12 @@ def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds a {type(content).__name__}, not the dictionary of a {archive.name} file"
         )
-    return {_text(key): getattr(value, "values", value) for key, value in content.items()}
+    return {_text(key): _array(value) for key, value in content.items()}
+
+
+def _array(value: object) -> object:
+    """Return the array that was read in its stead; None for one that never got its state."""
+    return getattr(value, "values", None) if isinstance(value, PickledArray) else value
 
 
 def _refuse_far_memory(raw: bytes) -> None:
@@ -283,11 +291,19 @@ def _text(value: object) -> str:
 
 
 def _class_names(path: Path, archive: Archive) -> tuple[str, ...]:
-    names = [_text(name) for name in read_pickle(path, archive).get(archive.names, [])]
-    if len(set(names)) != archive.classes:
+    content = read_pickle(path, archive)
+    names = content.get(archive.names)
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str | bytes) for n in names):
+        raise ValueError(
+            f"{archive.names!r} in {path} must be a list of {archive.classes} texts, got "
+            f"{shown(names)}; unpack the archive again"
+        )
+    names = [nfc(_text(name)) for name in names]
+    if len(set(names)) != archive.classes or len(names) != archive.classes:
         kind = "fine classes" if archive is CIFAR100 else "classes"
         raise ValueError(
-            f"{path} names {len(set(names))} {kind}; {archive.name} has {archive.classes}"
+            f"{path} names {len(names if len(set(names)) == archive.classes else set(names))} "
+            f"{kind}; {archive.name} has {archive.classes}"
         )
     return tuple(names)
 
@@ -299,6 +315,7 @@ def check_images(path: Path, content: dict[str, Any]) -> NDArray[np.uint8]:
         not isinstance(images, np.ndarray)
         or images.dtype != np.uint8
         or images.shape[1:] != (3 * SIDE * SIDE,)
+        or not len(images)
     ):
         found = (
             f"{images.dtype} {images.shape}"
@@ -320,6 +337,10 @@ def check_labels(
         other = CIFAR10 if archive is CIFAR100 else CIFAR100
         hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
         raise ValueError(f"{path} has no {archive.labels!r} but {sorted(content)}{hint}")
+    if not isinstance(labels, list | tuple) and getattr(labels, "ndim", 0) != 1:
+        raise ValueError(
+            f"{archive.labels!r} in {path} must be a list of {count} integers, got {shown(labels)}"
+        )
     if len(labels) != count:
         raise ValueError(
             f"{archive.labels!r} in {path} must be {count} integers, one per image; "
@@ -330,6 +351,6 @@ def check_labels(
     if wrong:
         raise ValueError(
             f"{len(wrong)} labels in {path} lie outside 0 to {archive.classes - 1}, "
-            f"the first {labels[wrong[0]]} in row {wrong[0]}"
+            f"the first {shown(labels[wrong[0]])} in row {wrong[0]}"
         )
     return np.array(labels, dtype=np.int64)

@@ -23,10 +23,11 @@ from datamodules.dense import (
     Step,
     StrictImage,
     refuse_other_size,
+    refuse_thin,
     size_of,
 )
-from datamodules.files import first_few, require_folder
-from datamodules.headers import check_header
+from datamodules.files import UPRIGHT, first_few, require_folder
+from datamodules.headers import read_header
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.detection import AUTO, OWN, Export, checked_layout, open_export
 from datamodules.layouts.records import Part
@@ -113,6 +114,7 @@ class CocoDataModule(DenseDataModule):
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
+        self._turned: dict[Split, set[str]] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self._train: Part | None = None
         self._val: Part | None = None
@@ -189,11 +191,17 @@ class CocoDataModule(DenseDataModule):
     def file_check(self, split: Split) -> Callable[[int], None]:
         """The header and the end of an image, and its size against the annotated one."""
         dataset: Any = self.dataset(split).dataset
+        self._turned[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
-            size = check_header(info["img_path"], upright=True)
+            header = read_header(info["img_path"], upright=True)
+            size = (header.width, header.height)
+            if header.orientation != UPRIGHT:
+                self._turned[split].add(info["img_path"])
             refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
+            scale = self.smallest_train_scale if split == "train" else self.scale
+            refuse_thin(info["img_path"], size, scale)
 
         return check
 
@@ -227,7 +235,23 @@ class CocoDataModule(DenseDataModule):
                 f"{len(shared):,} of {val.num_images:,} validation images are training images, "
                 f"too, which raises AP: {first_few(shared, 2)}"
             )
+        turned = sorted(name for names in self._turned.values() for name in names)
+        if turned:
+            lines.append(
+                f"{len(turned):,} of {sum(looked.values()):,} images are turned by their EXIF data "
+                f"({first_few(turned, 3)}), and boxes must fit the turned images; if they fit the "
+                "pixels as stored, remove the orientation (exiftool -Orientation= FILE)"
+            )
         return lines + self.absent_notice(val.absent)
+
+    @property
+    def smallest_train_scale(self) -> Size:
+        """The smallest longest and shortest edge that training images are resized into."""
+        if self.train_sizes:
+            longs, shorts = zip(*((max(size), min(size)) for size in self.train_sizes), strict=True)
+            return min(longs), min(shorts)
+        factor = min(self.scale_jitter or (1.0,))
+        return round(self.scale[0] * factor), round(self.scale[1] * factor)
 
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
@@ -245,7 +269,7 @@ class CocoDataModule(DenseDataModule):
                 resize = RandomChoice([[resize], [smaller, crop, resize]])
         elif self.scale_jitter:
             resize = RandomResize(scale=self.scale, ratio_range=self.scale_jitter, **keep)
-        steps: list[Step] = [StrictImage(), self._annotations(), resize]
+        steps: list[Step] = [StrictImage(self.smallest_train_scale), self._annotations(), resize]
         if self.flip:
             steps.append(transforms.RandomFlip(prob=self.flip))
         if self.photometric:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
 from datamodules.bgr import load_bgr, to_bgr, to_planes
+from datamodules.memory import FLOAT, refuse_larger
 from datamodules.sampling import SeededDataset
 from datamodules.whole_numbers import whole_list
 from heads import mmcv_finder
@@ -38,7 +39,14 @@ class StrictImage:
     """First step of a pipeline: decodes ``img_path`` into BGR, or raises naming the file.
 
     An RGB ``image`` that is given is taken instead.
+
+    Args:
+        scale: The smallest longest and shortest edge that the image is resized into.
+        maps: How many maps of numbers a prediction has at the size of the image.
     """
+
+    def __init__(self, scale: Size, maps: int = 0) -> None:
+        self.scale, self.maps = scale, maps
 
     def __call__(self, results: Results) -> Results:
         """Add ``img`` (H, W, 3) and its shapes, which must be the annotated ones, if there are."""
@@ -47,6 +55,12 @@ class StrictImage:
         height, width = pixels.shape[:2]
         annotated = (results.get("width", width), results.get("height", height))
         refuse_other_size(path, (width, height), annotated)
+        refuse_thin(path, (width, height), self.scale)
+        refuse_larger(
+            f"{path}: a prediction of {self.maps} classes for {width:,}x{height:,} pixels",
+            self.maps * width * height * FLOAT,
+            "cut the image into pieces",
+        )
         results["img"] = pixels
         results["img_shape"] = results["ori_shape"] = (height, width)
         return results
@@ -96,6 +110,23 @@ def refuse_other_size(path: object, size: Size, annotated: Size) -> None:
         raise ValueError(
             f"{path} is {size[0]}x{size[1]} pixels, upright by "
             f"its EXIF data, but annotated as {annotated[0]}x{annotated[1]}; correct either"
+        )
+
+
+def refuse_thin(path: object, size: Size, scale: Size) -> None:
+    """Raise an error for an image of which less than a pixel would be left by resizing.
+
+    Args:
+        path: The image, for the message.
+        size: Its width and height.
+        scale: Longest and shortest edge that it is resized into, its shape kept.
+    """
+    factor = min(max(scale) / max(size), min(scale) / min(size))
+    if min(size) * factor < 0.5:
+        raise ValueError(
+            f"{path} is {size[0]}x{size[1]} pixels, too thin to be resized into {max(scale)}x"
+            f"{min(scale)} (data.scale): less than one pixel of its short side would be left; "
+            "remove it or cut it into pieces"
         )
 
 
@@ -166,6 +197,17 @@ class DenseDataModule(BaseDataModule):
         self.check_memory((round(short * factor), round(long * factor)), "data.scale")
 
     @property
+    def maps(self) -> int:
+        """How many maps of numbers a prediction has at the size of an image."""
+        return 0
+
+    @property
+    def smallest_scale(self) -> Size:
+        """The smallest longest and shortest edge that tests resize images into."""
+        factor = min(1.0, *self.test_scales)
+        return round(self.scale[0] * factor), round(self.scale[1] * factor)
+
+    @property
     def has_views(self) -> bool:
         """Whether tests see each image several times, resized and flipped."""
         return len(self.test_scales) > 1 or self.test_scales[0] != 1 or self.test_flip
@@ -198,7 +240,7 @@ class DenseDataModule(BaseDataModule):
     def test_steps(self, *, annotated: bool = True) -> list[Step]:
         """The evaluation pipeline; annotations keep the original size, as in the toolkits."""
         resize, masks = self.resized(self.scale), self.masks(annotated=annotated)
-        return [StrictImage(), resize, *masks, self.packed()]
+        return [StrictImage(self.scale, self.maps), resize, *masks, self.packed()]
 
     def view_steps(self, *, annotated: bool = True) -> list[Step]:
         """The pipeline of tests: ``test_steps``, or with views each field as a list of them."""
@@ -211,7 +253,8 @@ class DenseDataModule(BaseDataModule):
         choices: list[list[Step]] = [[self.resized(size) for size in sizes]]
         choices.append([self.flipped(False), self.flipped(True)][: 1 + self.test_flip])
         choices += [[step] for step in self.masks(annotated=annotated)]
-        return [StrictImage(), TestTimeAug([*choices, [self.packed()]])]
+        first = StrictImage(self.smallest_scale, self.maps)
+        return [first, TestTimeAug([*choices, [self.packed()]])]
 
     def resized(self, scale: Size) -> Step:
         """The step that resizes an image into a longest and a shortest edge."""

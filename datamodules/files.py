@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff",
      ".ppm", ".pgm", ".pbm", ".pnm", ".jp2"}
 )  # fmt: skip
+LOSSY = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".jp2"})
 HIDDEN, NO_ENDING = "hidden", "no ending"  # kinds of skipped files, beside endings
 VALIDATION = ("val", "valid", "validation")  # names of the folder of validation images
 ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
@@ -137,9 +138,31 @@ def require_folder(folder: Path, remedy: str) -> None:
 
 
 def require_names(missing: Collection[str], what: str, remedy: str) -> None:
-    """Raise ``FileNotFoundError`` naming the first few missing files, if there are any."""
+    """Raise ``FileNotFoundError`` naming the first few missing files, if there are any.
+
+    A file that differs from the first missing one in its ending alone is named, too.
+    """
     if missing:
-        raise FileNotFoundError(f"{len(missing)} {what}: {first_few(sorted(missing))}; {remedy}")
+        raise FileNotFoundError(
+            f"{len(missing)} {what}: {first_few(sorted(missing))}; {remedy}"
+            f"{_other_ending(Path(min(missing)))}"
+        )
+
+
+def _other_ending(wanted: Path) -> str:
+    """Return which file is there in place of a missing one, and why it is not used."""
+    if wanted.exists() or not wanted.parent.is_dir():
+        return ""
+    stem = wanted.stem.lower()
+    beside = sorted(one.name for one in wanted.parent.iterdir() if one.stem.lower() == stem)
+    if not beside:
+        return ""
+    why = f"the name must be {wanted.name}"
+    if wanted.suffix == ".png" and suffix_of(beside[0]) in LOSSY:
+        why = "masks must be PNG, as lossy compression changes labels; export them again"
+    elif wanted.suffix == ".png" and suffix_of(beside[0]) != wanted.suffix:
+        why = "masks must be PNG; convert them"
+    return f". {wanted.parent / beside[0]} is there, but not used: {why}"
 
 
 def images_at(path: str | Path) -> list[Path]:

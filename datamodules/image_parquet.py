@@ -16,16 +16,21 @@ from numpy.typing import NDArray
 
 from datamodules.classification import ClassificationDataModule, Sample, sample
 from datamodules.console import say
-from datamodules.files import decode_bytes, first_few, to_rgb
+from datamodules.files import decode_bytes, first_few, plain_file, to_rgb
 from datamodules.numbered_classes import Labels, refuse_unlisted, warn_of_absent
 from datamodules.sampling import SeededDataset
 from datamodules.shares import checked_share, first_by_name, share_notice
 from datamodules.synsets import as_synsets
+from datamodules.text_files import nfc
 from datamodules.transforms import Transform
+from datamodules.whole_numbers import shown
 
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid")}
 TEST = "test"  # validates where there is no other split for it
 PLACE = re.compile(r"-(\d+)-of-(\d+)")
+BYTES = ("binary", "large_binary", "binary_view", "null")
+TEXTS = ("string", "large_string", "string_view", "null")
+MOST_CLASSES = 1_000_000
 LARGE = 1_000_000_000  # bytes whose copy takes a while
 
 
@@ -109,12 +114,12 @@ class ImageParquetDataModule(ClassificationDataModule):
 
     def _rows_of(self, shard: Path) -> int:
         """How many rows a shard says that it has, after a look at its columns."""
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet, types
 
         try:
-            metadata = parquet.read_metadata(shard)
+            metadata = parquet.read_metadata(plain_file(shard))
             schema = metadata.schema.to_arrow_schema()
-        except (ArrowInvalid, OSError) as error:
+        except (ArrowException, OSError) as error:
             raise ValueError(
                 f"{shard} is no whole parquet file ({_line(error)}); copy it again"
             ) from error
@@ -130,12 +135,19 @@ class ImageParquetDataModule(ClassificationDataModule):
                 f"{shard}: the column {self.image_column!r} holds {kind}, and not bytes and path "
                 "of encoded images"
             )
+        for name, allowed in (("bytes", BYTES), ("path", TEXTS)):
+            place = kind.get_field_index(name)
+            inner = kind.field(place).type if place >= 0 else None
+            if inner is not None and not any(getattr(types, f"is_{one}")(inner) for one in allowed):
+                raise ValueError(
+                    f"{shard}: {name!r} in the column {self.image_column!r} must hold "
+                    f"{allowed[0]} values, got {inner}"
+                )
         return int(metadata.num_rows)
 
     def _open(self, shards: Sequence[Path], rows: int) -> Any:
         """The table of a split, mapped into memory."""
         from datasets import Dataset, Image
-        from datasets.exceptions import DatasetGenerationError
 
         with _quiet():
             try:
@@ -144,7 +156,7 @@ class ImageParquetDataModule(ClassificationDataModule):
                     cache_dir=self.cache_dir,
                     columns=[self.image_column, self.label_column],
                 )
-            except (DatasetGenerationError, OSError) as error:
+            except Exception as error:  # metadata of any type make the package raise all kinds
                 cause = error.__cause__ or error
                 raise ValueError(
                     f"the shards of {shards[0].parent} cannot be copied to where they are read "
@@ -161,6 +173,13 @@ class ImageParquetDataModule(ClassificationDataModule):
         """The names of classes, or their numbers where there are none or several share one."""
         features = [table.features[self.label_column] for table in tables.values()]
         train, val = (getattr(feature, "names", None) for feature in features)
+        for names in (train, val):
+            if names and not all(isinstance(name, str) for name in names):
+                raise ValueError(
+                    f"{self.folder}: the names of classes in the shards must be texts, got "
+                    f"{shown(names)}"
+                )
+        train, val = ([nfc(name) for name in names or ()] for names in (train, val))
         if train and val and train != val:
             raise ValueError(
                 f"{self.folder}: training and validation name other classes "
@@ -196,6 +215,11 @@ class ImageParquetDataModule(ClassificationDataModule):
             raise ValueError(
                 f"{split} in {self.folder}: {self.label_column!r} must hold numbers of classes "
                 f"from 0 on; found {found}"
+            )
+        if column.max() >= MOST_CLASSES:
+            raise ValueError(
+                f"{split} in {self.folder}: {self.label_column!r} holds the label {column.max()}, "
+                f"and {MOST_CLASSES:,} classes are the most"
             )
         return column.astype(np.int64)
 

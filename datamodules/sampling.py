@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -136,6 +136,39 @@ class NamedDataset(Dataset[Any]):
                 raise
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"sample {index} ({name}) cannot be loaded: {reason}") from error
+
+
+class Unreadable(NamedTuple):
+    """An image that cannot be predicted, in place of its sample.
+
+    Attributes:
+        name: Its file.
+        reason: The message of the error.
+    """
+
+    name: str
+    reason: str
+
+
+class TolerantDataset(NamedDataset):
+    """Gives ``Unreadable`` for a broken file, so that others are predicted; see ``readable``."""
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return super()._sample(index)
+        except (FileNotFoundError, ValueError) as error:
+            return Unreadable(self.describe(index), str(error))
+
+
+def readable(collate: Callable[[list[Any]], Any], samples: list[Any]) -> dict[str, Any]:
+    """Return the batch of the readable samples, with the others as its entry ``unreadable``.
+
+    A batch without readable samples has that entry alone.
+    """
+    broken = [sample for sample in samples if isinstance(sample, Unreadable)]
+    kept = [sample for sample in samples if not isinstance(sample, Unreadable)]
+    batch: dict[str, Any] = collate(kept) if kept else {}
+    return batch | {"unreadable": broken} if broken else batch
 
 
 class SeededDataset(NamedDataset):

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.base import SPLITS, Split, probability, range_of
-from datamodules.dense import DenseDataModule, Packed, Size, Step, StrictImage, size_of
+from datamodules.dense import (
+    DenseDataModule,
+    Packed,
+    Size,
+    Step,
+    StrictImage,
+    refuse_thin,
+    size_of,
+)
 from datamodules.files import UPRIGHT, first_few
 from datamodules.headers import read_header
 from datamodules.mask_colours import IGNORED, Colour, ColourCode
@@ -148,6 +156,8 @@ class SegmentationDataModule(DenseDataModule):
             if UPRIGHT != orientation != own.orientation:
                 self._turned.append(image)
             refuse_other_shape(mask, (own.height, own.width), (height, width), image)
+            scale = self.smallest_train_scale if split == "train" else self.scale
+            refuse_thin(image, (width, height), scale)
             if split == "val" or not seen:
                 pixels = strict.pixels(mask)
                 if pixels.ndim == 3 and isinstance(self.code, MaskCode):
@@ -191,13 +201,24 @@ class SegmentationDataModule(DenseDataModule):
             )
         return lines
 
+    @property
+    def maps(self) -> int:
+        """The logits of each class, at the size of an image."""
+        return self.num_classes
+
+    @property
+    def smallest_train_scale(self) -> Size:
+        """The smallest longest and shortest edge that training images are resized into."""
+        factor = min(self.scale_jitter)
+        return round(self.scale[0] * factor), round(self.scale[1] * factor)
+
     def train_steps(self) -> list[Step]:
         """The training pipeline."""
         from mmcv.transforms import RandomFlip, RandomResize, Resize
         from mmseg.datasets import transforms
 
         steps: list[Step] = [
-            StrictImage(),
+            StrictImage(self.smallest_train_scale),
             StrictMask(self.code),
             RandomResize(
                 scale=self.scale,

@@ -44,5 +44,9 @@ def whole_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
 
 def shown(value: object) -> str:
     """Return a value as messages show it: text in double quotes, 60 characters at most."""
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError):  # nested deeply, or an integer of more than 4,300 digits
+        text = f"a value of type {type(value).__name__}"
+    text = " ".join(text.split())  # arrays have several lines
     return text if len(text) <= 60 else f"{text[:57]}..."

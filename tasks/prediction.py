@@ -14,6 +14,8 @@ from PIL import Image
 from tasks.batches import Batch, Row, batch_size
 from tasks.ema import WeightEMA
 
+UNREADABLE = "unreadable"  # key of the reason in a row of an image that cannot be read
+
 
 class Prediction(LightningModule):
     """The part of a ``BaseTask`` that predicts; the attributes are the task's own."""
@@ -51,6 +53,8 @@ class Prediction(LightningModule):
         rows: list[Row] = []
         with self._evaluated_weights():
             for batch in data.predict_dataloader():
+                for broken in batch.pop("unreadable", ()):
+                    raise ValueError(broken.reason)
                 placed = self.transfer_batch_to_device(batch, self.device, 0)
                 rows += self.describe(placed, data)
         return rows
@@ -84,7 +88,10 @@ class Prediction(LightningModule):
         trainer: Any = self.trainer
         if self.is_spare:
             return []
-        return [self.filed(row) for row in self.describe(batch, trainer.datamodule)]
+        broken = batch.pop("unreadable", ())
+        described = self.describe(batch, trainer.datamodule) if batch else []
+        rows = [self.filed(row) for row in described]
+        return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
 
     def image_names(self, batch: Batch, datamodule: Any) -> list[str]:
         """The files of a batch's images; numbers of those that no datamodule of ours knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections import Counter
@@ -28,6 +29,7 @@ from tasks.whole_files import whole_file
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 LABELS = "labels"  # folder of predicted label maps
+LONGEST_NAME = 255  # bytes of a file's name
 MOST = 8  # classes of an image that are named in a line
 IGNORED = 255  # MMSegmentation's label of pixels that do not count.
 
@@ -143,6 +145,8 @@ class SegmentationTask(BaseTask):
         name = path.stem if self._stems[path.stem] == 1 else path.name
         # Of sub-folders that hold files of one name the label maps have sub-folders as well.
         inner = path.parent.relative_to(self._above) if self._names[path.name] > 1 else Path()
+        if len(os.fsencode(f"{name}.png")) > LONGEST_NAME:
+            name = f"{path.stem[:50]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
         target = folder / inner / f"{name}.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         colours = trainer.datamodule.metainfo["palette"]

@@ -25,6 +25,7 @@ from datamodules.transforms import BoundedResize
 from datamodules.workers import end_with_parent
 
 NOTE = "corrupted.json"  # in the copy's folder: how it was made
+LONGEST_NAME = 255  # bytes of a file's name
 JPEG = {"quality": 85, "optimize": True}  # as the published files
 
 
@@ -119,7 +120,7 @@ def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: st
     for (kind, severity), target in missing.items():
         made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
-        begun = target.with_name(f".{target.name}.{os.getpid()}")
+        begun = target.with_name(f".{os.getpid()}.part")  # names may have 255 bytes already
         try:
             made.save(begun, "JPEG", **JPEG)
             begun.replace(target)
@@ -137,7 +138,13 @@ def generator(seed: int, name: str, kind: str, severity: int) -> np.random.Gener
 
 def saved_name(name: str) -> str:
     """What the copies of an image are called: as itself, with a JPEG's ending."""
-    return name if name.lower().endswith((".jpg", ".jpeg")) else f"{name}.jpg"
+    if name.lower().endswith((".jpg", ".jpeg")):
+        return name
+    place = Path(f"{name}.jpg")
+    if len(os.fsencode(place.name)) > LONGEST_NAME:
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        place = place.with_name(f"{place.name[:50]}_{digest}.jpg")
+    return str(place)
 
 
 def photographs(folder: Path, size: int) -> Photographs:

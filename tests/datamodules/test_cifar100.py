@@ -215,3 +215,30 @@ def test_wrong_cifar10(tmp_path):
     write(folder / "batches.meta", {b"label_names": [b"cat"]})
     with pytest.raises(ValueError, match="names 1 classes; CIFAR-10 has 10"):
         CIFAR10DataModule(tmp_path).setup()
+
+
+ODD = [None, 0, 1.5, True, "x", b"x", {}, {"a": 1}, [], [None], [[1]], [[1], [2, 3]], (),
+       np.zeros((2, 2), np.uint8), [10**30] * 200, [10**6000] * 200, [float("nan")] * 200,
+       [True] * 200]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(type(value)))
+@pytest.mark.parametrize(
+    ("file", "key"), [("train", "data"), ("test", "fine_labels"), ("meta", "fine_label_names")]
+)
+def test_other_types_than_expected(root, file, key, value):
+    path = root / "cifar-100-python" / file
+    whole = read_pickle(path)
+    for entry in (whole | {key: value}, value):
+        write(path, entry)
+        with pytest.raises(ValueError, match=str(path)) as caught:
+            module(root).setup()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
+def test_arrays_may_hold_labels(root):
+    write(
+        root / "cifar-100-python/train", content(fine_labels=np.arange(200, dtype=np.uint8) % 100)
+    )
+    module(root).setup()

@@ -710,3 +710,15 @@ def test_what_may_not_be_meant_is_said(root, caplog):
         "1 of 4 training images have no box of these classes and are left out",
         "1 of 2 classes do not occur in validation: cat",
     ]
+
+
+def test_images_that_are_turned_are_counted(root, caplog):
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("RGB", (60, 40)).save(root / "val2017/1.jpg", exif=exif)
+    data = module(root)
+    data.setup()
+    with caplog.at_level("INFO"):
+        data.check_files()
+    assert "1 of 8 images are turned by their EXIF data (" in caplog.text
+    assert "val2017/1.jpg), and boxes must fit the turned images" in caplog.text

@@ -236,3 +236,51 @@ def test_a_share_has_the_images_of_class_folders(tmp_path, caplog):
             )
             assert "such as n01440764_10.JPEG: the same as of class folders" in caplog.text
         assert data.dataset("train").describe(0).endswith(f"row {train.rows[0]}")
+
+
+def _written(root, column, meta=None):
+    """Shards whose image column is given, with metadata as datasets writes them."""
+    root.mkdir(parents=True)
+    for split in ("train", "validation"):
+        table = pa.table({"image": column, "label": pa.array([0, 1])})
+        if meta is not None:
+            table = table.replace_schema_metadata({"huggingface": meta})
+        parquet.write_table(table, root / f"{split}-00000-of-00001.parquet")
+    return root
+
+
+METADATA = [
+    "{",
+    "3",
+    '{"info": 3}',
+    '{"info": {"features": [1]}}',
+    '{"info": {"features": {"label": {"_type": "ClassLabel", "names": 5}}}}',
+    '{"info": {"features": {"image": {"_type": "None"}, "label": {"_type": "Image"}}}}',
+]
+
+
+@pytest.mark.parametrize("meta", METADATA)
+def test_metadata_of_other_types(tmp_path, meta):
+    pixels = pa.array([{"bytes": b"x", "path": "a"}] * 2)
+    root = _written(tmp_path / "shards", pixels, meta)
+    with pytest.raises(ValueError, match=str(root)) as caught:
+        module(ImageParquetDataModule, root)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"bytes": "x", "path": "a"}, "'bytes' in the column 'image' must hold binary values"),
+        ({"bytes": b"x", "path": 3}, "'path' in the column 'image' must hold string values"),
+    ],
+)
+def test_images_of_other_types(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        module(ImageParquetDataModule, _written(tmp_path / "shards", pa.array([row] * 2)))
+
+
+def test_a_label_that_no_set_has(folders, tmp_path):
+    write_parquet(folders, tmp_path / "huge", labels=[0, 10**12])
+    with pytest.raises(ValueError, match=r"holds the label 1000000000000, and 1,000,000 classes"):
+        module(ImageParquetDataModule, tmp_path / "huge")

@@ -200,3 +200,20 @@ def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
     (root / "masks/val").mkdir()
     with pytest.raises(ValueError, match="several folders of validation images: val, valid; keep"):
         ready(SegmentationFolderDataModule, root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask", "other", "message"),
+    [
+        (SegmentationFolderDataModule, "masks/val/0.png", "0.jpg", "lossy compression"),
+        (SegmentationFolderDataModule, "masks/train/1.png", "1.gif", "PNG; convert them"),
+        (VOCDataModule, "SegmentationClass/2007_3.png", "2007_3.JPG", "lossy compression"),
+        (VOCDataModule, "JPEGImages/2007_3.jpg", "2007_3.jpeg", "name must be 2007_3.jpg"),
+    ],
+)
+def test_files_with_other_endings_are_named(tmp_path, kind, mask, other, message):
+    root = MAKERS[kind](tmp_path)
+    (root / mask).rename((root / mask).with_name(other))
+    wanted = rf"{Path(mask).name}; .*\. {(root / mask).with_name(other)} is there, but not used: "
+    with pytest.raises(FileNotFoundError, match=f"{wanted}.*{message}"):
+        ready(kind, root)

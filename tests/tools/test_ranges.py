@@ -33,9 +33,9 @@ def test_arguments_of_commands(text):
     for key in ("images", "batch", "size", "workers", "seed", "threads"):
         with pytest.raises(ValueError, match=rf"^{key} must be a whole number from 1 to .*; got"):
             number(key, text + "0" * 5)
-    with pytest.raises(ValueError, match=r"image_size must be .* to 16,384; got"):
+    with pytest.raises(ValueError, match=r"image_size must be .* got '.*', and the most is 16,384"):
         image_size(text)
-    with pytest.raises(ValueError, match=r"grid must be .* up to 16,384; got"):
+    with pytest.raises(ValueError, match=r"grid must be .* got '.*', and the most is 16,384"):
         grid(f"14x{text}")
 
 

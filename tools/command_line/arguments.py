@@ -59,8 +59,8 @@ def image_size(text: str, usual: int = 224) -> tuple[int, int]:
     size = _sides(text)
     if not 32 <= min(size) <= max(size) <= SIDE[1]:
         raise ValueError(
-            "image_size must be 224 or 800x1280, from 64 up (32 with patch_size) to "
-            f"{SIDE[1]:,}; got {_cut(text)}"
+            "image_size must be 224 or 800x1280, from 64 up (32 with patch_size); got "
+            f"{_cut(text)}, and the most is {SIDE[1]:,}"
         )
     return size
 
@@ -70,7 +70,8 @@ def grid(text: str) -> tuple[int, int]:
     size = _sides(text)
     if not 1 <= min(size) <= max(size) <= SIDE[1]:
         raise ValueError(
-            f"grid must be 14 or 14x28, or several with commas, up to {SIDE[1]:,}; got {_cut(text)}"
+            f"grid must be 14 or 14x28, or several with commas; got {_cut(text)}, and the most is "
+            f"{SIDE[1]:,}"
         )
     return size
 

@@ -93,6 +93,7 @@ RANGES: Mapping[str, Range] = {
     "mixup_alpha": RATE,
     "cutmix_alpha": RATE,
     "temperature": (0, 1_000_000),
+    "task.distillation.alpha": SHARE,
     # Arguments of the commands
     "seed": (0, 2**32 - 1),
     "images": IMAGES,

@@ -18,6 +18,7 @@ from tasks.base import BaseTask
 from tasks.classes import classes_of
 from tasks.gather import gather_objects
 from tasks.loading import serve_prediction
+from tasks.prediction import UNREADABLE
 from tasks.whole_files import write_whole
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -45,7 +46,11 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     batches = trainer.predict(task, datamodule=datamodule) or []
     parts = gather_objects([row for batch in batches for row in batch])
     # Process i took every n-th image from the i-th one on.
-    rows = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
+    found = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
+    broken = [row for row in found if UNREADABLE in row]
+    rows = [row for row in found if UNREADABLE not in row]
+    if broken and not rows:
+        raise ValueError(broken[0][UNREADABLE])
     if trainer.is_global_zero:
         folder = Path(trainer.default_root_dir)
         for row in rows[:SHOWN]:
@@ -55,4 +60,9 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
         text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
         write_whole(folder / "predictions.json", text)
         task.write_results(folder, rows)
-    return {"images": float(len(rows))}
+        for row in broken[:SHOWN]:
+            say(f"Left out: {row[UNREADABLE]}")
+        if broken:
+            say(f"{len(broken):,} of {len(found):,} images cannot be read and have no prediction")
+    unreadable = {"unreadable": float(len(broken))} if broken else {}
+    return {"images": float(len(rows)), **unreadable}

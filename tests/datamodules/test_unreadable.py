@@ -1,0 +1,117 @@
+"""A broken file does not lose the predictions of the others; thin images are refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import nn
+
+from datamodules import ClassFoldersDataModule, SegmentationFolderDataModule
+from datamodules.corruptions.copies import Copy, write_copy
+from datamodules.dense import StrictImage, refuse_thin
+from datamodules.sampling import Unreadable
+from tasks.prediction import UNREADABLE, Prediction
+
+LONG = "é" * 125 + "x"  # 251 bytes
+
+
+class Names(Prediction):
+    """A task that answers the names of images."""
+
+    def describe(self, batch, datamodule):
+        return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]
+
+
+@pytest.fixture
+def images(tmp_path):
+    for name in ("a.png", "c.png", f"{LONG}.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "b.png").touch()
+    (tmp_path / "d.jpg").write_bytes(b"\xff\xd8\xff\xe0none")
+    return tmp_path
+
+
+def module(images, **options):
+    data = ClassFoldersDataModule(None, image_size=32, predict_path=images, **options)
+    data.predict_only(["x", "y"])
+    return data
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_others_than_the_broken_images_are_predicted(images, workers):
+    data = module(images, batch_size=2, num_workers=workers)
+    batches = list(data.predict_dataloader())
+    assert [len(batch.get("image", ())) for batch in batches] == [1, 1, 1]
+    broken = [one for batch in batches for one in batch.get("unreadable", ())]
+    assert [Path(one.name).name for one in broken] == ["b.png", "d.jpg"]
+    assert "b.png is empty (0 bytes)" in broken[0].reason
+    assert "d.jpg is truncated or damaged" in broken[1].reason
+    preview = data.preview_batch(5)
+    assert preview["sample_id"].tolist() == [0, 2, 4]
+
+
+def test_a_step_names_the_broken_images(images):
+    data = module(images, batch_size=2, num_workers=0)
+    task = Names()
+    task._trainer = type("Trainer", (), {"datamodule": data})()
+    batch = next(iter(data.predict_dataloader()))
+    rows = task.predict_step(batch, 0)
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png"]
+    assert "is empty" in rows[1][UNREADABLE]
+    rows = task.predict_step({"unreadable": [Unreadable("e.png", "broken")]}, 0)
+    assert rows == [{"image": "e.png", UNREADABLE: "broken"}]
+
+
+def test_in_python_a_broken_image_is_an_error(images):
+    task = Names()
+    task.data, task.weights = module(images), nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"b\.png is empty"):
+        task.predict(images)
+    assert len(task.predict([images / "a.png", images / "c.png"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "fits"),
+    [
+        ((3000, 1), (1333, 800), False),
+        ((1, 3000), (1333, 800), False),
+        ((2600, 1), (1333, 800), True),
+        ((1, 1), (1333, 800), True),
+        ((5000, 1), (2048, 512), False),
+        ((4000, 1), (2048, 512), True),
+        ((100, 1), (32, 64), True),
+    ],
+)
+def test_thin_images(tmp_path, size, scale, fits):
+    mmcv = pytest.importorskip("mmcv")
+    if fits:
+        refuse_thin("x.png", size, scale)
+    else:
+        with pytest.raises(ValueError, match=rf"^x\.png is {size[0]}x{size[1]} pixels, too thin"):
+            refuse_thin("x.png", size, scale)
+    assert fits == (min(mmcv.rescale_size(size, scale)) > 0)
+
+
+def test_predictions_larger_than_memory(monkeypatch):
+    monkeypatch.setattr("datamodules.memory.machine_memory", lambda: 10**6)
+    image = Image.new("RGB", (100, 100))
+    StrictImage((128, 128), 20)({"image": image, "img_path": "x.png"})
+    with pytest.raises(ValueError, match=r"x\.png: a prediction of 150 classes for 100x100 .* MB"):
+        StrictImage((128, 128), 150)({"image": image, "img_path": "x.png"})
+
+
+def test_a_segmentation_set_knows_its_maps():
+    pytest.importorskip("mmseg")
+    data = SegmentationFolderDataModule("/data", test_scales=[0.5, 2.0])
+    data.class_names = ("a", "b")
+    assert (data.maps, data.smallest_scale) == (2, (1024, 256))
+
+
+def test_names_of_255_bytes_are_copied(images):
+    (images / "root/a").mkdir(parents=True)
+    for ending in ("png", "jpg", "bmp"):
+        pixels = np.full((8, 8, 3), 99, np.uint8)
+        Image.fromarray(pixels).save(images / "root/a" / f"{LONG}.{ending}")
+    assert write_copy(images / "root", images / "out", Copy(("fog",), (1,), 8, 8)) == 3
+    assert len(list((images / "out/fog/1/a").iterdir())) == 3
