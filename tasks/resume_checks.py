@@ -23,14 +23,17 @@ NEEDED = (
     "state_dict", "random_state", "callbacks", "optimizer_states", "lr_schedulers",
     "pytorch-lightning_version",
 )  # fmt: skip
+# Flags that this run's device decides, and those in which the scheduler notes where it is.
+FREE_FLAGS = ("fused", "_is_initial", "_get_lr_called_within_step")
 
 
-def check_continues(checkpoint: Checkpoint, task: BaseTask) -> None:
+def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = False) -> None:
     """Check that a checkpoint holds all of a training run of this task's model and optimiser.
 
     Args:
         checkpoint: After ``open_own``, which checks the form of each part.
         task: The run's.
+        sharded: True if the run's processes share out the weights.
 
     Raises:
         DamagedCheckpoint: A part is missing, or of another form than this run's.
@@ -47,8 +50,8 @@ def check_continues(checkpoint: Checkpoint, task: BaseTask) -> None:
     states, schedules = content["optimizer_states"], content["lr_schedulers"]
     if len(states) != 1 or len(schedules) != 1:
         raise _damaged(path, "optimizer_states and lr_schedulers must have one entry each")
-    if any(isinstance(key, str) for key in states[0]["param_groups"][0]["params"]):
-        return  # of sharded weights, which torch itself compares by name
+    if sharded:
+        return  # torch itself compares the states of sharded weights, by name
     optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
     schedule = LambdaLR(optimizer, lambda step: 1.0).state_dict()
     own = optimizer.state_dict()["param_groups"]
@@ -70,7 +73,7 @@ def _damaged(path: str, problem: str) -> DamagedCheckpoint:
 
 
 def _misfit(found: Any, own: Any, place: str) -> str | None:
-    """Describe where values differ in form: keys, lengths and types, not numbers.
+    """Describe where values differ in form: keys, lengths, types and flags, not numbers.
 
     Flags may be missing, as torch adds them from release to release.
     """
@@ -82,11 +85,12 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
         if not isinstance(found, list | tuple) or len(found) != len(own):
             return f"{place} must be a list of {len(own)}"
         items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
+    elif own is None or isinstance(own, bool):
+        free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
+        return None if found is None or free or found is bool(own) else f"{place} must be {own}"
     else:
-        flag = own is None or isinstance(own, bool)
-        right = found is None or isinstance(found, bool) if flag else _is_number(found)
-        right = right or (isinstance(own, str) and isinstance(found, str))
-        return None if right else f"{place} must be {'a flag' if flag else 'a number'}"
+        right = type(found) is type(own) if isinstance(own, int | str) else _is_number(found)
+        return None if right else f"{place} must be of type {type(own).__name__}"
     return next(filter(None, (_misfit(*item[1:], item[0]) for item in items)), None)
 
 

@@ -12,12 +12,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.seal import FORMAT, KEY, DamagedCheckpoint
 from backbones.options.schemas import OpenPart, Part, describe_misfit
 
 NEWER = "newer_format"
-DEEPEST, MOST_ENTRIES = 32, 2_000_000
+DEEPEST, MOST_ENTRIES = 32, 1_000_000
 LARGEST = 2**64  # of whole numbers; seeds have 64 bits
 # Views may share memory, but all tensors together may not have many times what the file holds.
 SHARED, FREE = 8, 2**28  # times, bytes
@@ -27,6 +26,9 @@ DTYPES = {
 }  # fmt: skip
 
 VERSION = r"^2\.\d{1,4}\.\d{1,4}(\.?(a|b|rc|post|dev)\d{1,9})*(\+[a-z0-9.]{1,40})?$"
+
+# The default of parts that a file need not have, while a file that has one must not have null.
+ABSENT: Any = None
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
@@ -79,7 +81,7 @@ class RandomPart(Part):
             random.Random().setstate(self.python)
             torch.Generator().set_state(self.torch)
             kind, words, place, has_gauss, gauss = self.numpy
-            whole = isinstance(words, Tensor) and words.dtype == torch.int64
+            whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
             # numpy itself looks at the number of words alone.
             if not (whole and 0 <= place <= 624 and has_gauss in (0, 1)):
                 raise ValueError
@@ -173,7 +175,7 @@ class RecordPart(OpenPart):
 class CheckpointParts(OpenPart):
     """All parts of a checkpoint of ours that anything is made of; a file need not have all."""
 
-    seal: SealPart | None = Field(None, alias=KEY)
+    seal: SealPart = Field(ABSENT, alias="mixerlab")
     lightning: Annotated[str, Field(pattern=VERSION)] = Field(
         "2.0.0", alias="pytorch-lightning_version"
     )
@@ -183,15 +185,22 @@ class CheckpointParts(OpenPart):
     state_dict_ema: Tensors = Field(default_factory=dict)
     state_dict_ema_not_reported: Tensors = Field(default_factory=dict)
     ema_steps: Count = 0
-    position: PositionPart | None = None
-    random_state: Annotated[list[RandomPart], Field(min_length=1)] | None = None
+    position: PositionPart = Field(ABSENT)
+    random_state: Annotated[list[RandomPart], Field(min_length=1)] = Field(ABSENT)
     callbacks: dict[str, BestPart | StoppingPart] = Field(default_factory=dict)
     optimizer_states: list[OptimizerPart] = Field(default_factory=list)
     lr_schedulers: list[dict[str, Any]] = Field(default_factory=list)
-    scaler: ScalerPart | None = Field(None, alias="MixedPrecision")
-    record: RecordPart = Field(RecordPart(), alias=RECORD)
+    scaler: ScalerPart = Field(ABSENT, alias="MixedPrecision")
+    record: RecordPart = Field(RecordPart(), alias="network")
     class_names: list[str] = Field(default_factory=list)
     category_ids: list[int] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _averages_are_counted(self) -> Self:
+        averages = {"state_dict_ema", "state_dict_ema_not_reported"} & self.model_fields_set
+        if averages and "ema_steps" not in self.model_fields_set:
+            raise ValueError(f"has {averages.pop()} without ema_steps")
+        return self
 
 
 def check_tensors(content: object, path: object) -> None:

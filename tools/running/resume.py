@@ -54,7 +54,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
     check_classes(checkpoint.values, task.class_names, path, task.other_orders)
-    check_continues(checkpoint, task)
+    check_continues(checkpoint, task, sharded=trainer["strategy"] == "fsdp")
     _refuse_shorter(position, trainer)
     return Start(path, position, checkpoint)
 
