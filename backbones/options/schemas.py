@@ -43,8 +43,11 @@ def describe_misfit(error: ValidationError) -> str:
     if first["type"] in ("missing", "extra_forbidden"):
         problem = "missing" if first["type"] == "missing" else "unknown"
         return f"the entry {place} is {problem}"
-    given = _short(repr(first["input"])) if _is_plain(first["input"]) else type(first["input"])
-    return f"{place or 'the content'} {reason}, got {getattr(given, '__name__', given)}"
+    if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        reason = "must be a dictionary"
+    if not _is_plain(first["input"]):
+        return f"{place or 'the content'} {reason}, got {type(first['input']).__name__}"
+    return f"{place or 'the content'} {reason}, got {_short(repr(first['input']))}"
 
 
 def _is_plain(value: Any) -> bool:

@@ -186,4 +186,4 @@ def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_pa
     with caplog.at_level("INFO"):
         found = find_start(tmp_path, None, task_of(), trained[1])
     assert found.path.name == "last.previous.ckpt"
-    assert "position must be a valid dictionary" in caplog.text
+    assert "position must be a dictionary" in caplog.text
