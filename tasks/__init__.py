@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbones.options.origins import check_packages
+
 if TYPE_CHECKING:
     import torch
 
     from tasks.base import BaseTask
 
 __all__ = ["load"]
+
+check_packages("heads")
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:

@@ -45,7 +45,7 @@ def read_text(path: Path, most: int = MOST_BYTES, errors: str = "strict") -> str
         raise DamagedFile(f"{path} cannot be read (byte {error.start} is not UTF-8)") from error
 
 
-def read_json(path: Path, most: int = MOST_BYTES) -> Any:
+def read_json(path: Path, most: int = MOST_BYTES, entries: int = MOST_ENTRIES) -> Any:
     """Read a file of JSON.
 
     Raises:
@@ -54,7 +54,7 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:
     """
     text = read_text(path, most)
     try:
-        return _bounded(json.loads(text))
+        return _bounded(json.loads(text), entries)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read ({_line(error)})") from error
 
@@ -104,16 +104,15 @@ def _check_events(text: str) -> None:
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def _bounded(content: Any) -> Any:
+def _bounded(content: Any, entries: int = MOST_ENTRIES) -> Any:
     """Return a content of plain values, with what aliases repeat counted each time."""
-    left, branches = MOST_ENTRIES, [(0, content)]
+    left, branches = entries, [(0, content)]
     while branches:
         depth, value = branches.pop()
         left -= 1
         if depth > DEEPEST or left < 0:
             raise ValueError(
-                f"it is nested deeper than {DEEPEST} levels or has more than {MOST_ENTRIES:,} "
-                "entries"
+                f"it is nested deeper than {DEEPEST} levels or has more than {entries:,} entries"
             )
         if isinstance(value, dict):
             branches += [(depth + 1, item) for pair in value.items() for item in pair]

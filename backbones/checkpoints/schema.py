@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from backbones.checkpoints.seal import FORMAT, KEY, DamagedCheckpoint
-from backbones.options.schemas import OpenPart, Part, describe_misfit
+from backbones.options.schemas import ClosedPart, OpenPart, describe_misfit
 
 NEWER = "newer_format"
 DEEPEST, MOST_ENTRIES = 32, 1_000_000
@@ -50,7 +50,7 @@ class SealPart(OpenPart):
         return self
 
 
-class PositionPart(Part):
+class PositionPart(ClosedPart):
     """See ``tasks.loops.Position``."""
 
     step: Count
@@ -67,7 +67,7 @@ class PositionPart(Part):
         return self
 
 
-class RandomPart(Part):
+class RandomPart(ClosedPart):
     """State of a process's generators, see ``tasks.exact_resume.random_state``."""
 
     python: tuple[Literal[3], tuple[int, ...], float | None]
@@ -94,7 +94,7 @@ class RandomPart(Part):
         return self
 
 
-class BestPart(Part):
+class BestPart(ClosedPart):
     """State of Lightning's ModelCheckpoint."""
 
     monitor: str | None
@@ -118,7 +118,7 @@ class BestPart(Part):
         return self
 
 
-class StoppingPart(Part):
+class StoppingPart(ClosedPart):
     """State of Lightning's EarlyStopping."""
 
     wait_count: Count
@@ -143,14 +143,14 @@ class GroupPart(OpenPart):
     lr: Finite | Tensor
 
 
-class OptimizerPart(Part):
+class OptimizerPart(ClosedPart):
     """State of an optimiser."""
 
     state: dict[int | str, dict[str, Any]]
     param_groups: Annotated[list[GroupPart], Field(min_length=1)]
 
 
-class ScalerPart(Part):
+class ScalerPart(ClosedPart):
     """State of torch's GradScaler."""
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]

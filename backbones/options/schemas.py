@@ -10,13 +10,13 @@ M = TypeVar("M", bound=BaseModel)
 SHOWN = 60  # characters of a value in a message
 
 
-class Part(BaseModel):
+class ClosedPart(BaseModel):
     """A part of a file: values keep their types, and unknown keys are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class OpenPart(Part):
+class OpenPart(ClosedPart):
     """A part of a file that may have further keys, as those of newer versions have."""
 
     model_config = ConfigDict(extra="allow")
@@ -45,9 +45,10 @@ def describe_misfit(error: ValidationError) -> str:
         return f"the entry {place} is {problem}"
     if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
         reason = "must be a dictionary"
-    if not _is_plain(first["input"]):
-        return f"{place or 'the content'} {reason}, got {type(first['input']).__name__}"
-    return f"{place or 'the content'} {reason}, got {_short(repr(first['input']))}"
+    given = first["input"]
+    shown = _short(repr(given)) if _is_plain(given) else type(given).__name__
+    got = "" if first["type"] == "value_error" else f", got {shown}"
+    return f"{place or 'the content'} {reason}{got}"
 
 
 def _is_plain(value: Any) -> bool:

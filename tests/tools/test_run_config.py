@@ -216,7 +216,7 @@ def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, caps
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "the content must be a dictionary, got NoneType"),
+        ("", "the content must be a dictionary, got None"),
         ("[1, 2]", "the content must be a dictionary, got list"),
         ("a: [1", "expected ',' or ']'"),
         ("task: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
