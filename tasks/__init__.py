@@ -6,6 +6,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backbones.options.origins import check_packages
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +30,9 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(HOMES[name]), name)
+
+
+check_packages("heads")
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:

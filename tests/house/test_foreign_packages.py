@@ -58,6 +58,28 @@ def test_a_run_finds_ours(environment, tmp_path):
     assert "task_name: classification" in run.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "imported"), [("heads", "tasks"), ("heads", "tools"), ("tasks", "tools")]
+)
+@pytest.mark.parametrize("file", ["__init__.py", "a.py"])
+def test_others_in_front_of_ours_are_named(name, imported, file, tmp_path):
+    """Also a folder without ``__init__.py``, where ours is an editable install."""
+    other = tmp_path / "others" / name
+    other.mkdir(parents=True)
+    (other / file).touch()
+    code = (
+        "import sys\nfrom importlib.machinery import PathFinder\n"
+        "class Installed:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        return PathFinder.find_spec(name, path or [{str(ROOT)!r}])\n"
+        "sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Installed)\n"
+        f"import {imported}"
+    )
+    run = ended(["-c", code], {**os.environ, "PYTHONPATH": str(other.parent)}, tmp_path)
+    assert f"import {name} finds {other} instead of MixerLab's {ROOT / name}; rename" in run.stderr
+
+
 def test_pytest_finds_ours(environment):
     """Without conftest.py, which imports torch: the tests are imported in the same way."""
     environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

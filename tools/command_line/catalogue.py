@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
+from tasks.plain_files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "backbones"
-Content = dict[str, Any]
+MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # of the cache
 
 
 @dataclass(frozen=True)
@@ -165,14 +166,20 @@ def refreshed() -> Catalogue:
     state = fingerprint()
     file = cache_file()
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or a damaged one
-        content = json.loads(file.read_text())
-        if content["fingerprint"] == state:
-            return Catalogue(**content["catalogue"])
+        content = read_json(file, MOST_BYTES, MOST_ENTRIES)
+        known = content["catalogue"]
+        if content["fingerprint"] == state and content["digest"] == _digest(known):
+            return Catalogue(**known)
     found = of_registry()
-    text = json.dumps({"fingerprint": state, "catalogue": asdict(found)})
+    known = asdict(found)
+    text = json.dumps({"fingerprint": state, "digest": _digest(known), "catalogue": known})
     with contextlib.suppress(OSError):  # without a cache the next command asks the registry again
         _write(file, text)
     return found
+
+
+def _digest(known: Any) -> str:
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def fingerprint() -> list[Any]:

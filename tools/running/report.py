@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import logging
+import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,8 @@ from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
-from tasks.whole_files import is_own_file, make_folder, whole_file, write_whole
+from tasks.plain_files import DamagedFile
+from tasks.whole_files import make_folder, whole_file, write_whole
 from tools.command_line import tables
 from tools.command_line.network_names import name_of
 from tools.running.automatic import (
@@ -136,18 +138,19 @@ def _length(trainer: Mapping[str, Any], batches: int) -> str:
 
 def say_finished(folder: Path) -> bool:
     """Whether a training run has come to its end; if so, say it."""
-    path = folder / SUMMARY
-    if not is_own_file(path):
-        return False
+    from tasks.run_files import read_summary
+
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        metrics = summary["metrics"]
-        if not is_finished(summary):
-            return False
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        say(f"{_short(path)} is damaged; the run goes on from its last checkpoint and rewrites it")
+        summary = read_summary(folder / SUMMARY)
+    except FileNotFoundError:
         return False
+    except DamagedFile as error:
+        say(f"{error}; the run goes on from its last checkpoint and rewrites it")
+        return False
+    if not is_finished(summary):
+        return False
+    metrics = summary["metrics"]
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
     return True
 
@@ -234,7 +237,8 @@ def _draw(
 
 def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
     content = {**known, "versions": _versions()}
-    write_whole(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
+    text = json.dumps(_valid_json(content), indent=2, allow_nan=False)
+    write_whole(folder / SUMMARY, f"{text}\n")
 
 
 @contextmanager
@@ -244,6 +248,15 @@ def _noted(problems: list[str]) -> Iterator[None]:
         yield
     except OSError as error:
         problems.append(str(error))
+
+
+def _valid_json(content: Any) -> Any:
+    """Return a content with null for NaN and infinity, which JSON does not have."""
+    if isinstance(content, Mapping):
+        return {key: _valid_json(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_valid_json(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def left_out(known: Mapping[str, Any]) -> dict[str, str]:
