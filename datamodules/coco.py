@@ -352,7 +352,7 @@ class CocoDataModule(DenseDataModule):
         return train, val
 
     def _divided(self, whole: Part, title: str, left: str = "") -> tuple[Part, Part]:
-        train, val = divided(whole.content, self.splits)
+        train, val = divided(whole.content, self.splits, title)
         notice = drawn_notice(len(val["images"]), len(whole.content["images"]), self.splits)
         say(f"{title}: {notice}{left}")
         return replace(whole, content=train), replace(whole, content=val)

@@ -148,7 +148,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
             )
             return {"train": whole, "val": val}
         names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
-        picked = drawn(names, self.splits)
+        picked = drawn(names, self.splits, export.title)
         say(f"{export.title}: {drawn_notice(len(picked), len(names), self.splits)}{left}")
         return {
             split: [

@@ -82,7 +82,7 @@ def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> 
     """Read the sizes that Label Studio leaves null for images without annotations."""
     for entry in entries:
         named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
-        if named and {entry.get("width"), entry.get("height")} == {None}:
+        if named and entry.get("width") is None and entry.get("height") is None:
             found = images.find(entry["file_name"], near)
             if found is not None:
                 ((entry["width"], entry["height"]),) = images.sizes([found])

@@ -9,7 +9,7 @@ import numpy as np
 
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.images import Images, Size
-from datamodules.layouts.outlines import Point, bounds, corners, ellipse, turned
+from datamodules.layouts.outlines import Point, blank, bounds, corners, ellipse, turned
 from datamodules.layouts.records import (
     Parts,
     Photo,
@@ -136,6 +136,6 @@ def _mask(one: Element, label: str, size: Size, where: str) -> Shape:
         )
     values = np.arange(len(counts)) % 2 == 1
     window = np.repeat(values, np.array(counts, np.int64)).reshape(height, width)
-    mask = np.zeros((size[1], size[0]), np.bool_)
+    mask = blank(size, where)
     mask[top : top + height, left : left + width] = window
     return Shape.of_mask(label, mask)

@@ -18,7 +18,7 @@ from datamodules.files import list_folders
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.images import Images, Size
 from datamodules.layouts.json_files import get, points
-from datamodules.layouts.outlines import Point, bounds, ellipse
+from datamodules.layouts.outlines import Point, blank, bounds, ellipse
 from datamodules.layouts.records import Parts, Photo, Shape, report_skipped, to_parts
 from datamodules.text_files import read_json, read_lines
 
@@ -156,6 +156,6 @@ def _mask(label: str, corners: list[Point], one: Any, size: Size | None, where: 
             f"{where}: a mask of {width}x{height} pixels at {left}, {top} does not fit into the "
             f"image of {size[0]}x{size[1]}"
         )
-    mask = np.zeros((size[1], size[0]), np.bool_)
+    mask = blank(size, where)
     mask[top : top + height, left : left + width] = window
     return Shape.of_mask(label, mask)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.files import MAX_PIXELS
+
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -50,6 +52,18 @@ def ellipse(centre: Point, radii: Point, degrees: float = 0.0) -> list[Point]:
         for angle in angles
     ]
     return turned(points, centre, degrees)
+
+
+def blank(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
+    """Return an empty mask (H, W) for an image of (width, height).
+
+    Raises:
+        ValueError: The image is larger than any that is read.
+    """
+    width, height = size
+    if min(size) < 1 or width * height > MAX_PIXELS:
+        raise ValueError(f"{where}: an image with a mask must not have {width}x{height} pixels")
+    return np.zeros((height, width), np.bool_)
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:

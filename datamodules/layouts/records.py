@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.coco_checks import checked_content
 from datamodules.console import say
 from datamodules.files import first_few
 from datamodules.layouts.images import Images, Size
@@ -123,7 +124,7 @@ def to_part(photos: Sequence[Photo], source: Path, images: Images, names: Sequen
     for photo, size in zip(unsized, images.sizes([p.file for p in unsized]), strict=True):
         photo.size = size
     ids = {name: number for number, name in enumerate(names)}
-    return Part(source, images.folder, _content(photos, ids))
+    return Part(source, images.folder, checked_content(source, _content(photos, ids)))
 
 
 def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:

@@ -94,17 +94,21 @@ def _usual(names: Collection[str], usual: Sequence[str], where: object) -> str |
     return found[0] if found else None
 
 
-def drawn(names: Sequence[str], options: SplitOptions) -> set[str]:
+def drawn(names: Sequence[str], options: SplitOptions, where: object = "the set") -> set[str]:
     """Return the names that validate: the same for the same names and seed.
 
     Args:
         names: Of images.
         options: With share and seed.
+        where: What messages call the set.
+
+    Raises:
+        ValueError: There are fewer than two images.
     """
     if len(names) < 2:
         raise ValueError(
-            f"{len(names)} image{'s' * (len(names) != 1)} cannot be divided into training and "
-            "validation; add images"
+            f"{where} has {len(names)} image{'s' * (len(names) != 1)}, which cannot be divided "
+            "into training and validation; add images"
         )
     count = min(max(1, round(options.share * len(names))), len(names) - 1)
 
@@ -116,11 +120,11 @@ def drawn(names: Sequence[str], options: SplitOptions) -> set[str]:
 
 
 def divided(
-    content: Mapping[str, Any], options: SplitOptions
+    content: Mapping[str, Any], options: SplitOptions, where: object
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide a COCO file's images into those that train and those that validate."""
     names = [image["file_name"] for image in content["images"]]
-    chosen = drawn(names, options)
+    chosen = drawn(names, options, where)
     ids = {image["id"] for image in content["images"] if image["file_name"] in chosen}
 
     def part(validates: bool) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         shapes = [_shape(one, element, f"{file}: object {n}")
                   for n, one in enumerate(element.findall("object"), 1)]  # fmt: skip
         photos.append(Photo(name, shapes, _size(element)))
-    images.refuse_missing(missing, files[0].parent, REMEDY)
+    images.refuse_missing(missing, images.folder, REMEDY)
     return photos
 
 
