@@ -250,7 +250,7 @@ def fit(
     folder = Path(trainer.default_root_dir) / "checkpoints"
     file = folder / (LAST if keep == "last" else BEST)
     metrics = evaluate(trainer, "test", task, datamodule, file if file.is_file() else None)
-    if trainer.is_global_zero and not trainer.fast_dev_run:
+    if trainer.is_global_zero:
         keep_only(folder, keep)
     return metrics
 
