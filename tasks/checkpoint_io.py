@@ -70,8 +70,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             kept = "the one before is kept" if target.is_file() else "there is none before it"
-            named = isinstance(error, OSError) and error.filename is not None
-            reason = f"{error.filename}: {error.strerror}" if named else error
+            reason = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                reason = f"{error.filename}: {error.strerror}"
             raise OSError(
                 f"the checkpoint {target} could not be written ({reason}); {kept}"
             ) from error

@@ -264,7 +264,7 @@ def fit(
     folder = Path(trainer.default_root_dir) / "checkpoints"
     file = folder / (LAST if keep == "last" else BEST)
     metrics = evaluate(trainer, "test", task, datamodule, file if file.is_file() else None)
-    if trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False):
+    if trainer.is_global_zero:
         keep_only(folder, keep)
     return metrics
 
