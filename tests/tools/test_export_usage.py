@@ -116,7 +116,10 @@ def test_what_asks_for_single_graphs_and_network_is_its_older_name(capsys):
     assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
+@pytest.mark.parametrize(
+    ("task", "head"),
+    [pytest.param("detection", "retinanet", marks=pytest.mark.slow), ("segmentation", None)],
+)
 def test_preprocessing_of_dense_runs_is_that_of_the_toolkits_model(task, head):
     pytest.importorskip("mmdet")
     register()
