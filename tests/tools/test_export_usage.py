@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
 from tools.command_line.lazy_groups import register
-from tools.exporters import networks, usage
+from tools.exporters import networks, preprocessing, usage
 from tools.exporters.preprocessing import describe_preprocessing
 from tools.exporters.tracing import AXES, Graph
 
@@ -116,6 +117,30 @@ def test_what_asks_for_single_graphs_and_network_is_its_older_name(capsys):
     assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("turns", "channels"), [(True, "RGB"), (False, "BGR")])
+def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channels, monkeypatch):
+    mean = torch.tensor([[[103.53]], [[116.28]], [[123.675]]])
+    processor = types.SimpleNamespace(mean=mean, std=torch.ones(3, 1, 1), _channel_conversion=turns)
+    parts = {
+        "data": types.SimpleNamespace(scale=(1333, 800)),
+        "head": types.SimpleNamespace(model=types.SimpleNamespace(data_preprocessor=processor)),
+    }
+    monkeypatch.setattr(preprocessing, "build", lambda run, group, **options: parts[group])
+    run = {"task_name": "detection", "seed": 0, "head": {}}
+    prepared = describe_preprocessing(run, None, (64, 96), fixed=False)
+    assert prepared["resize"] == {"longest_side_at_most": 1333, "shortest_side_at_most": 800}
+    assert (prepared["channels"], prepared["upright"]) == (channels, True)
+    assert prepared["mean"] == [0.406, 0.456, 0.485]
+    script = usage._script(
+        usage.FORMATS["onnx"],
+        usage.Described("dense.onnx", Graph(None, (), ""), ["map_4"], prepared),
+        (),
+    )
+    assert ("[..., ::-1]" in script) == (channels == "BGR")
+    assert "exif_transpose" in script
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
 def test_preprocessing_of_dense_runs_is_that_of_the_toolkits_model(task, head):
     pytest.importorskip("mmdet")

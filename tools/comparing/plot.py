@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto, setting
 from tools.plotting.labels import extent
@@ -363,18 +365,33 @@ def _place_labels(
     marks += [("#666666", 6.5, *item) for item in reported]
     left_out = []
     for colour, size, name, x, y in marks:
+        trial = _label(axis, name, (x, y), (0, 0), colour, size)
+        box = extent(trial)
+        trial.remove()
+        others = np.array([other.extents for other in (*taken, *points_taken)])
         for place in PLACES:
-            text = _label(axis, name, (x, y), place, colour, size)
-            box = extent(text).padded(2.5)
-            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1
-            inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            if inside and not any(box.overlaps(other) for other in (*taken, *points_taken)):
-                taken.append(box)
+            corner = _corner(to_pixels((x, y)), place, box, figure.dpi / 72)
+            area = Bbox.from_bounds(*corner, box.width, box.height).padded(2.5)
+            inside = frame.x0 <= area.x0 and area.x1 <= frame.x1
+            inside = inside and frame.y0 <= area.y0 and area.y1 <= frame.y1
+            apart = (area.x0 > others[:, 2]) | (area.x1 < others[:, 0])
+            apart |= (area.y0 > others[:, 3]) | (area.y1 < others[:, 1])
+            if inside and apart.all():
+                taken.append(area)
+                _label(axis, name, (x, y), place, colour, size)
                 break
-            text.remove()
         else:
             left_out.append(name)
     return left_out
+
+
+def _corner(
+    point: tuple[float, float], place: tuple[float, float], box: Any, scale: float
+) -> tuple[float, float]:
+    """Return the lower left corner, in pixels, of a label that stands at a place of a point."""
+    x, y = (start + scale * move for start, move in zip(point, place, strict=True))
+    left = x if place[0] > 0 else x - box.width if place[0] < 0 else x - box.width / 2
+    return left, y if place[1] > 0 else y - box.height
 
 
 def _label(
