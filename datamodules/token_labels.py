@@ -31,6 +31,10 @@ from datamodules.files import load_rgb, require_folder, require_names
 from datamodules.transforms import PaperAugmentation, augment_ops
 
 CLASSES = "classes.json"  # beside label maps: the names of the classes, in label order
+DTYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int16,
+    torch.int32, torch.int64,
+}  # fmt: skip
 Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
 
 
@@ -275,9 +279,10 @@ class TokenLabelledFiles(ImageFiles):
                 f"{file} is a label map of {tuple(found.shape)}, the first one of {self.shape}; "
                 "make all with the same annotator and size"
             )
-        if not 0 <= found[1].min() <= found[1].max() < self.num_classes:
+        low, high = found[1].min().item(), found[1].max().item()
+        if not 0 <= low <= high < self.num_classes:
             raise ValueError(
-                f"{file} names the class {int(found[1].max())}, and the data have "
+                f"{file} names the classes {low:g} to {high:g}, and the data have "
                 f"{self.num_classes}; make label maps with an annotator of these classes"
             )
         return found.float()
@@ -288,8 +293,16 @@ class TokenLabelledFiles(ImageFiles):
             found = torch.load(file, weights_only=True)
         except Exception as error:  # foreign bytes make the reader raise all kinds
             raise ValueError(f"{file} is no label map ({type(error).__name__})") from error
-        if not isinstance(found, Tensor) or found.ndim != 4 or len(found) != 2:
-            raise ValueError(f"{file} is no label map: it must hold a tensor (2, T, h, w)")
+        if type(found) is not Tensor or found.layout != torch.strided or found.is_nested:
+            raise ValueError(f"{file} is no label map: it must hold one dense tensor")
+        # A view may repeat one number 10^12 times.
+        whole = found.numel() * found.element_size() <= found.untyped_storage().nbytes()
+        plain = found.dtype in DTYPES and not found.is_meta and whole
+        if not plain or found.ndim != 4 or len(found) != 2 or not found.numel():
+            raise ValueError(
+                f"{file} is no label map: it must hold a tensor (2, T, h, w) of floating-point or "
+                f"whole numbers, got {tuple(found.shape)} of {found.dtype}"
+            )
         return found
 
     def __getitem__(self, index: int, /) -> Sample:

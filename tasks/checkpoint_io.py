@@ -76,9 +76,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             DamagedCheckpoint: Not a whole checkpoint of ours.
         """
         held, self._held = self._held, None
-        if held is not None and held.path == str(path):
-            return dict(held.content)
-        return dict(open_own(path, map_location).content)
+        if held is None or held.path != str(path):
+            held = open_own(path, map_location)
+        # Lightning's counters follow from the position; see ``ExactResume``.
+        return {key: value for key, value in held.content.items() if key != "loops"}
 
 
 def open_own(path: Any, map_location: Any = "cpu") -> Checkpoint:
@@ -91,7 +92,7 @@ def open_own(path: Any, map_location: Any = "cpu") -> Checkpoint:
     try:
         checkpoint = open_checkpoint(path, map_location=map_location)
     except UnreadableFile as error:
-        cause = error.__cause__
+        cause = error.__cause__ or error
         reason = str(cause).partition("\n")[0][:120] or type(cause).__name__
         raise _damaged(path, reason) from cause
     if not isinstance(checkpoint.content, dict):

@@ -17,6 +17,7 @@ from tasks.gather import gather_objects, refuse_together
 from tasks.loops import EpochLoop, Position
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
+LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 
 
 class ExactResume(Callback):
@@ -60,8 +61,8 @@ class ExactResume(Callback):
         """Lead Lightning's loops to the position, and keep the random state until they go on."""
         self._expected = position = self.position(checkpoint)
         _follow(checkpoint.get("callbacks", {}), Path(trainer.default_root_dir) / CHECKPOINTS)
-        loops = checkpoint["loops"]
-        loops["fit_loop"] = position.loops(loops["fit_loop"])
+        loops = {name: getattr(trainer, name).state_dict() for name in LOOPS}
+        checkpoint["loops"] = loops | {"fit_loop": position.loops(loops["fit_loop"])}
         self._validated = -1 if position.validation_due else position.batches
         states = checkpoint["random_state"]
         self._restore = states[trainer.global_rank % len(states)]

@@ -12,9 +12,12 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from tasks.run_files import read_rows
+
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+__all__ = ["CsvLog", "Row", "RunLog", "TensorBoardLog", "read_rows"]
 
 
 class RunLog(Logger):
@@ -156,29 +159,3 @@ class TensorBoardLog(RunLog):
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.flush()
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a metrics.csv, without empty cells; none where there is no file.
-
-    A last line without an end was cut off by a kill and is left out, and so is every line that is
-    no row of numbers.
-    """
-    if not path.is_file():
-        return []
-    whole = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
-    columns, *lines = list(csv.reader(whole.split("\n"))) or [[]]
-    rows = (_row(columns, cells) for cells in lines if len(cells) == len(columns))
-    return [row for row in rows if isinstance(row.get("step"), int)]
-
-
-def _row(columns: list[str], cells: list[str]) -> Row:
-    """The numbers of a line by their columns; empty if any of them is none."""
-    try:
-        return {
-            key: int(cell) if cell.isdecimal() else float(cell)
-            for key, cell in zip(columns, cells, strict=True)
-            if cell
-        }
-    except ValueError:
-        return {}

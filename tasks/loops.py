@@ -7,8 +7,7 @@ divide the losses of an epoch's last step by more batches than it has.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +169,7 @@ class Position:
         """The next batch within its epoch."""
         return self.batches % self.batches_per_epoch
 
-    def loops(self, saved: dict[str, Any]) -> dict[str, Any]:
+    def loops(self, fresh: Mapping[str, Any]) -> dict[str, Any]:
         """The state of ``FitLoop`` from which it goes on here.
 
         Which hook a checkpoint was written in shows in Lightning's counters, and it tells from them
@@ -178,9 +177,9 @@ class Position:
         the very next thing.
 
         Args:
-            saved: The state in the checkpoint, for what counts optimiser steps.
+            fresh: The state of a loop that has not begun.
         """
-        state = copy.deepcopy(saved)
+        state = dict(fresh)
         unfinished = self.validation_due or self.batch > 0
         epoch = (self.batches - 1) // self.batches_per_epoch if unfinished else self.epoch
         trained = self.batches - epoch * self.batches_per_epoch
@@ -198,6 +197,11 @@ class Position:
         state["epoch_loop.val_loop.batch_progress"] = validation
         stepped = self.step - unfinished
         state["epoch_loop.state_dict"] = {"_batches_that_stepped": stepped}
+        steps = {"ready": self.step, "started": self.step, "completed": self.step}
+        counted = {"total": steps, "current": steps}
+        optimizer = {"optimizer": {"step": counted, "zero_grad": counted}}
+        state["epoch_loop.automatic_optimization.optim_progress"] = optimizer
+        state["epoch_loop.scheduler_progress"] = counted
         return state
 
 

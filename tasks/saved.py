@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from backbones.checkpoints.folders import find_weights
+from tasks.plain_files import DamagedFile
 
 CONFIG = "config.yaml"
 SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
@@ -69,7 +67,7 @@ def saved_run(path: str | Path) -> SavedRun | None:
     # Links lead to folders (latest), and to checkpoints from elsewhere.
     for file in (checkpoint.absolute(), checkpoint.resolve()):
         folder = file.parent.parent
-        if file.parent.name == CHECKPOINTS and (folder / CONFIG).is_file():
+        if file.parent.name == CHECKPOINTS and (folder / CONFIG).exists():
             return SavedRun(folder.resolve(), checkpoint, read_config(folder / CONFIG))
     return None
 
@@ -78,48 +76,22 @@ def read_config(file: Path) -> dict[str, Any]:
     """The config of a run, of which nothing is built or resolved here.
 
     Raises:
-        ValueError: It is no YAML of plain values, or lacks what a run has.
+        ValueError: It is no YAML of plain values, or does not fit the schema of a run's config.
     """
+    from tasks.run_files import read_run_config
+
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _refused(file, " ".join(str(error).split())) from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise _refused(file, f"it holds a {type(content).__name__}, not options by name")
-    if not isinstance(content.get("task_name"), str):
-        raise _refused(file, "it has no task_name")
-    for group, (key, *_) in IDENTITY.items():
-        part = content.get(group)
-        if not isinstance(part, Mapping) or not isinstance(part.get(key), str):
-            raise _refused(file, f"it has no {group}.{key}")
-        if "${" in str(part):
-            raise _refused(file, f"{group} refers to other values by ${{...}}")
-        odd = next(_odd_names(part), None)
-        if odd is not None:
-            raise _refused(file, f"{group} has an option named {odd!r}")
-    return content
-
-
-def _odd_names(part: Any) -> Iterator[Any]:
-    """Names of options that are no words, which exporters could not write into Python files."""
-    if isinstance(part, Mapping):
-        yield from (key for key in part if not re.fullmatch(r"[\w.-]+", str(key)))
-    items = part.values() if isinstance(part, Mapping) else part
-    if isinstance(part, Mapping | list | tuple):
-        for item in items:
-            yield from _odd_names(item)
+        return read_run_config(file)
+    except (FileNotFoundError, DamagedFile) as error:
+        raise ValueError(
+            f"{error}; restore it, or copy the checkpoint to another folder and type task, "
+            "backbone, head and data beside it"
+        ) from error
 
 
 def identity(group: str, part: Mapping[str, Any]) -> tuple[Any, ...]:
     """What tells a backbone, head, dataset or task of a config from another one."""
     return tuple(part.get(key) for key in IDENTITY[group])
-
-
-def _refused(file: Path, reason: str) -> ValueError:
-    return ValueError(
-        f"{file} is no config of a run ({' '.join(reason.split())}); restore it, or copy the "
-        "checkpoint to another folder and type task, backbone, head and data beside it"
-    )
 
 
 def _without_checkpoint(folder: Path, inside: Path) -> str:

@@ -33,6 +33,8 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.plain_files import read_json
+from tasks.run_files import read_summary
 from tools.command_line.arguments import number, parse
 from tools.command_line.command import answer, exit_with
 from tools.command_line.errors import one_line_errors
@@ -112,8 +114,10 @@ def _prepare(
         "direction": options["direction"],
     }  # fmt: skip
     path = folder / SETTINGS
-    if path.is_file():
-        before = json.loads(path.read_text())
+    if path.exists():
+        before = read_json(path)
+        if not isinstance(before, dict):
+            raise ValueError(f"{path} is damaged; pass name=<another name> or remove {folder}")
         differ = [
             f"{key}: {before.get(key)} then, {value} now"
             for key, value in settings.items()
@@ -181,7 +185,7 @@ def _go_on(
             if failures == 3 and done == 0:
                 raise ValueError(f"the first three trials failed; see the logs in {folder}")
             continue
-        metrics = json.loads((run / "summary.json").read_text())["metrics"]
+        metrics = read_summary(run / "summary.json")["metrics"]
         if metric not in metrics:
             study.tell(trial.number, state=TrialState.FAIL)
             raise ValueError(f"the runs have no metric {metric!r}; known: {', '.join(metrics)}")

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.folders import read_sharded, weights_in
 from backbones.checkpoints.foreign import objects_in, other_kind, read_foreign, refused_names
 from backbones.checkpoints.keys import strip_wrappers, without_inner_wrappers
+from backbones.checkpoints.schema import check_parts, check_tensors
 from backbones.checkpoints.seal import KEY, verify
 
 logger = logging.getLogger(__name__)
@@ -45,11 +45,13 @@ class Checkpoint:
         path: The file, or what messages call it.
         content: All of it, as it was written.
         given: The tensors themselves, of a checkpoint that never was a file.
+        unlike: Of a file of others the entries that are named like ours and hold something else.
     """
 
     path: str
     content: Any
     given: dict[str, Tensor] | None = None
+    unlike: frozenset[str] = frozenset()
 
     @functools.cached_property
     def container(self) -> tuple[str, ...]:
@@ -79,17 +81,13 @@ class Checkpoint:
         """The tensors of the container under their names in it; of two sets the average.
 
         Raises:
-            ValueError: There are none, or some that are no weights: sparse, complex, NaN or Inf.
+            ValueError: There are none, or some hold NaN or Inf.
         """
         if self.given is not None:
             return self.given
         tensors = _named_tensors(functools.reduce(dict.get, self.container, self.content), self)
         tensors = without_inner_wrappers(tensors)
         for key, value in tensors.items():
-            if value.layout != torch.strided or value.is_complex():
-                raise ValueError(
-                    f"{self.path}: {key} is no plain tensor but {value.layout}, {value.dtype}"
-                )
             if value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{self.path}: {key} holds NaN or Inf; use an earlier checkpoint")
         return tensors
@@ -112,7 +110,7 @@ class Checkpoint:
     def values(self) -> dict[str, Any]:
         """What lies beside the weights, by name, such as the classes and the step."""
         content = self.content if isinstance(self.content, dict) else {}
-        besides = (*CONTAINERS, "optimizer_states")
+        besides = {*CONTAINERS, "optimizer_states", *self.unlike}
         return {
             k: v
             for k, v in content.items()
@@ -127,50 +125,38 @@ class Checkpoint:
     @property
     def record(self) -> Mapping[str, Any]:
         """By what options its network was built; nothing in files of others."""
-        record = self.values.get(RECORD)
-        return record if isinstance(record, Mapping) else {}
+        return self.values.get(RECORD, {})
 
     @property
     def grids(self) -> dict[str, tuple[int, int]]:
         """Map sizes (H, W) that mixers were built for, by their names in the network."""
-        grids = self.record.get("grids")
-        if not isinstance(grids, Mapping):
-            return {}
-        return {name: (grid[0], grid[1]) for name, grid in grids.items()}
+        return {name: (grid[0], grid[1]) for name, grid in self.record.get("grids", {}).items()}
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The names of the classes in label order; None in files of timm's or the authors'."""
-        names = self.values.get("class_names")
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            return None
-        return tuple(names)
+        return tuple(self.values["class_names"]) if "class_names" in self.values else None
 
     @property
     def category_ids(self) -> tuple[int, ...]:
         """What the files of the data set call each label, if not by itself."""
-        ids, names = self.values.get("category_ids"), self.class_names
-        if names is None or not isinstance(ids, list | tuple) or len(ids) != len(names):
-            return ()
-        return tuple(ids)
+        ids = self.values.get("category_ids", ())
+        return tuple(ids) if len(ids) == len(self.class_names or ()) else ()
 
     @property
     def step(self) -> int | None:
         """The optimiser's steps behind it; None in files of others."""
-        step = self.values.get("global_step")
-        return step if isinstance(step, int) else None
+        return self.values.get("global_step")
 
     @property
     def position(self) -> Mapping[str, Any] | None:
         """Where its training run stood; None where there is no run to go on with."""
-        position = self.values.get("position")
-        return position if isinstance(position, Mapping) else None
+        return self.values.get("position")
 
     @property
     def format(self) -> int | None:
         """The format of ours that it was written in; None in files of others."""
-        seal = self.values.get(KEY)
-        return seal.get("format") if isinstance(seal, Mapping) else None
+        return self.values.get(KEY, {}).get("format")
 
 
 def open_checkpoint(
@@ -186,7 +172,7 @@ def open_checkpoint(
 
     Raises:
         UnreadableFile: Not a checkpoint, truncated, or holding code.
-        DamagedCheckpoint: Not what was written, by its checksum.
+        DamagedCheckpoint: Not what was written, by its schema or checksum.
         ValueError: No such file, or one of a newer format.
     """
     path = Path(path)
@@ -195,7 +181,8 @@ def open_checkpoint(
     if not path.is_file():
         raise ValueError(f"there is no checkpoint at {path}")
     content = _read(path, values_only and zipfile.is_zipfile(path), map_location)
-    checkpoint = Checkpoint(str(path), content)
+    check_tensors(content, path)
+    checkpoint = Checkpoint(str(path), content, unlike=check_parts(content, path))
     if values_only:  # no tensor is handed out that was not checked
         return Checkpoint(str(path), checkpoint.values)
     verify(content, path)

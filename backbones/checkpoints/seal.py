@@ -31,22 +31,19 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify(content: object, path: object) -> None:
-    """Check a seal, where there is one: files of others have none, nor have our first ones.
+    """Compare a content with its seal; files of others have none, nor have our first ones.
+
+    Args:
+        content: After ``schema.check_parts``.
+        path: The file.
 
     Raises:
-        ValueError: A format newer than this version knows.
         DamagedCheckpoint: The content is not that which was sealed.
     """
-    own = content.get(KEY) if isinstance(content, Mapping) else None
-    if not isinstance(content, Mapping) or not isinstance(own, Mapping):
+    if not isinstance(content, Mapping) or KEY not in content:
         return
-    if own.get("format", 0) > FORMAT:
-        raise ValueError(
-            f"{path} was written by MixerLab {own.get('version')} in format {own['format']}, and "
-            f"this version reads up to format {FORMAT}; update MixerLab"
-        )
     rest = {key: value for key, value in content.items() if key != KEY}
-    if checksum(rest) != own.get("crc32"):
+    if checksum(rest) != content[KEY].get("crc32"):
         raise DamagedCheckpoint(
             f"{path} is damaged: its checksum is not that of its content; pass another checkpoint "
             f"of the run, or copy it again (one that you changed yourself needs no entry {KEY!r})"

@@ -164,7 +164,14 @@ def test_what_is_wrong_with_the_maps_is_said(root, tmp_path):
     for wrong, said in (
         (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
         (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
-        (torch.full((2, 2, 6, 6), 4.0), r"names the class 4, and the data have 3"),
+        (torch.full((2, 2, 6, 6), 4.0), r"names the classes 4 to 4, and the data have 3"),
+        (torch.full((2, 2, 6, 6), torch.nan), "names the classes nan to nan"),
+        (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is no label map: .*float8_e4m3fn"),
+        (torch.empty(2, 2, 6, 6, device="meta"), "is no label map"),
+        (torch.zeros(2, 2, 6, 6).to_sparse(), "is no label map: it must hold one dense"),
+        (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is no label map"),
+        (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is no label"),
+        (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is no label map"),
     ):
         torch.save(wrong, maps / "c" / "1.pt")
         made = data(root, maps)

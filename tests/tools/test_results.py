@@ -344,8 +344,8 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert "summary.json cannot be read" in said[half]
     assert "config.yaml cannot be read" in said[yaml_broken]
     assert said[nan].endswith("failed: top1 is no number")
-    assert "summary.json lacks parameters" in said[lacking]
-    assert "metrics.csv cannot be read" in said[odd]
+    assert "summary.json is damaged: the entry parameters is missing" in said[lacking]
+    assert "metrics.csv has no whole line" in said[odd]
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 

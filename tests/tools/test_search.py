@@ -57,6 +57,7 @@ def searched(tmp_path, monkeypatch, capsys):
         folder = tmp_path / f"run_{len(ran)}"
         folder.mkdir()
         content = {"metrics": {"top1": 100 - abs(rate - 0.01)}}
+        content |= {"parameters": 1, "backbone_macs": 1, "seconds": 1}
         (folder / "summary.json").write_text(json.dumps(content))
         return folder
 

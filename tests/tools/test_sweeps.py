@@ -7,7 +7,6 @@ from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools.command_line import overrides
 from tools.running import config as run_config
-from tools.running import sweeps
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -49,7 +48,7 @@ def test_mistakes_are_one_sentence(typed, message):
 def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
-        sweeps.check_launcher(["hydra/launcher=joblib"])
+        overrides.prepare(["hydra/launcher=joblib"])
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ applies to the run, the sentences in which the others are refused, and the setti
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import re
 import shlex
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tasks.plain_files import read_yaml
+from tasks.run_files import read_classes, read_summary
 from tools.analysing import Analysis, Findings, analyses
 from tools.analysing.elements import (
     Section,
@@ -77,7 +77,8 @@ def page(
             f"{subject.label} comes from no run folder, and a report is of one: pass ckpt=<run "
             "folder>"
         )
-    summary = _json(folder / "summary.json")
+    path = folder / "summary.json"
+    summary = read_summary(path) if path.exists() else {}
     curves = picture(folder / "curves.png", "losses and validation metrics by step")
     previews = sorted((folder / "preview").glob("*.png"))
     predictions = figures(
@@ -168,28 +169,28 @@ def _figures(found: Findings) -> Iterator[str]:
 
 def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
     """What is looked for first: which run it is, and its main figures."""
-    from tools.running.report import cost
-
     known = [str(summary["task"])] if "task" in summary else []
     data = summary.get("data") or {}
     if "name" in data:
-        images = ", ".join(f"{n:,} for {part}" for part, n in data.get("images", {}).items())
+        counts = data.get("images", {}).items()
+        images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
         known.append(f"{data['name'].rpartition('.')[2]} ({images} images)")
     facts = " · ".join([*known, f"run {folder.name}"])
     first = dict(list(_metrics(summary).items())[:TILES])
-    if summary:
-        operations, _, size = cost(summary)["backbone MACs"].partition(" at ")
-        first["parameters"] = cost(summary)["parameters"].partition(" (")[0]
+    costs = _cost(summary)
+    if costs:
+        operations, _, size = costs["backbone MACs"].partition(" at ")
+        first["parameters"] = costs["parameters"].partition(" (")[0]
         first[f"backbone MACs at {size}"] = operations
     return f'<h1>{text(label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
 
 
 def _results(folder: Path, summary: Mapping[str, Any]) -> str:
-    from tools.running.report import CLASSES, cost, left_out
+    from tools.running.report import CLASSES, left_out
 
     if not summary:
         return "<p>The run has not ended, so there are no results yet.</p>"
-    shown = pairs(_metrics(summary) | left_out(summary) | cost(summary))
+    shown = pairs(_metrics(summary) | left_out(summary) | _cost(summary))
     return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
 
 
@@ -211,31 +212,23 @@ def _beside_paper(summary: Mapping[str, Any]) -> str:
 
 def _of_classes(path: Path) -> str:
     """The metrics of each class, of the runs that have such a file."""
-    if not path.is_file():
+    if not path.exists():
         return ""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    first, *names = rows[0]
-    records = [
-        {first: row[0], **{n: _number(v) for n, v in zip(names, row[1:], strict=True)}}
-        for row in rows[1:]
-    ]
+    records = read_classes(path)
+    first, *names = records[0] if records else ["class"]
     columns = {first: (first, "{}"), **{name: (name, "{:.4g}") for name in names}}
     return f"<div><h3>By class</h3>\n{table(records, columns)}</div>"
-
-
-def _number(written: str) -> float | None:
-    return float(written) if written else None
 
 
 def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
     """What was typed, and all settings of the run as its folder has them."""
     typed = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    written = text(yaml.safe_dump(config, sort_keys=False))
+    written = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
     return f"<pre>{text(typed)}</pre>\n<pre>{written}</pre>"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return content
+def _cost(summary: Mapping[str, Any]) -> dict[str, str]:
+    """How large and fast a run was; nothing of older versions' runs, which did not say it."""
+    from tools.running.report import cost
+
+    return cost(summary) if {"macs_at", "backbone_parameters"} <= summary.keys() else {}

@@ -13,20 +13,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
+from tools.command_line.hydra_options import SWEEP, check_hydra, is_of_hydra
 from tools.command_line.lazy_groups import register
 from tools.command_line.literal import literal
-from tools.command_line.refusals import composed
+from tools.command_line.refusals import check_names, composed
 from tools.command_line.typed_network import one_token_mixer
 from tools.running.config import CONFIGS, for_hydra, line_of, option_groups
 from tools.running.config_checks import tasks_of
-from tools.running.processes import is_first_process
 from tools.running.recipes import without_null
-from tools.running.sweeps import check_launcher, expanded
-
-SWEEP = ("--multirun", "-m")
-# What Hydra itself would do with folders, and have called.
-OF_FOLDERS = ("hydra.run", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
-OF_CODE = ("hydra.callbacks", "hydra.searchpath", "hydra/callbacks", "hydra/sweeper")
+from tools.running.sweeps import expanded
 
 
 @dataclass(frozen=True)
@@ -61,13 +56,13 @@ def read(typed: Sequence[str]) -> Command:
                 f"{os.fsencode(argument)!r} is no UTF-8 text, which neither config.yaml nor a log "
                 "can hold; give the file or folder another name, or a link to it"
             )
+    check_hydra(typed)
     arguments, shown = _without_cfg(typed)
     flags = [argument for argument in arguments if argument.startswith("-")]
     if any(flag not in SWEEP for flag in flags) or (shown and flags):
+        check_names([one for one in _of_run(typed) if "=" in one])
         return Command(list(typed), [])  # Hydra answers --info and its like itself
     arguments = literal(arguments, sweep=bool(flags))
-    check_launcher(arguments)
-    _check_hydra(arguments)
     arguments = one_token_mixer(arguments)
     arguments = [one for argument in arguments for one in _whole(argument, arguments)]
     arguments = expanded(arguments, sweep=bool(flags), fits=_fitting(arguments))
@@ -105,18 +100,7 @@ def _without_cfg(typed: Sequence[str]) -> tuple[list[str], Literal["", "composed
 
 def _of_run(arguments: Sequence[str]) -> list[str]:
     """Arguments without flags and options of Hydra's own."""
-    return [a for a in arguments if not a.startswith(("-", "hydra.", "+hydra.", "hydra/"))]
-
-
-def _check_hydra(arguments: Sequence[str]) -> None:
-    """Refuse options of Hydra's that would name other folders, or programs to be called."""
-    for argument in arguments:
-        key = argument.partition("=")[0].lstrip("+~")
-        # Lightning starts the other processes of a run with folders of Hydra's that it chose.
-        if key.startswith(OF_FOLDERS) and is_first_process():
-            raise ValueError(f"{argument} is refused: pass output_dir=<folder> for where runs go")
-        if key.startswith("hydra") and (key.startswith(OF_CODE) or "_target_" in argument):
-            raise ValueError(f"{argument} is refused: a command may not have other code called")
+    return [a for a in arguments if not (a.startswith("-") or is_of_hydra(a))]
 
 
 def _whole(argument: str, arguments: Sequence[str]) -> list[str]:

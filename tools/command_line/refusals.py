@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -31,7 +32,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         _check_group(override, overrides)
         _check_removal(override)
     try:
-        _check_names(overrides)
+        _refuse_several(overrides)
+        check_names(overrides)
         return config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
@@ -67,11 +69,8 @@ def _check_group(override: str, overrides: Sequence[str]) -> None:
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
 
 
-def _check_names(overrides: Sequence[str]) -> None:
-    """Refuse what has no key, and other things than names in a list of a group's options."""
+def _refuse_several(overrides: Sequence[str]) -> None:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
-        if not one.key_or_group:
-            raise ValueError(f"{one.input_line} names no option; type key=value")
         if one.is_sweep_override():
             line = line_of(one)
             key, _, values = line.partition("=")
@@ -80,10 +79,31 @@ def _check_names(overrides: Sequence[str]) -> None:
                 f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
                 f"{text} for one text"
             )
-        group = one.key_or_group in option_groups()
+
+
+def check_names(overrides: Sequence[str]) -> None:
+    """Refuse what has no key, and values of groups that are not names of their options.
+
+    Hydra would read a config from anywhere that a path leads to, with classes that it instantiates.
+
+    Raises:
+        ValueError: Names the override.
+    """
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if not one.key_or_group:
+            raise ValueError(f"{one.input_line} names no option; type key=value")
+        if one.key_or_group.partition("/")[0] not in option_groups():
+            continue
         value = one.value()
-        if group and isinstance(value, list) and not all(isinstance(name, str) for name in value):
-            raise ValueError(f"{one.input_line} is refused: {one.key_or_group} takes names")
+        chosen = value.list if isinstance(value, ChoiceSweep) else value
+        for name in chosen if isinstance(chosen, list) else [chosen]:
+            text = name.text if isinstance(name, QuotedString) else name
+            path = isinstance(text, str) and (text.startswith("/") or ".." in text.split("/"))
+            if path or (isinstance(chosen, list) and not isinstance(text, str)):
+                raise ValueError(
+                    f"{one.input_line} is refused: {one.key_or_group} takes names; "
+                    f"python tools/run.py --help {one.key_or_group} lists them"
+                )
 
 
 def _check_removal(override: str) -> None:

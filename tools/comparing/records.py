@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from tasks.plain_files import DamagedFile
+from tasks.run_files import read_rows, read_run_config, read_summary
 from tasks.saved import CONFIG
 from tools.command_line.catalogue import catalogue
 from tools.running.folder import flatten
@@ -103,32 +101,26 @@ def _is_run(files: Sequence[str]) -> bool:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
+    config: dict[str, Any] = {}
     try:
-        config = flatten(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")))
-        config = with_token_mixer_name(config)
-        missing = {"task_name", "backbone.name", "seed", "mode"} - config.keys()
-        if missing:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except FileNotFoundError:
-        return RunRecord(folder, "unreadable", f"it has no {CONFIG}")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        return RunRecord(folder, "unreadable", f"{CONFIG} cannot be read ({_line(error)})")
-    if not (folder / SUMMARY).is_file():
-        failure = read_failure(folder)
-        if failure is not None:
-            return RunRecord(folder, "failed", failure, config)
-        return RunRecord(folder, "unfinished", _progress(folder, config), config)
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        metrics = {name: float(value) for name, value in summary["metrics"].items()}
-        wanted = ("parameters", "backbone_macs", "seconds")
-        figures = {name: float(summary[name]) for name in wanted}
-    except KeyError as error:
-        return RunRecord(folder, "unreadable", f"{SUMMARY} lacks {error.args[0]}", config)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        return RunRecord(folder, "unreadable", f"{SUMMARY} cannot be read ({_line(error)})", config)
+        config = {"mode": "fit", "seed": 0} | with_token_mixer_name(
+            flatten(read_run_config(folder / CONFIG))
+        )
+        if not (folder / SUMMARY).exists():
+            failure = read_failure(folder)
+            if failure is not None:
+                return RunRecord(folder, "failed", failure, config)
+            return RunRecord(folder, "unfinished", _progress(folder, config), config)
+        summary = read_summary(folder / SUMMARY)
+    except FileNotFoundError as error:
+        return RunRecord(folder, "unreadable", f"it has no {Path(error.filename).name}", config)
+    except DamagedFile as error:
+        reason = str(error).replace(f"{folder}/", "")
+        return RunRecord(folder, "unreadable", reason, config)
+    metrics = summary["metrics"]
     if config["mode"] != "fit":
         return RunRecord(folder, "evaluation", f"mode={config['mode']}", config, summary, metrics)
+    figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
     wrong = [name for name, value in (metrics | figures).items() if not math.isfinite(value)]
     if wrong or not metrics:
         what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
@@ -138,22 +130,11 @@ def read_run(folder: Path) -> RunRecord:
 
 def _progress(folder: Path, config: Mapping[str, Any]) -> str:
     """How far a run without a summary has come, by the last whole line of its metrics.csv."""
-    try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not (folder / METRICS).exists():
         return "nothing was logged"
-    except (OSError, ValueError) as error:
-        return f"{METRICS} cannot be read ({_line(error)})"
-    lines = list(csv.reader(text.rpartition("\n")[0].splitlines()))
-    columns = lines[0] if lines else []
-    for cells in reversed(lines[1:]):
-        row = dict(zip(columns, cells, strict=False))
-        if len(cells) == len(columns) and row.get("step", "").isdecimal():
-            epoch = row.get("epoch", "").partition(".")[0]
-            of = f", epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
-            return f"logged last at step {row['step']}{of if epoch.isdecimal() else ''}"
-    return f"{METRICS} has no whole line"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+    rows = read_rows(folder / METRICS)
+    if not rows:
+        return f"{METRICS} has no whole line"
+    epoch = rows[-1].get("epoch")
+    of = f", epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
+    return f"logged last at step {rows[-1]['step']}{'' if epoch is None else of}"

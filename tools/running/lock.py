@@ -15,6 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from tasks.plain_files import DamagedFile, read_json
 from tools.running.processes import is_first_process
 
 say = logging.getLogger(__name__).info
@@ -88,8 +89,8 @@ def _own(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = read_json(path)
+    except (FileNotFoundError, DamagedFile):
         return {}  # cut off while it was written; its age decides
     return content if isinstance(content, dict) else {}
 

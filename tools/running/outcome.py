@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.plain_files import read_text
 from tools.command_line.errors import sentence
 
 FAILURE = "error.txt"
@@ -38,9 +39,12 @@ def note_failure(folder: Path, text: str) -> None:
 
 
 def read_failure(folder: Path) -> str | None:
-    """The first line of the note, or None if there is none."""
+    """The first line of the note, or None if there is none.
+
+    Raises:
+        DamagedFile: It cannot be read.
+    """
     try:
-        text = (folder / FAILURE).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+        return read_text(folder / FAILURE, errors="replace").strip().partition("\n")[0] or "failed"
+    except FileNotFoundError:
         return None
-    return text.partition("\n")[0] or "failed"

@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import json
 import logging
+import math
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.base import BaseTask
 from tasks.loggers import read_rows
+from tasks.plain_files import DamagedFile
 from tools.command_line import tables
 from tools.command_line.network_names import name_of
 from tools.running.automatic import describe_choice, describe_rate, steps_per_epoch
@@ -123,15 +125,16 @@ def _length(trainer: Mapping[str, Any], batches: int) -> str:
 
 def say_finished(folder: Path) -> bool:
     """Whether a training run has come to its end; if so, say it."""
-    path = folder / SUMMARY
-    if not path.is_file():
-        return False
+    from tasks.run_files import read_summary
+
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        say(f"{_short(path)} is damaged; the run goes on from its last checkpoint and rewrites it")
+        metrics = read_summary(folder / SUMMARY)["metrics"]
+    except FileNotFoundError:
         return False
+    except DamagedFile as error:
+        say(f"{error}; the run goes on from its last checkpoint and rewrites it")
+        return False
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
     return True
 
@@ -156,12 +159,22 @@ def write(
         write_classes(folder, task.class_figures)
     # Written last: a run with a summary is finished.
     content = {**known, "versions": _versions(), "git_commit": _git_commit()}
-    (folder / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
+    text = json.dumps(_valid_json(content), indent=2, allow_nan=False)
+    (folder / SUMMARY).write_text(f"{text}\n")
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table |= left_out(known) | beside_paper(known) | cost(known)
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
+
+
+def _valid_json(content: Any) -> Any:
+    """Return a content with null for NaN and infinity, which JSON does not have."""
+    if isinstance(content, Mapping):
+        return {key: _valid_json(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_valid_json(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def left_out(known: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from backbones.checkpoints.adoption import refuse_other_model
 from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.base import BaseTask
@@ -18,6 +17,7 @@ from tasks.checkpoint_io import LAST, open_own
 from tasks.classes import check_classes
 from tasks.exact_resume import ExactResume
 from tasks.loops import Position
+from tasks.resume_checks import check_continues
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -54,8 +54,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
     check_classes(checkpoint.values, task.class_names, path, task.other_orders)
-    # Training goes on from the weights themselves, not from their average.
-    refuse_other_model(task.model, checkpoint.content["state_dict"], checkpoint.path)
+    check_continues(checkpoint, task, sharded=trainer["strategy"] == "fsdp")
     _refuse_shorter(position, trainer)
     return Start(path, position, checkpoint)
 

@@ -11,9 +11,12 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
+from pydantic import field_validator
 
+from backbones.options.schemas import OpenPart, validate
 from datamodules.robustness import RobustnessDataModule
 from tasks.corruption_error import ALEXNET, SEVERITIES, corruption_errors, mean_corruption_error
+from tasks.plain_files import read_json
 from tools.comparing.paper_figures import ROBUSTNESS
 from tools.running import trainer
 from tools.running.processes import started
@@ -126,19 +129,38 @@ def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results
     return done
 
 
+class DonePart(OpenPart):
+    """A part that is done."""
+
+    images: int
+    fingerprint: str
+    metrics: dict[str, float]
+
+    @field_validator("metrics")
+    @classmethod
+    def _has_top1(cls, metrics: dict[str, float]) -> dict[str, float]:
+        if "top1" not in metrics:
+            raise ValueError("has no top1")
+        return metrics
+
+
+class DoneParts(OpenPart):
+    """robustness.json."""
+
+    key: str
+    parts: dict[str, DonePart]
+
+
 def read(file: Path, key: str) -> Results:
     """The parts of a file with this key; none of one that is damaged."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        parts: Results = content["parts"] if content["key"] == key else {}
-        whole = all(
-            isinstance(entry["metrics"]["top1"], float) and isinstance(entry["fingerprint"], str)
-            for entry in parts.values()
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        content = read_json(file)
+        validate(DoneParts, content)
+    except ValueError:
         say(f"{file} is damaged; its parts are done again")
         return {}
-    return parts if whole else {}
+    parts: Results = content["parts"] if content["key"] == key else {}
+    return parts
 
 
 def keep(file: Path, key: str, done: Results) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
 SIGNS = "*?"
-LAUNCHERS = {
-    "joblib": "hydra-joblib-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
-}
 
 Fits = Callable[[str, str], bool]
 
@@ -70,30 +63,6 @@ def _options(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> li
             raise ValueError(f"no {group} for this task matches {item!r}; known: {listed}")
         names += matching if pattern else [item]
     return list(dict.fromkeys(names))
-
-
-def check_launcher(arguments: Sequence[str]) -> None:
-    """Refuse a launcher of Hydra's that there is not, or whose package is not installed.
-
-    Raises:
-        ValueError: Names those that there are, or the package.
-    """
-    for argument in arguments:
-        key, _, name = argument.partition("=")
-        if key != "hydra/launcher" or name == "basic":
-            continue
-        if name not in LAUNCHERS:
-            known = ", ".join(["basic", *LAUNCHERS])
-            raise ValueError(f"there is no hydra/launcher called {name!r}; known: {known}")
-        package = LAUNCHERS[name]
-        if importlib.util.find_spec(f"hydra_plugins.{package.replace('-', '_')}") is None:
-            raise ValueError(
-                f"hydra/launcher={name} needs the package {package}: "
-                "pip install -c constraints.txt -e '.[sweep]'"
-            )
-        # Where the runs are other programs, they have to find ours.
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,287 @@
+"""The schema of checkpoints: each part is checked when a file is opened, before any is used."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor, nn
+
+from backbones.checkpoints.seal import FORMAT, KEY, DamagedCheckpoint
+from backbones.options.schemas import OpenPart, Part, describe_misfit
+
+NEWER = "newer_format"
+DEEPEST, MOST_ENTRIES = 32, 1_000_000
+LARGEST = 2**64  # of whole numbers; seeds have 64 bits
+# Views may share memory, but all tensors together may not have many times what the file holds.
+SHARED, FREE = 8, 2**28  # times, bytes
+DTYPES = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+VERSION = r"^2\.\d{1,4}\.\d{1,4}(\.?(a|b|rc|post|dev)\d{1,9})*(\+[a-z0-9.]{1,40})?$"
+
+# The default of parts that a file need not have, while a file that has one must not have null.
+ABSENT: Any = None
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Tensors = dict[str, Tensor]
+
+
+class SealPart(OpenPart):
+    """See ``seal``."""
+
+    format: Count
+    version: str = "?"
+    crc32: int | None = None
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.format > FORMAT:
+            raise PydanticCustomError(NEWER, "{version}", {"version": self.version})
+        return self
+
+
+class PositionPart(Part):
+    """See ``tasks.loops.Position``."""
+
+    step: Count
+    batches: Count
+    batches_per_epoch: Positive
+    world_size: Positive
+    validation_due: bool = False
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        begun = min(self.batches, 1)
+        if not begun <= self.step <= self.batches or self.validation_due > begun:
+            raise ValueError(f"counts {self.step} steps of the optimiser in {self.batches} batches")
+        return self
+
+
+class RandomPart(Part):
+    """State of a process's generators, see ``tasks.exact_resume.random_state``."""
+
+    python: tuple[Literal[3], tuple[int, ...], float | None]
+    numpy: list[Any]
+    torch: Tensor
+    cuda: Tensor | None
+
+    @model_validator(mode="after")
+    def _is_state(self) -> Self:
+        try:
+            random.Random().setstate(self.python)
+            torch.Generator().set_state(self.torch)
+            kind, words, place, has_gauss, gauss = self.numpy
+            whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
+            # numpy itself looks at the number of words alone.
+            if not (whole and 0 <= place <= 624 and has_gauss in (0, 1)):
+                raise ValueError
+            state = (kind, words.numpy().astype(np.uint32), place, has_gauss, gauss)
+            np.random.RandomState().set_state(state)
+            if self.cuda is not None and (self.cuda.dtype, self.cuda.ndim) != (torch.uint8, 1):
+                raise ValueError
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError("is not a state of random generators") from error
+        return self
+
+
+class BestPart(Part):
+    """State of Lightning's ModelCheckpoint."""
+
+    monitor: str | None
+    best_model_score: Tensor | None
+    best_model_path: str
+    current_score: Tensor | None
+    dirpath: str | None
+    best_k_models: Tensors
+    kth_best_model_path: str
+    kth_value: Tensor | None
+    last_model_path: str
+
+    @model_validator(mode="after")
+    def _are_scores(self) -> Self:
+        scores = [self.best_model_score, self.current_score, self.kth_value]
+        scores += self.best_k_models.values()
+        if any(score is not None and score.ndim for score in scores):
+            raise ValueError("has scores that are not single numbers")
+        if self.kth_best_model_path not in {"", *self.best_k_models}:
+            raise ValueError("names a checkpoint without a score")
+        return self
+
+
+class StoppingPart(Part):
+    """State of Lightning's EarlyStopping."""
+
+    wait_count: Count
+    stopped_epoch: Count
+    best_score: Tensor
+    patience: Count
+    stopping_reason: Annotated[int, Field(ge=0, le=4)] = 0
+    stopping_reason_message: str | None = None
+
+    @field_validator("best_score")
+    @classmethod
+    def _is_score(cls, value: Tensor) -> Tensor:
+        if value.ndim:
+            raise ValueError("is not a single number")
+        return value
+
+
+class GroupPart(OpenPart):
+    """A group of an optimiser's parameters; ``tasks.resume_checks`` knows the other options."""
+
+    params: list[int] | list[str]
+    lr: Finite | Tensor
+
+
+class OptimizerPart(Part):
+    """State of an optimiser."""
+
+    state: dict[int | str, dict[str, Any]]
+    param_groups: Annotated[list[GroupPart], Field(min_length=1)]
+
+
+class ScalerPart(Part):
+    """State of torch's GradScaler."""
+
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    growth_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)]
+    growth_interval: Positive
+    tracker: Count = Field(alias="_growth_tracker")
+
+
+class RecordPart(OpenPart):
+    """By what options a network was built; see ``backbones.checkpoints.equations``."""
+
+    host: str | None = None
+    mixer: dict[str, Any] | None = None
+    token_mixer: dict[str, Any] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    grids: dict[str, Annotated[list[Positive], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=dict
+    )
+
+
+class CheckpointParts(OpenPart):
+    """All parts of a checkpoint of ours that anything is made of; a file need not have all."""
+
+    seal: SealPart = Field(ABSENT, alias="mixerlab")
+    lightning: Annotated[str, Field(pattern=VERSION)] = Field(
+        "2.0.0", alias="pytorch-lightning_version"
+    )
+    epoch: Count = 0
+    global_step: Count = 0
+    state_dict: Tensors = Field(default_factory=dict)
+    state_dict_ema: Tensors = Field(default_factory=dict)
+    state_dict_ema_not_reported: Tensors = Field(default_factory=dict)
+    ema_steps: Count = 0
+    position: PositionPart = Field(ABSENT)
+    random_state: Annotated[list[RandomPart], Field(min_length=1)] = Field(ABSENT)
+    callbacks: dict[str, BestPart | StoppingPart] = Field(default_factory=dict)
+    optimizer_states: list[OptimizerPart] = Field(default_factory=list)
+    lr_schedulers: list[dict[str, Any]] = Field(default_factory=list)
+    scaler: ScalerPart = Field(ABSENT, alias="MixedPrecision")
+    record: RecordPart = Field(RecordPart(), alias="network")
+    class_names: list[str] = Field(default_factory=list)
+    category_ids: list[int] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _averages_are_counted(self) -> Self:
+        averages = {"state_dict_ema", "state_dict_ema_not_reported"} & self.model_fields_set
+        if averages and "ema_steps" not in self.model_fields_set:
+            raise ValueError(f"has {averages.pop()} without ema_steps")
+        return self
+
+
+def check_tensors(content: object, path: object) -> None:
+    """Check that a content is a tree of plain tensors and values of a size that it can have.
+
+    Raises:
+        DamagedCheckpoint: Names the entry that is of another kind, or the limit.
+    """
+    stored: dict[int, int] = {}
+    left, total = MOST_ENTRIES, 0
+    branches: list[tuple[tuple[object, ...], object]] = [((), content)]
+    while branches:
+        place, value = branches.pop()
+        left -= 1
+        if left < 0 or len(place) > DEEPEST:
+            raise DamagedCheckpoint(
+                f"{path} is nested deeper than {DEEPEST} levels or has more than {MOST_ENTRIES:,} "
+                "entries, which no checkpoint has"
+            )
+        if isinstance(value, Tensor):
+            _check_tensor(value, place, path)
+            storage = value.untyped_storage()
+            stored[storage.data_ptr()] = storage.nbytes()
+            total += value.numel() * value.element_size()
+        elif isinstance(value, Mapping):
+            branches += [((*place, key), item) for key, item in value.items()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            branches += [((*place, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, int) and abs(value) >= LARGEST:
+            raise DamagedCheckpoint(f"{path}: {_named(place)} is a number of more than 64 bits")
+    if total > SHARED * sum(stored.values()) + FREE:
+        raise DamagedCheckpoint(
+            f"{path} has tensors of {total:,} bytes that repeat {sum(stored.values()):,} stored "
+            "ones; save them with contiguous()"
+        )
+
+
+def _check_tensor(value: Tensor, place: tuple[object, ...], path: object) -> None:
+    kind = None
+    if type(value) not in (Tensor, nn.Parameter) or value.__dict__:
+        kind = type(value).__name__
+    elif value.layout != torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout)
+    elif value.is_meta or value.is_quantized:
+        kind = "on the device meta, without values" if value.is_meta else "quantised"
+    elif value.dtype not in DTYPES:
+        kind = str(value.dtype)
+    if kind is not None:
+        raise DamagedCheckpoint(
+            f"{path}: {_named(place)} is no plain tensor but {kind}; save it as a dense one of "
+            "floating-point or whole numbers"
+        )
+
+
+def _named(place: tuple[object, ...]) -> str:
+    return ".".join(map(str, place))[-120:] or "its content"
+
+
+def check_parts(content: object, path: object) -> frozenset[str]:
+    """Check the parts of a checkpoint of ours; return the entries in others that are not like ours.
+
+    Raises:
+        ValueError: A format newer than this version knows.
+        DamagedCheckpoint: A part of ours has another type, length or range.
+    """
+    if not isinstance(content, dict):
+        return frozenset()
+    try:
+        CheckpointParts.model_validate({k: v for k, v in content.items() if isinstance(k, str)})
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        newer = [one["msg"] for one in problems if one["type"] == NEWER]
+        if newer:
+            raise ValueError(
+                f"{path} was written by MixerLab {newer[0]} in a newer format than {FORMAT}, which "
+                "this version reads up to; update MixerLab"
+            ) from None
+        if KEY not in content and "position" not in content:
+            return frozenset(str(one["loc"][0]) for one in problems if one["loc"])
+        raise DamagedCheckpoint(
+            f"{path} is damaged: {describe_misfit(error)}; pass another checkpoint of the run, or "
+            "copy it again"
+        ) from None
+    return frozenset()

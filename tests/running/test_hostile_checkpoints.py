@@ -1,0 +1,189 @@
+"""A checkpoint that holds other things than a run wrote is named, whatever part they are in."""
+
+import copy
+import functools
+import operator
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+
+from backbones.checkpoints.opening import open_checkpoint
+from backbones.checkpoints.seal import DamagedCheckpoint, seal
+from datamodules import SampleClassification
+from tests.running.tiny import tiny_task
+from tools.command_line.lazy_groups import register
+from tools.running import trainer as trainers
+from tools.running.config import compose_config
+from tools.running.resume import find_start
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def task_of():
+    return tiny_task(schedule={"name": "cosine", "warmup": 0.5}, ema={"decay": 0.5})
+
+
+@pytest.fixture(scope="module")
+def trained(sample_cache, tmp_path_factory):
+    """What last.ckpt of a run holds, and the options of its trainer."""
+    folder = tmp_path_factory.mktemp("trained")
+    register()
+    options = dict(compose_config(["trainer=cpu"]).trainer)
+    options |= {"max_epochs": 9, "max_steps": 3, "limit_train_batches": 2, "limit_val_batches": 1}
+    lightning.seed_everything(0, verbose=False)
+    data = SampleClassification(
+        sample_cache, digits_per_class=2, train_copies=1, picture_size=32, batch_size=6,
+        num_workers=0,
+    )  # fmt: skip
+    data.setup()
+    task = task_of()
+    trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+    trainers.fit(trainer, task, data)
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True), options
+
+
+@pytest.fixture
+def start(trained, tmp_path):
+    """Go on from a checkpoint whose content a function has changed."""
+
+    def start(change, sealed=True):
+        content = copy.deepcopy(trained[0])
+        change(content)
+        del content["mixerlab"]
+        file = tmp_path / "checkpoints" / "last.ckpt"
+        file.parent.mkdir()
+        torch.save(seal(content) if sealed else content, file)
+        return find_start(tmp_path, None, task_of(), trained[1])
+
+    return start
+
+
+def put(path, value):
+    def change(content):
+        *parents, last = (int(key) if key.isdecimal() else key for key in path.split("/"))
+        functools.reduce(operator.getitem, parents, content)[last] = value
+
+    return change
+
+
+def test_the_checkpoint_as_it_was_is_gone_on_from(start):
+    assert start(lambda content: None).position.step == 3
+
+
+OPTIMIZER, GROUP = "optimizer_states/0", "optimizer_states/0/param_groups/0"
+CASES = {
+    "position": [None, 3, "x", [], {}],
+    "position/step": ["x", -1, 1.5, 10**30, None, True, 4],
+    "position/batches_per_epoch": [0, "2"],
+    "position/world_size": [0, None],
+    "position/validation_due": [1, "no"],
+    "position/other": [1],
+    "random_state": [None, [], {}, [1]],
+    "random_state/0/python": [None, (3, (1, 2), None), [3, [0] * 625, None]],
+    "random_state/0/numpy": [None, [], ["MT19937", torch.zeros(624, dtype=torch.int64), 700, 0, 0]],
+    "random_state/0/torch": [None, torch.zeros(5056, dtype=torch.uint8), torch.zeros(3)],
+    "random_state/0/cuda": ["x", torch.zeros(3)],
+    "callbacks": [None, [], {"ModelCheckpoint": None}, {"ModelCheckpoint": {"dirpath": 3}}],
+    "optimizer_states": [None, [], [{}], {}, [1]],
+    f"{OPTIMIZER}/state": [None, [], {0: 3}, {99: {}}, {0: {}}, {"x": {}}],
+    f"{OPTIMIZER}/state/0/exp_avg": [None, 1.0, torch.zeros(3), torch.zeros(4, 3, 8, 9)],
+    f"{OPTIMIZER}/state/0/step": [None, "x", torch.zeros(3)],
+    f"{OPTIMIZER}/param_groups": [None, [], [{}]],
+    f"{GROUP}/params": [None, [], ["a"], [0, 1, 2, 3, 4, 5, 6, 7]],
+    f"{GROUP}/lr": [None, "x", float("nan"), torch.zeros(2)],
+    f"{GROUP}/betas": [None, 0.9, (0.9,), (0.9, "x")],
+    f"{GROUP}/differentiable": [True, "x"],
+    "lr_schedulers": [None, [], [{}], {}],
+    "lr_schedulers/0/base_lrs": [None, [], ["x", 1.0]],
+    "lr_schedulers/0/last_epoch": [None, 1.5, "x"],
+    "lr_schedulers/0/optimizer": [3],
+    "pytorch-lightning_version": [None, 2, "1.4.0", "new", "2.6.6 x"],
+    "state_dict": [None, [], {}, {"a": 1}, {1: torch.zeros(1)}],
+    "state_dict/model.net.0.weight": [None, 3, torch.zeros(2), [1]],
+    "state_dict_ema": [None, {}, [1]],
+    "state_dict_ema/model.net.0.weight": [torch.zeros(2)],
+    "ema_steps": [None, -1, "x"],
+    "global_step": [None, "x", -1, 10**30],
+    "class_names": [None, "abc", [1], {}],
+    "category_ids": ["x", [None]],
+    "network": [None, 3, {"mixer": 3}, {"grids": {"a": [1]}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [pytest.param(k, v, id=f"{k}-{v!r:.20}") for k in CASES for v in CASES[k]]
+)
+@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_part_of_another_form_is_named(path, value, sealed, start):
+    with pytest.raises(ValueError, match=r"last\.ckpt") as refused:
+        start(put(path, value), sealed)
+    assert len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["random_state", "callbacks", "optimizer_states", "lr_schedulers", "state_dict", "ema_steps",
+     "pytorch-lightning_version"],
+)  # fmt: skip
+def test_a_part_that_is_missing_is_named(name, start):
+    with pytest.raises(ValueError, match=f"last.ckpt .*{name}"):
+        start(lambda content: content.pop(name))
+
+
+@pytest.mark.parametrize("loops", [None, "x", {}, {"fit_loop": {"state_dict": 3}}])
+def test_lightnings_counters_are_not_taken_from_the_file(loops, start):
+    content = start(put("loops", loops)).take().content
+    assert content["loops"] == loops
+
+
+def looped():
+    content = {}
+    content["a"] = [content]
+    return content
+
+
+KINDS = {
+    "float8": lambda: torch.zeros(2).to(torch.float8_e4m3fn),
+    "meta": lambda: torch.empty(3, device="meta"),
+    "sparse": lambda: torch.zeros(2, 2).to_sparse(),
+    "sparse_csr": lambda: torch.eye(2).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "quantised": lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+    "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+    "stored ones": lambda: torch.zeros(1).expand(10**12),
+    "nested deeper": looped,
+    "more than": lambda: functools.reduce(lambda inner, _: [inner] * 20, range(9), 0),
+    "64 bits": lambda: 10**30,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["state_dict", pytest.param("anywhere", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:.*(Sparse|prototype|nested|TypedStorage).*")
+def test_other_kinds_of_tensors_and_endless_values_are_named(kind, place, tmp_path):
+    content = {"state_dict": {"a": torch.zeros(2)}, "anywhere": {}}
+    content[place]["odd"] = KINDS[kind]()
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(DamagedCheckpoint, match=rf"a\.pt.*{kind}"):
+        open_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "odd", [{"network": 3}, {"class_names": {1: "a"}}, {"global_step": "x"}, {"callbacks": []}]
+)
+def test_files_of_others_may_use_our_names_for_other_things(odd, tmp_path):
+    torch.save({"state_dict": {"a": torch.zeros(2)}, **odd}, tmp_path / "a.pt")
+    opened = open_checkpoint(tmp_path / "a.pt")
+    assert list(opened.tensors) == ["a"]
+    assert (dict(opened.record), opened.class_names, opened.step) == ({}, None, None)
+
+
+def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_path, caplog):
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(trained[0], tmp_path / "checkpoints" / "last.previous.ckpt")
+    torch.save(seal(trained[0] | {"position": 3}), tmp_path / "checkpoints" / "last.ckpt")
+    with caplog.at_level("INFO"):
+        found = find_start(tmp_path, None, task_of(), trained[1])
+    assert found.path.name == "last.previous.ckpt"
+    assert "position must be a dictionary" in caplog.text
