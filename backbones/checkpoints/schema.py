@@ -279,7 +279,7 @@ def check_parts(content: object, path: object) -> frozenset[str]:
                 "this version reads up to; update MixerLab"
             ) from None
         if KEY not in content and "position" not in content:
-            return frozenset(str(one["loc"][0]) for one in problems)
+            return frozenset(str(one["loc"][0]) for one in problems if one["loc"])
         raise DamagedCheckpoint(
             f"{path} is damaged: {describe_misfit(error)}; pass another checkpoint of the run, or "
             "copy it again"

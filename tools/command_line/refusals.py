@@ -33,8 +33,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         _check_group(override, overrides)
         _check_removal(override)
     try:
+        _refuse_several(overrides)
         check_names(overrides)
-        _check_values(overrides)
         return config_of(overrides)
     except MissingConfigException as error:
         raise ValueError(_missing(error)) from None
@@ -70,6 +70,18 @@ def _check_group(override: str, overrides: Sequence[str]) -> None:
         raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
 
 
+def _refuse_several(overrides: Sequence[str]) -> None:
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if one.is_sweep_override():
+            line = line_of(one)
+            key, _, values = line.partition("=")
+            text = shlex.quote(f"{key}={quoted(values)}")
+            raise ValueError(
+                f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
+                f"{text} for one text"
+            )
+
+
 def check_names(overrides: Sequence[str]) -> None:
     """Refuse what has no key, and values of groups that are not names of their options.
 
@@ -93,19 +105,6 @@ def check_names(overrides: Sequence[str]) -> None:
                     f"{one.input_line} is refused: {one.key_or_group} takes names; "
                     f"python tools/run.py --help {one.key_or_group} lists them"
                 )
-
-
-def _check_values(overrides: Sequence[str]) -> None:
-    """Refuse several values outside a sweep."""
-    for one in OverridesParser.create().parse_overrides(list(overrides)):
-        if one.is_sweep_override():
-            line = line_of(one)
-            key, _, values = line.partition("=")
-            text = shlex.quote(f"{key}={quoted(values)}")
-            raise ValueError(
-                f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
-                f"{text} for one text"
-            )
 
 
 def _check_removal(override: str) -> None:

@@ -103,8 +103,9 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
     config: dict[str, Any] = {}
     try:
-        config = {"mode": "fit", "seed": 0} | flatten(read_run_config(folder / CONFIG))
-        config = with_token_mixer_name(config)
+        config = {"mode": "fit", "seed": 0} | with_token_mixer_name(
+            flatten(read_run_config(folder / CONFIG))
+        )
         if not (folder / SUMMARY).exists():
             return _unfinished(folder, config)
         summary = read_summary(folder / SUMMARY)
