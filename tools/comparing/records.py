@@ -143,5 +143,6 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
     if not rows:
         return f"{METRICS} has no whole line"
     epoch = rows[-1].get("epoch")
-    of = f", epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
-    return f"logged last at step {rows[-1]['step']}{'' if epoch is None else of}"
+    epochs = config.get("trainer.max_epochs")
+    of = "" if epoch is None else f", epoch {int(epoch) + 1} of {epochs}"
+    return f"logged last at step {rows[-1]['step']}{of}"
