@@ -133,5 +133,7 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
     if not rows:
         return f"{METRICS} has no whole line"
     epoch = rows[-1].get("epoch")
-    of = f", epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
-    return f"logged last at step {rows[-1]['step']}{'' if epoch is None else of}"
+    words = f"logged last at step {rows[-1]['step']}"
+    if epoch is None or not math.isfinite(epoch):
+        return words
+    return f"{words}, epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
