@@ -143,6 +143,7 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
     if not rows:
         return f"{METRICS} has no whole line"
     epoch = rows[-1].get("epoch")
-    epochs = config.get("trainer.max_epochs")
-    of = "" if epoch is None else f", epoch {int(epoch) + 1} of {epochs}"
-    return f"logged last at step {rows[-1]['step']}{of}"
+    words = f"logged last at step {rows[-1]['step']}"
+    if epoch is None or not math.isfinite(epoch):
+        return words
+    return f"{words}, epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
