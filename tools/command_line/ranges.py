@@ -136,7 +136,7 @@ def range_of(key: str) -> Range | None:
 
 
 def check_ranges(config: Mapping[str, Any]) -> None:
-    """Refuse numbers out of range anywhere in a config.
+    """Refuse numbers far out of range anywhere in a config.
 
     Raises:
         ValueError: Names the option, its value and its range.
@@ -146,13 +146,14 @@ def check_ranges(config: Mapping[str, Any]) -> None:
         least, most = range_of(key) or (-math.inf, math.inf)
         if isinstance(value, int) and not INTEGER[0] <= value <= INTEGER[1]:
             least, most = max(least, INTEGER[0]), min(most, INTEGER[1])
-        if math.isnan(value) or math.isinf(value) or not least <= value <= most:
+        # Parts refuse in words of their own what is not finite or only a little too low.
+        if not math.isfinite(value):
+            continue
+        if not -max(abs(least), abs(most)) <= value <= most:
             raise ValueError(f"{key}={shown} is out of range; {_allowed(least, most)}")
 
 
 def _allowed(least: float, most: float) -> str:
-    if math.isinf(most):
-        return "give a finite number"
     return f"give a number from {_shown(least)} to {_shown(most)}"
 
 
