@@ -1,17 +1,21 @@
 """Exports of annotation tools, written by their own packages, read as they come out of the tool."""
 
+import json
+import logging
+
 import numpy as np
 import pytest
 
 pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
+from PIL import Image
 from pycocotools import mask as coco_mask
 
-from datamodules import CocoDataModule
+from datamodules import CocoDataModule, SegmentationFolderDataModule
 from datamodules.layouts.detection import open_export
 from tasks.coco_metric import CocoMetric
-from tests.datamodules.exported import stem, truth, unpack
+from tests.datamodules.exported import draw, stem, truth, unpack
 
 # Name in ``exports``, value of data.layout, with outlines, the splits it has.
 BOXES = (
@@ -118,3 +122,100 @@ def test_an_export_is_recognised_and_has_the_ap_of_the_same_annotations_in_coco(
         assert [row[0] for row in found[image]] == [row[0] for row in rows]
         for (_, ours), (_, reference) in zip(found[image], rows, strict=True):
             assert ours == pytest.approx(reference, abs=0.01)
+
+
+def test_the_supercategory_that_no_box_uses_is_left_out_and_named(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    root = unpack("roboflow_coco", tmp_path)
+    data = module(root)
+    data.setup()
+    assert data.class_names == ("dog", "cat", "bird")
+    assert data.category_ids == (1, 2, 3)
+    assert "Category 0, 'pets', is left out" in caplog.text
+    file = root / "train/_annotations.coco.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["category_id"] = 0
+    file.write_text(json.dumps(content))
+    used = module(root)
+    used.setup()
+    assert used.class_names == ("pets", "dog", "cat", "bird")
+
+
+def test_a_single_split_lends_images_for_validation(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    root = unpack("labelme", tmp_path)
+    names = []
+    for seed in (0, 0, 1):
+        data = module(root, split_seed=seed)
+        data.setup()
+        assert data.sizes()["val"] == 2
+        names.append(sorted(one["file_name"] for one in data.annotations["images"]))
+    assert names[0] == names[1] != names[2]
+    assert "2 of 6 images are drawn for validation (data.val_share=0.34" in caplog.text
+
+
+def test_another_split_validates(tmp_path):
+    root = unpack("roboflow_voc", tmp_path)
+    (root / "valid").rename(root / "test")
+    data = module(root, val_split="test")
+    data.setup()
+    assert {stem(one["file_name"]) for one in data.annotations["images"]} == {"e", "f"}
+    with pytest.raises(ValueError, match=r"no split val.*data.val_split=<one of test, train>"):
+        module(root, val_split="val").setup()
+
+
+def test_masks_of_cvat_are_read_by_their_colours(tmp_path):
+    data = SegmentationFolderDataModule(
+        unpack("cvat_masks", tmp_path), num_workers=0, scale=(64, 64), crop_size=32, val_share=0.3
+    )
+    data.setup()
+    assert data.class_names == ("background", "bird", "cat", "dog")
+    assert data.sizes() == {"train": 3, "val": 2}
+    sample = data.dataset("val")[0, 0]["data_samples"]
+    assert set(np.unique(sample.gt_sem_seg.data.numpy())) <= {0, 1, 2, 3}
+
+
+def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
+    for split in ("train", "valid"):
+        draw(tmp_path / split, {"a.jpg": (40, 30)})
+        (tmp_path / split / "_classes.csv").write_text("Pixel Value, Class\n0, ground\n7, cat\n")
+        Image.fromarray(np.full((30, 40), 7, np.uint8)).save(tmp_path / split / "a_mask.png")
+    data = SegmentationFolderDataModule(tmp_path, num_workers=0, scale=(64, 64), crop_size=32)
+    data.setup()
+    assert data.class_names == ("ground", "cat")
+    sample = data.dataset("val")[0, 0]["data_samples"]
+    assert np.unique(sample.gt_sem_seg.data.numpy()).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "message"),
+    [
+        ("roboflow_yolo", "train/labels/b.txt", "0 ", "9 ", r"b.txt, line 1: class must be an int"),
+        ("roboflow_yolo", "train/labels/b.txt", "0.", "40.", r"b.txt, line 1: coordinates must be"),
+        ("roboflow_yolo", "data.yaml", "nc: 3", "nc: 4", r"data.yaml: nc is 4, but names has 3"),
+        ("roboflow_yolo", "data.yaml", "nc: 3", "kpt_shape: [4, 2]", r"describes key points"),
+        ("roboflow_voc", "train/b.xml", "</annotation>", "", r"b.xml is not valid XML"),
+        ("cvat_images", "annotations.xml", '"cat"', '"cow"', r"label 'cow' must be one of dog"),
+        ("cvat_images", "annotations.xml", "<image id", "<track/><image id", r"CVAT for video 1.1"),
+        ("labelme", "b.json", '"rectangle"', '"mask"', r"b.json: shapes\[0\]: its mask"),
+    ],
+)
+def test_faults_are_named(tmp_path, name, file, old, new, message):
+    root = unpack(name, tmp_path)
+    text = (root / file).read_text()
+    assert old in text
+    (root / file).write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        module(root).setup()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("train/a.tfrecord", "TFRecord"), ("train/_annotations.createml.json", "CreateML"),
+     ("gt/gt.txt", "MOT"), ("samples.json", "FiftyOneDataset")],
+)  # fmt: skip
+def test_other_formats_are_named_and_rejected(tmp_path, file, message):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ValueError, match=f"{message}.*not read; export COCO or YOLO"):
+        module(tmp_path).setup()
