@@ -71,6 +71,7 @@ class TestListening:
             (SLURMEnvironment(auto_requeue=True, requeue_signal=HUP), {HUP}),
             (SLURMEnvironment(auto_requeue=False), set()),
         ],
+        ids=["no cluster", "SIGUSR1", "SIGHUP", "off"],
         ids=str,
     )
     def test_lightning_keeps_the_signal_by_which_slurm_requeues(self, environment, left):
