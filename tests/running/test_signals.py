@@ -72,7 +72,6 @@ class TestListening:
             (SLURMEnvironment(auto_requeue=False), set()),
         ],
         ids=["no cluster", "SIGUSR1", "SIGHUP", "off"],
-        ids=str,
     )
     def test_lightning_keeps_the_signal_by_which_slurm_requeues(self, environment, left):
         connector = SimpleNamespace(cluster_environment=environment)
