@@ -29,7 +29,7 @@ def read_text(path: Path, most: int = MOST_BYTES, errors: str = "strict") -> str
         DamagedFile: It is a folder, link, pipe or device, too large, or not UTF-8.
     """
     if path.is_symlink():
-        raise DamagedFile(f"{path} cannot be read (it is a link, which is not followed)")
+        raise DamagedFile(f"{path} is a link, which is not followed")
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise DamagedFile(f"{path} cannot be read (it is a folder, pipe or device)")

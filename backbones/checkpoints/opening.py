@@ -110,7 +110,8 @@ class Checkpoint:
     def values(self) -> dict[str, Any]:
         """What lies beside the weights, by name, such as the classes and the step."""
         content = self.content if isinstance(self.content, dict) else {}
-        besides = {*CONTAINERS, "optimizer_states", *self.unlike}
+        weights = {name for name in CONTAINERS if _holds_tensors(content.get(name))}
+        besides = {*weights, "optimizer_states", *self.unlike}
         return {
             k: v
             for k, v in content.items()
@@ -135,7 +136,8 @@ class Checkpoint:
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The names of the classes in label order; None in files of timm's or the authors'."""
-        return tuple(self.values["class_names"]) if "class_names" in self.values else None
+        names = self.values.get("class_names")
+        return None if names is None else tuple(names)
 
     @property
     def category_ids(self) -> tuple[int, ...]:

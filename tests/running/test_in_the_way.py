@@ -99,7 +99,6 @@ def closing(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
     monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
-    monkeypatch.setattr(report, "_git_commit", lambda: None)
 
     def close():
         task = tiny_task()
@@ -158,10 +157,10 @@ def test_a_report_has_pictures_of_the_run_folder_only(tmp_path):
 
 def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
-    monkeypatch.setattr(report, "_git_commit", lambda: None)
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
-    config = {"task_name": "classification", "backbone": {"name": "deit_t"}, "seed": 0}
-    (tmp_path / "config.yaml").write_text(json.dumps(config | {"mode": "fit"}))
+    config = {"task_name": "classification", "backbone": {"name": "deit_t"}}
+    config |= dict.fromkeys(("head", "data", "task"), {"_target_": "x.Y"})
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
     trainer = SimpleNamespace(global_step=2, callback_metrics={"val/top1": 0.5, "train/loss": 1.0})
     report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), None)
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -11,7 +11,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
 from tasks.loading import build_task
 from tests.runs import composed
-from tools.command_line.overrides import prepare
+from tools.command_line.lazy_groups import register
 
 NAMES = tuple("abcde")
 DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_orders={})
@@ -19,7 +19,7 @@ DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    prepare(["--help"])
+    register()
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,13 @@ import yaml
 from timm.data import create_transform
 from timm.scheduler import CosineLRScheduler
 from torch import nn
-from torchvision.transforms import Normalize, ToTensor
+from torchvision.transforms import Normalize, Resize, ToTensor
 
 from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
 from datamodules.dense import size_of
 from datamodules.token_labels import LabelledTransform
+from datamodules.transforms import BoundedResize
 from heads.linear import LinearClassifier
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
@@ -204,6 +205,8 @@ def described(transform):
     for part in transform.transforms:
         if isinstance(part, ToTensor):
             continue
+        if isinstance(part, BoundedResize):  # torchvision's, but for thin images
+            part = Resize(part.size, part.interpolation)
         if isinstance(part, Normalize):
             mean_std = [torch.as_tensor(value).tolist() for value in (part.mean, part.std)]
             lines.append(("Normalize", repr(_plain(mean_std))))
