@@ -167,11 +167,13 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     text = read_text(path).rstrip("\x1a")
     first = text.lstrip().partition("\n")[0]
     delimiter = max(DELIMITERS, key=first.count)
-    csv.field_size_limit(LONGEST_FIELD)
+    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise ValueError(f"{path} is not a csv file: {error}") from error
+    finally:
+        csv.field_size_limit(usual)
     lines = [(number, row) for number, row in enumerate(rows, 1) if any(map(str.strip, row))]
     if not lines:
         raise ValueError(f"{path} is empty; its first line must name the columns")

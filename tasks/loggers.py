@@ -74,7 +74,8 @@ class CsvLog(RunLog):
     @rank_zero_only
     def resume_at(self, step: int, *, validates: bool = False) -> None:
         """Keep the rows before this step; a line that was cut off goes with the others."""
-        rows = [row for row in read_rows(self.path) if row["step"] < step]
+        found = [] if self.path.is_symlink() else read_rows(self.path)  # a file replaces the link
+        rows = [row for row in found if row["step"] < step]
         if validates and rows and rows[-1]["step"] == step - 1:
             # Its figures have the number of the step that it follows, and maybe that step's row.
             last = {k: v for k, v in rows.pop().items() if not k.startswith("val/")}

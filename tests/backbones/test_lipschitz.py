@@ -499,7 +499,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
-        ("backbone.mixer.act=[", "mixer.act=[ cannot be read; a value is a number, true, "),
+        ("backbone.mixer.act=[", "act must be one of gelu, softplus, elu, silu, relu, prelu"),
         ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; an option of a backbone is typed"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
         ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),

@@ -19,6 +19,9 @@ LONG = "é" * 125 + "x"  # 251 bytes
 class Names(Prediction):
     """A task that answers the names of images."""
 
+    ema = None
+    is_spare = False
+
     def describe(self, batch, datamodule):
         return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]
 

@@ -159,7 +159,7 @@ def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path,
     monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
     config = {"task_name": "classification", "backbone": {"name": "deit_t"}}
-    config |= dict.fromkeys(("head", "data", "task"), {"_target_": "x.Y"})
+    config |= {group: {"_target_": "x.Y"} for group in ("head", "data", "task")}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     trainer = SimpleNamespace(global_step=2, callback_metrics={"val/top1": 0.5, "train/loss": 1.0})
     report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), None)

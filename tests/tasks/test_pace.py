@@ -210,7 +210,7 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
         strategy=SimpleNamespace(root_device=torch.device("cpu")), default_root_dir=tmp_path,
     )  # fmt: skip
     config = {
-        "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"],
+        "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"], "checkpoints": "all",
         "optimizer": {**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
     }  # fmt: skip
     facts = run_facts.of_run(config, trainer, data)

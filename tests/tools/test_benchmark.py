@@ -400,7 +400,7 @@ def test_cost_per_token_is_taken_round_by_round():
         ),
         (
             ["backbones", "backbone=deit_t_afbo backbone.mixer.g2=["],
-            "mixer.g2=[ cannot be read; a value",
+            "backbone.mixer.g2=[ is not a whole number",
         ),
         (
             ["backbones", "backbone=deit_t", "out=growth"],

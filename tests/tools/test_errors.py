@@ -77,7 +77,7 @@ class FullDisk:
 )
 def test_a_broken_config_is_said_where_a_run_is_resumed_or_listed(content, tmp_path):
     (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(ValueError, match=r"is no config of a run"):
+    with pytest.raises(ValueError, match=r"config\.yaml (cannot be read|is damaged).*; restore it"):
         differences(tmp_path, {})
     assert read_run(tmp_path).status == "unreadable"
 

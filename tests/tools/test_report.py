@@ -55,6 +55,7 @@ def drawn(monkeypatch, rows, why=""):
     axes, figure = (Axes(), Axes()), Axes()
     monkeypatch.setattr(plt, "subplots", lambda *given, **options: (figure, axes))
     monkeypatch.setattr(plt, "close", lambda figure: None)
+    monkeypatch.setattr(curves, "write_whole", lambda *_: None)
     curves.plot_curves(Path("somewhere"), rows, why)
     return axes
 

@@ -18,9 +18,20 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 NAMES = ("dog", "cat", "bird")  # neither sorted nor in the order in which they occur
-SIZES = {"photo 1": (64, 48), "b": (48, 64), "c": (80, 40), "d": (64, 64), "e": (100, 50), "f": (40, 40)}
-COLOURS = {"background": [(0, 0, 0), [], []], "dog": [(250, 50, 83), [], []],
-           "cat": [(51, 221, 255), [], []], "bird": [(36, 179, 83), [], []]}
+SIZES = {
+    "photo 1": (64, 48),
+    "b": (48, 64),
+    "c": (80, 40),
+    "d": (64, 64),
+    "e": (100, 50),
+    "f": (40, 40),
+}
+COLOURS = {
+    "background": [(0, 0, 0), [], []],
+    "dog": [(250, 50, 83), [], []],
+    "cat": [(51, 221, 255), [], []],
+    "bird": [(36, 179, 83), [], []],
+}
 SPLITS = {"train": ("photo 1", "b", "c", "d"), "val": ("e", "f")}
 # Image, class, box and, for the sets with outlines, a polygon inside the box.
 OBJECTS = (
@@ -89,12 +100,16 @@ def write_cvat(folder):
     for name in ("cvat_images", "cvat_images_outlines"):  # datumaro calls the file by the subset
         (folder / name / "default.xml").rename(folder / name / "annotations.xml")
     outlines.export(str(folder / "cvat_coco"), "coco_instances", save_media=True)
-    datumaro_set(True, True).export(str(folder / "cvat_coco_splits"), "coco_instances", save_media=True)
+    datumaro_set(True, True).export(
+        str(folder / "cvat_coco_splits"), "coco_instances", save_media=True
+    )
     boxes.export(str(folder / "cvat_voc"), "voc_detection", save_media=True)
     # CVAT calls the subset of a task train.
     boxes.transform("map_subsets", mapping=[("default", "train")])
     boxes.export(str(folder / "cvat_yolo"), "yolo", save_media=True)
-    datumaro_set(False, True).export(str(folder / "cvat_ultralytics"), "yolo_ultralytics", save_media=True)
+    datumaro_set(False, True).export(
+        str(folder / "cvat_ultralytics"), "yolo_ultralytics", save_media=True
+    )
     masks = datumaro_set(True, False)
     masks.transform("polygons_to_masks")
     masks.export(str(folder / "cvat_masks"), "voc_segmentation", save_media=True, label_map=COLOURS)
@@ -122,7 +137,9 @@ def write_roboflow(folder):
         coco, yolo, voc = (folder / f"roboflow_{kind}" for kind in ("coco", "yolo", "voc"))
         boxes.as_coco(str(coco / place), str(coco / place / "_annotations.coco.json"))
         with_supercategory(coco / place / "_annotations.coco.json")
-        boxes.as_yolo(str(yolo / place / "images"), str(yolo / place / "labels"), str(yolo / "data.yaml"))
+        boxes.as_yolo(
+            str(yolo / place / "images"), str(yolo / place / "labels"), str(yolo / "data.yaml")
+        )
         boxes.as_pascal_voc(str(voc / place), str(voc / place))
     names = ", ".join(f"'{name}'" for name in NAMES)
     (yolo / "data.yaml").write_text(  # as the web site writes it
@@ -147,9 +164,10 @@ def with_supercategory(file):
 
 
 def write_label_studio(folder):
+    labels = "".join(f'<Label value="{name}"/>' for name in NAMES)
     config = f"""<View><Image name="image" value="$image"/>
-      <RectangleLabels name="box" toName="image">{''.join(f'<Label value="{n}"/>' for n in NAMES)}</RectangleLabels>
-      <PolygonLabels name="outline" toName="image">{''.join(f'<Label value="{n}"/>' for n in NAMES)}</PolygonLabels></View>"""
+      <RectangleLabels name="box" toName="image">{labels}</RectangleLabels>
+      <PolygonLabels name="outline" toName="image">{labels}</PolygonLabels></View>"""
     for outlines in (False, True):
         end = "_outlines" if outlines else ""
         tasks = [task(number, name, outlines) for number, name in enumerate(SIZES, 1)]
@@ -158,15 +176,21 @@ def write_label_studio(folder):
         source = place / "project-1-at-2026-11-25-10-00-0a1b2c3d.json"
         source.write_text(json.dumps(tasks))
         converter = Converter(config=config, project_dir=None, download_resources=False)
-        for name in SIZES:  # the converter opens the images
+        for _ in SIZES:  # the converter opens the images
             for kind in ("coco", "yolo", "voc"):
                 images = folder / f"label_studio_{kind}{end}" / "images"
                 images.mkdir(parents=True, exist_ok=True)
-        converter.convert_to_coco(str(source), str(folder / f"label_studio_coco{end}"), is_dir=False)
-        converter.convert_to_yolo(str(source), str(folder / f"label_studio_yolo{end}"), is_dir=False)
+        converter.convert_to_coco(
+            str(source), str(folder / f"label_studio_coco{end}"), is_dir=False
+        )
+        converter.convert_to_yolo(
+            str(source), str(folder / f"label_studio_yolo{end}"), is_dir=False
+        )
         if not outlines:
             converter.convert_to_voc(str(source), str(folder / "label_studio_voc"), is_dir=False)
-        converter.convert_to_json_min(str(source), str(folder / f"label_studio_min{end}"), is_dir=False)
+        converter.convert_to_json_min(
+            str(source), str(folder / f"label_studio_min{end}"), is_dir=False
+        )
     shutil.rmtree(folder / "label_studio_voc_outlines")
 
 
@@ -176,21 +200,49 @@ def task(number, name, outlines):
     for image, label, (x, y, w, h), corners in OBJECTS:
         if image != name:
             continue
-        value = {"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width,
-                 "height": 100 * h / height, "rotation": 0, "rectanglelabels": [label]}
+        value = {
+            "x": 100 * x / width,
+            "y": 100 * y / height,
+            "width": 100 * w / width,
+            "height": 100 * h / height,
+            "rotation": 0,
+            "rectanglelabels": [label],
+        }
         if outlines:
-            points = [[100 * a / width, 100 * b / height]
-                      for a, b in zip(corners[::2], corners[1::2], strict=True)]
+            points = [
+                [100 * a / width, 100 * b / height]
+                for a, b in zip(corners[::2], corners[1::2], strict=True)
+            ]
             value = {"points": points, "closed": True, "polygonlabels": [label]}
         kind = "polygonlabels" if outlines else "rectanglelabels"
-        results.append({"id": f"r{len(results)}", "type": kind, "to_name": "image", "origin": "manual",
-                        "from_name": "outline" if outlines else "box", "value": value,
-                        "original_width": width, "original_height": height, "image_rotation": 0})
-    annotation = {"id": number, "result": results, "was_cancelled": False, "ground_truth": False,
-                  "created_at": "2026-11-25T10:00:00.000000Z", "completed_by": 1}
-    return {"id": number, "annotations": [annotation], "predictions": [],
-            "file_upload": f"0a1b2c3d-{name}.jpg",
-            "data": {"image": f"/data/upload/1/0a1b2c3d-{name}.jpg"}}
+        results.append(
+            {
+                "id": f"r{len(results)}",
+                "type": kind,
+                "to_name": "image",
+                "origin": "manual",
+                "from_name": "outline" if outlines else "box",
+                "value": value,
+                "original_width": width,
+                "original_height": height,
+                "image_rotation": 0,
+            }
+        )
+    annotation = {
+        "id": number,
+        "result": results,
+        "was_cancelled": False,
+        "ground_truth": False,
+        "created_at": "2026-11-25T10:00:00.000000Z",
+        "completed_by": 1,
+    }
+    return {
+        "id": number,
+        "annotations": [annotation],
+        "predictions": [],
+        "file_upload": f"0a1b2c3d-{name}.jpg",
+        "data": {"image": f"/data/upload/1/0a1b2c3d-{name}.jpg"},
+    }
 
 
 def write_labelme(folder):
@@ -203,14 +255,27 @@ def write_labelme(folder):
             shapes = []
             for image, label, (x, y, w, h), corners in OBJECTS:
                 if image == name:
-                    pairs = [list(map(float, p)) for p in zip(corners[::2], corners[1::2], strict=True)]
+                    pairs = [
+                        list(map(float, p)) for p in zip(corners[::2], corners[1::2], strict=True)
+                    ]
                     shapes.append(
-                        {"label": label, "group_id": None, "description": "", "flags": {}, "mask": None,
-                         "points": pairs if outlines else [[x, y], [x + w, y + h]],
-                         "shape_type": "polygon" if outlines else "rectangle"}
+                        {
+                            "label": label,
+                            "group_id": None,
+                            "description": "",
+                            "flags": {},
+                            "mask": None,
+                            "points": pairs if outlines else [[x, y], [x + w, y + h]],
+                            "shape_type": "polygon" if outlines else "rectangle",
+                        }
                     )
-            write_label_file(str(place / f"{name}.json"), shapes=shapes, image_path=f"{name}.jpg",
-                             image_height=height, image_width=width)
+            write_label_file(
+                str(place / f"{name}.json"),
+                shapes=shapes,
+                image_path=f"{name}.jpg",
+                image_height=height,
+                image_width=width,
+            )
 
 
 def main(what):
@@ -220,7 +285,9 @@ def main(what):
         with contextlib.redirect_stdout(sys.stderr):
             globals()[f"write_{name}"](HERE)
     for outlines in (False, True):
-        text = json.dumps({s: truth(outlines, s) for s in (*SPLITS, None) if s} | {"all": truth(outlines)})
+        text = json.dumps(
+            {s: truth(outlines, s) for s in (*SPLITS, None) if s} | {"all": truth(outlines)}
+        )
         (HERE / f"truth{'_outlines' * outlines}.json").write_text(text)
     images = {}
     for file in sorted(HERE.rglob("*.jpg")):
