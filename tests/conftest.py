@@ -4,6 +4,7 @@ What takes long to import is imported in them: the process that hands out the te
 """
 
 import copy
+import ctypes
 import dataclasses
 import gc
 import json
@@ -29,11 +30,20 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def imports_are_no_garbage():
-    """mmengine collects garbage at each dataset: half a second while that looks at all imports."""
+def imports_are_no_garbage(request):
+    """mmengine collects garbage at each dataset: half a second while that looks at all imports.
+
+    The networks that a file's functions keep are let go with it.
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
+    yield
+    from tests import families
+
+    for value in (*vars(request.module).values(), *vars(families).values()):
+        if hasattr(value, "cache_clear") and value.__module__.startswith("tests."):
+            value.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +58,7 @@ def garbage_is_taken_out(bound):
     yield
     if psutil.Process().memory_info().rss > bound["bytes"]:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         bound["bytes"] = max(MUCH, psutil.Process().memory_info().rss + MORE)
 
 
