@@ -11,6 +11,9 @@ import torch
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 from datamodules import SampleClassification
+from tasks.checkpoint_io import AtomicCheckpointIO, open_own
+from tasks.optim import build_optimizer
+from tasks.resume_checks import check_continues
 from tests.running.tiny import tiny_task
 from tools.command_line.lazy_groups import register
 from tools.running import trainer as trainers
@@ -187,3 +190,21 @@ def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_pa
         found = find_start(tmp_path, None, task_of(), trained[1])
     assert found.path.name == "last.previous.ckpt"
     assert "position must be a dictionary" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "lion", "muon", "adamuon", "kron", "adopt", "sgdp", "adafactor", "cadafactor",
+             "adafactorbv", "lamb"]
+)  # fmt: skip
+def test_the_state_of_each_optimiser_is_known_again(name, trained, tmp_path):
+    task = tiny_task(optimizer={"name": name, "lr": 1e-3, "weight_decay": 0.05})
+    optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
+    for parameter in task.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    content = {k: v for k, v in trained[0].items() if "ema" not in k} | {
+        "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [schedule.state_dict()],
+    }  # fmt: skip
+    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
+    check_continues(open_own(tmp_path / "last.ckpt"), task)
