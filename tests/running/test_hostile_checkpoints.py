@@ -3,11 +3,13 @@
 import copy
 import functools
 import operator
+import zipfile
 
 import lightning.pytorch as lightning
 import pytest
 import torch
 
+from backbones.checkpoints import opening
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 from datamodules import SampleClassification
@@ -169,6 +171,20 @@ def test_other_kinds_of_tensors_and_endless_values_are_named(kind, place, tmp_pa
     content[place]["odd"] = KINDS[kind]()
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(DamagedCheckpoint, match=rf"a\.pt.*{kind}"):
+        open_checkpoint(tmp_path / "a.pt")
+
+
+def test_an_archive_that_expands_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "FREE", 2**16)
+    torch.save({"a": torch.zeros(2**18)}, tmp_path / "whole.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+    assert "a" in open_checkpoint(tmp_path / "whole.pt").tensors
+    with pytest.raises(DamagedCheckpoint, match=r"a\.pt .* expand to 1,"):
         open_checkpoint(tmp_path / "a.pt")
 
 
