@@ -88,6 +88,9 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
     elif own is None or isinstance(own, bool):
         free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
         return None if found is None or free or found is bool(own) else f"{place} must be {own}"
+    elif isinstance(own, Tensor) and own.ndim:
+        fits = isinstance(found, Tensor) and found.shape == own.shape
+        return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"
     elif isinstance(own, torch.dtype):
         return None if found == own else f"{place} must be {own}"
     else:
@@ -119,12 +122,8 @@ def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
         if state.keys() != expected.keys():
             return f"optimizer_states.0.state.{key} must have {', '.join(expected) or 'no entry'}"
         for name, value in expected.items():
-            place, given = f"optimizer_states.0.state.{key}.{name}", state[name]
-            if isinstance(value, Tensor) and value.ndim:
-                fits = isinstance(given, Tensor) and given.shape == value.shape
-                problem = None if fits else f"{place} must be a tensor of {tuple(value.shape)}"
-            else:
-                problem = _misfit(given, value, place)
+            place = f"optimizer_states.0.state.{key}.{name}"
+            problem = _misfit(state[name], value, place)
             if problem is not None:
                 return problem
     return None

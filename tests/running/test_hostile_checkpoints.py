@@ -209,8 +209,9 @@ def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", ["sgd", "lion", "muon", "adamuon", "kron", "adopt", "sgdp", "adafactor", "cadafactor",
-             "adafactorbv", "lamb"]
+    "name", ["sgd", "lion", "muon", "adamuon", "adopt", "sgdp", "adafactor", "cadafactor",
+             "adafactorbv", "lamb",
+             pytest.param("kron", marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_the_state_of_each_optimiser_is_known_again(name, trained, tmp_path):
     task = tiny_task(optimizer={"name": name, "lr": 1e-3, "weight_decay": 0.05})
