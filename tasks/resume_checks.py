@@ -134,7 +134,8 @@ def _probe(optimizer: Optimizer, shapes: set[torch.Size]) -> dict[torch.Size, di
     known = inspect.signature(type(optimizer)).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in known}
     probes = {shape: torch.ones(shape, requires_grad=True) for shape in shapes}
-    trial = type(optimizer)(list(probes.values()), **options)
+    group = {**optimizer.defaults, "params": list(probes.values())}  # not all are arguments
+    trial = type(optimizer)([group], **options)
     for probe in probes.values():
         probe.grad = torch.ones_like(probe)
     trial.step()

@@ -91,6 +91,7 @@ CASES = {
     "random_state/0/cuda": ["x", torch.zeros(3)],
     "callbacks": [None, [], {"ModelCheckpoint": None}, {"ModelCheckpoint": {"dirpath": 3}}],
     "optimizer_states": [None, [], [{}], {}, [1]],
+    f"{OPTIMIZER}/rng_state": [None, 3, (3, (1, 2), None)],
     f"{OPTIMIZER}/state": [None, [], {0: 3}, {99: {}}, {0: {}}, {"x": {}}],
     f"{OPTIMIZER}/state/0/exp_avg": [None, 1.0, torch.zeros(3), torch.zeros(4, 3, 8, 9)],
     f"{OPTIMIZER}/state/0/step": [None, "x", torch.zeros(3)],
