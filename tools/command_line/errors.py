@@ -15,6 +15,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from tools.command_line.printable import printable
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
@@ -63,7 +65,7 @@ def one_line_errors() -> Iterator[None]:
         if text is None:
             raise
         logging.shutdown()
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
 
 
