@@ -41,3 +41,8 @@ def test_every_way_to_the_terminal_escapes(capsys, tmp_path):
     assert PrintableFormatter("%(message)s").format(record) == SHOWN
     (tmp_path / FAILURE).write_text("x" * 3_000_000)
     assert len(read_failure(tmp_path)) < 1_100
+
+
+def test_a_home_that_does_not_exist_is_named(capsys):
+    answer("results.py", None, find_runs, ["~nobody-of-that-name/runs"])
+    assert "a path begins with ~ and names no user" in capsys.readouterr().err

@@ -139,6 +139,8 @@ def _of_machine(error: BaseException, text: str) -> str | None:
         return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return "the memory of this machine does not suffice; lower data.batch_size or a size"
+    if isinstance(error, RuntimeError) and text == "Could not determine home directory.":
+        return "a path begins with ~ and names no user of this machine; type the whole path"
     return _of_system(error, text)
 
 
