@@ -6,6 +6,7 @@ ends at the first dot of the file's own name; folders belong to the key.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -16,11 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from datamodules.console import say
 from datamodules.files import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, first_few, suffix_of
 from datamodules.sample_cache import cache_root
 from datamodules.tar_index import Member, members, read
-from datamodules.text_files import parsed_json
+from datamodules.text_files import parsed_json, read_raw
 
 # Source: webdataset/tariterators.py, base_plus_ext and tar_file_iterator.
 KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")
@@ -83,9 +86,10 @@ def read_shard(archive: Path, label_key: str | None = None) -> Shard:
     state = (str(archive.resolve()), status.st_size, status.st_mtime_ns, label_key)
     digest = hashlib.sha256(json.dumps([VERSION, *state]).encode()).hexdigest()[:32]
     file = cache_root() / "tar-indices" / f"{digest}.json"
-    if file.is_file():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return Shard(**{**content, "skipped": Counter(content["skipped"])})
+    with contextlib.suppress(OSError, ValueError):  # none, or a damaged one
+        kept = TypeAdapter(Shard).validate_json(read_raw(file), strict=True)
+        if len(kept.names) == len(kept.offsets) == len(kept.sizes):
+            return kept
     shard = _read_shard(archive, label_key)
     try:
         _keep(shard, file)

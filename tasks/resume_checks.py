@@ -88,6 +88,11 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
     elif own is None or isinstance(own, bool):
         free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
         return None if found is None or free or found is bool(own) else f"{place} must be {own}"
+    elif isinstance(own, Tensor) and own.ndim:
+        fits = isinstance(found, Tensor) and found.shape == own.shape
+        return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"
+    elif isinstance(own, torch.dtype):
+        return None if found == own else f"{place} must be {own}"
     else:
         right = type(found) is type(own) if isinstance(own, int | str) else _is_number(found)
         return None if right else f"{place} must be of type {type(own).__name__}"
@@ -109,33 +114,29 @@ def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
         for saved, own in groups
         for key, parameter in zip(saved["params"], own["params"], strict=True)
     }
-    probes = _probe(optimizer, {parameter.ndim for parameter in parameters.values()})
+    probes = _probe(optimizer, {parameter.shape for parameter in parameters.values()})
     for key, state in found["state"].items():
         if key not in parameters:
             return f"optimizer_states.0.state.{key} is of no parameter"
-        shape = parameters[key].shape
-        probe, expected = probes[parameters[key].ndim]
+        expected = probes[parameters[key].shape]
         if state.keys() != expected.keys():
             return f"optimizer_states.0.state.{key} must have {', '.join(expected) or 'no entry'}"
         for name, value in expected.items():
-            place, given = f"optimizer_states.0.state.{key}.{name}", state[name]
-            if not isinstance(value, Tensor) or value.shape != probe.shape:
-                problem = None if _is_number(given) else f"{place} must be a number"
-            else:
-                fits = isinstance(given, Tensor) and given.shape == shape
-                problem = None if fits else f"{place} must be a tensor of {tuple(shape)}"
+            place = f"optimizer_states.0.state.{key}.{name}"
+            problem = _misfit(state[name], value, place)
             if problem is not None:
                 return problem
     return None
 
 
-def _probe(optimizer: Optimizer, ndims: set[int]) -> dict[int, tuple[Tensor, dict[str, Any]]]:
-    """Return small parameters, by number of axes, with the state that a first step gives them."""
+def _probe(optimizer: Optimizer, shapes: set[torch.Size]) -> dict[torch.Size, dict[str, Any]]:
+    """Return the state that a first step gives to a parameter of each shape."""
     known = inspect.signature(type(optimizer)).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in known}
-    probes = {ndim: torch.ones((2, 3, 2, 2, 2, 2)[:ndim], requires_grad=True) for ndim in ndims}
-    trial = type(optimizer)(list(probes.values()), **options)
+    probes = {shape: torch.ones(shape, requires_grad=True) for shape in shapes}
+    group = {**optimizer.defaults, "params": list(probes.values())}  # not all are arguments
+    trial = type(optimizer)([group], **options)
     for probe in probes.values():
         probe.grad = torch.ones_like(probe)
     trial.step()
-    return {ndim: (probe, trial.state[probe]) for ndim, probe in probes.items()}
+    return {shape: trial.state[probe] for shape, probe in probes.items()}

@@ -48,6 +48,7 @@ from tasks import signals  # noqa: E402
 from tools.command_line.command import exit_with  # noqa: E402
 from tools.command_line.errors import one_line_errors  # noqa: E402
 from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
+from tools.command_line.printable import escape_logs  # noqa: E402
 from tools.running import automatic, sweeps  # noqa: E402
 from tools.running.config import (  # noqa: E402
     as_typed,
@@ -206,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.argv[1:] = command.arguments  # by which Lightning starts the other processes of a run
         if command.config is not None:
             logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
+            escape_logs()
             say_once()
             run(resolved(job_config(command.overrides, command.config)))
             return 0

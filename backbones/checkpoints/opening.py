@@ -18,8 +18,8 @@ from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.folders import read_sharded, weights_in
 from backbones.checkpoints.foreign import objects_in, other_kind, read_foreign, refused_names
 from backbones.checkpoints.keys import strip_wrappers, without_inner_wrappers
-from backbones.checkpoints.schema import check_parts, check_tensors
-from backbones.checkpoints.seal import KEY, verify
+from backbones.checkpoints.schema import FREE, SHARED, check_parts, check_tensors
+from backbones.checkpoints.seal import KEY, DamagedCheckpoint, verify
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +203,7 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
             return read_sharded(path, lambda shard: _read(shard, mmap, map_location))
         if _is_safetensors(path):
             return safetensors.torch.load_file(path)
+        _refuse_expansion(path)
         kind = other_kind(path)
         if kind is not None:
             raise UnreadableFile(f"{path} is not a checkpoint but {kind}") from ValueError(kind)
@@ -215,6 +216,24 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
         raise _unreadable(path, error) from error
     except Exception as error:  # foreign bytes make the readers raise all kinds
         raise _unreadable(path, error) from error
+
+
+def _refuse_expansion(path: Path) -> None:
+    """Refuse an archive whose entries have many times its size, before any is read.
+
+    Raises:
+        DamagedCheckpoint: It is one; ``torch.save`` does not compress.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        total = sum(entry.file_size for entry in archive.infolist())
+    size = path.stat().st_size
+    if total > SHARED * size + FREE:
+        raise DamagedCheckpoint(
+            f"{path} has {size:,} bytes, which expand to {total:,}; save it again with torch.save, "
+            "which does not compress"
+        )
 
 
 def _is_safetensors(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
@@ -34,6 +34,19 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tensors = dict[str, Tensor]
+
+
+def _random_state(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        random.Random().setstate(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError("is not a state of random generators") from error
+    return value
+
+
+PythonState = Annotated[
+    tuple[Literal[3], tuple[int, ...], float | None], AfterValidator(_random_state)
+]
 
 
 class SealPart(OpenPart):
@@ -70,7 +83,7 @@ class PositionPart(ClosedPart):
 class RandomPart(ClosedPart):
     """State of a process's generators, see ``tasks.exact_resume.random_state``."""
 
-    python: tuple[Literal[3], tuple[int, ...], float | None]
+    python: PythonState
     numpy: list[Any]
     torch: Tensor
     cuda: Tensor | None
@@ -78,7 +91,6 @@ class RandomPart(ClosedPart):
     @model_validator(mode="after")
     def _is_state(self) -> Self:
         try:
-            random.Random().setstate(self.python)
             torch.Generator().set_state(self.torch)
             kind, words, place, has_gauss, gauss = self.numpy
             whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
@@ -148,6 +160,7 @@ class OptimizerPart(ClosedPart):
 
     state: dict[int | str, dict[str, Any]]
     param_groups: Annotated[list[GroupPart], Field(min_length=1)]
+    rng_state: PythonState = Field(ABSENT)  # of timm's Kron
 
 
 class ScalerPart(ClosedPart):

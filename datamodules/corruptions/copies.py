@@ -21,6 +21,7 @@ from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
 from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
 from datamodules.shared_memory import check_shared_memory
+from datamodules.text_files import read_json
 from datamodules.transforms import BoundedResize
 from datamodules.workers import end_with_parent
 
@@ -167,8 +168,9 @@ def _begin(out: Path, how: Copy, folder: Path) -> None:
     note = json.loads(json.dumps({**asdict(how), "images": str(folder.resolve())}))
     file = out / NOTE
     if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        differ = [key for key in note if before.get(key) != note[key]]
+        before = read_json(file)
+        known = before if isinstance(before, dict) else {}
+        differ = [key for key in note if known.get(key) != note[key]]
         if differ:
             raise ValueError(
                 f"{out} has a copy made otherwise ({', '.join(differ)}); pass another out="

@@ -65,7 +65,10 @@ def find_roboflow(root: Path) -> Path | None:
 def _yaml(file: Path) -> dict[str, Any]:
     """Return a yaml file with every value as the text it is: names may be no, on or 1.10."""
     try:
-        content = yaml.load(read_text(file), Loader=yaml.BaseLoader)
+        text = read_text(file)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError(f"{file} repeats parts by *names of theirs; write them out")
+        content = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""

@@ -464,6 +464,20 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
     assert again.class_names == first.class_names
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"archive": 3}', '{"archive": "x", "names": ["a"]}'])
+def test_a_damaged_index_is_made_again(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
+    webdataset(tmp_path / "data")
+    archive = next((tmp_path / "data").rglob("*.tar"))
+    first = tar_shards.read_shard(archive)
+    (index,) = (tmp_path / "cache/tar-indices").glob("*.json")
+    index.write_text(text)
+    assert tar_shards.read_shard(archive) == first
+    monkeypatch.setattr(tar_shards, "_read_shard", None)
+    assert tar_shards.read_shard(archive) == first
+
+
 @pytest.mark.parametrize("name", ["a.jpg", "d.e/a.b.jpg", "d/a", "a.tar.gz", "x/y/z.cls"])
 def test_keys_are_webdatasets(name):
     """Source: webdataset/tariterators.py, base_plus_ext."""

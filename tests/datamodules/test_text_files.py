@@ -4,6 +4,7 @@ import unicodedata
 import pytest
 
 from datamodules import text_files
+from datamodules.layouts.yolo import describe_yaml
 from datamodules.text_files import FolderNames, read_csv, read_json, read_lines, read_text
 
 NAMES = ["café", "naïve art", "zèbre"]
@@ -151,3 +152,13 @@ def test_accents_in_names_of_files(tmp_path):
     names = FolderNames(tmp_path)
     assert names.find(f"été/{NAMES[0]}") == f"{folder}/{NAMES[0]}"
     assert names.find(f"été/{NFD[0]}") == f"{folder}/{NFD[0]}"
+
+
+@pytest.mark.parametrize(
+    "text", ["names: &a [*a]", "a: &a [x]\nb: [*a, *a]", "names: " + "[" * 10**4]
+)
+def test_a_yaml_file_of_yolo_without_end_is_named(text, tmp_path):
+    file = tmp_path / "data.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"data\.yaml (repeats parts|is not valid YAML)"):
+        describe_yaml(file)

@@ -3,14 +3,19 @@
 import copy
 import functools
 import operator
+import zipfile
 
 import lightning.pytorch as lightning
 import pytest
 import torch
 
+from backbones.checkpoints import opening
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 from datamodules import SampleClassification
+from tasks.checkpoint_io import AtomicCheckpointIO, open_own
+from tasks.optim import build_optimizer
+from tasks.resume_checks import check_continues
 from tests.running.tiny import tiny_task
 from tools.command_line.lazy_groups import register
 from tools.running import trainer as trainers
@@ -86,6 +91,7 @@ CASES = {
     "random_state/0/cuda": ["x", torch.zeros(3)],
     "callbacks": [None, [], {"ModelCheckpoint": None}, {"ModelCheckpoint": {"dirpath": 3}}],
     "optimizer_states": [None, [], [{}], {}, [1]],
+    f"{OPTIMIZER}/rng_state": [None, 3, (3, (1, 2), None)],
     f"{OPTIMIZER}/state": [None, [], {0: 3}, {99: {}}, {0: {}}, {"x": {}}],
     f"{OPTIMIZER}/state/0/exp_avg": [None, 1.0, torch.zeros(3), torch.zeros(4, 3, 8, 9)],
     f"{OPTIMIZER}/state/0/step": [None, "x", torch.zeros(3)],
@@ -169,6 +175,20 @@ def test_other_kinds_of_tensors_and_endless_values_are_named(kind, place, tmp_pa
         open_checkpoint(tmp_path / "a.pt")
 
 
+def test_an_archive_that_expands_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "FREE", 2**16)
+    torch.save({"a": torch.zeros(2**18)}, tmp_path / "whole.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+    assert "a" in open_checkpoint(tmp_path / "whole.pt").tensors
+    with pytest.raises(DamagedCheckpoint, match=r"a\.pt .* expand to 1,"):
+        open_checkpoint(tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize(
     "odd", [{"network": 3}, {"class_names": {1: "a"}}, {"global_step": "x"}, {"callbacks": []}]
 )
@@ -187,3 +207,22 @@ def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_pa
         found = find_start(tmp_path, None, task_of(), trained[1])
     assert found.path.name == "last.previous.ckpt"
     assert "position must be a dictionary" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "lion", "muon", "adamuon", "adopt", "sgdp", "adafactor", "cadafactor",
+             "adafactorbv", "lamb",
+             pytest.param("kron", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_the_state_of_each_optimiser_is_known_again(name, trained, tmp_path):
+    task = tiny_task(optimizer={"name": name, "lr": 1e-3, "weight_decay": 0.05})
+    optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
+    for parameter in task.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    content = {k: v for k, v in trained[0].items() if "ema" not in k} | {
+        "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [schedule.state_dict()],
+    }  # fmt: skip
+    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
+    check_continues(open_own(tmp_path / "last.ckpt"), task)

@@ -62,7 +62,20 @@ def test_a_link_to_a_folder_is_not_written_through(tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_folder_without_a_record_of_its_files_is_refused(tmp_path):
-    (tmp_path / MARK).write_text("Made by an export, which may replace this folder.\n")
+@pytest.mark.parametrize(
+    "text", ["Made by an export, which may replace this folder.\n", "", f"{MADE}\n\0\n"]
+)
+def test_a_folder_without_a_record_of_its_files_is_refused(text, tmp_path):
+    (tmp_path / MARK).write_text(text)
     with pytest.raises(ValueError, match="does not list the files that the export made"):
         exported(tmp_path, {"a": "2"}, overwrite=True)
+
+
+def test_a_folder_in_the_place_of_a_file_that_an_export_made_stays(tmp_path):
+    out = tmp_path / "out"
+    exported(out, {"a": "1", "b": "1"}, overwrite=False)
+    (out / "b").unlink()
+    (out / "b").mkdir()
+    (out / "b" / "notes").write_text("mine")
+    exported(out, {"a": "2"}, overwrite=True)
+    assert content(out) == {"a": "2", "b/notes": "mine"}

@@ -21,7 +21,7 @@ def test_every_range_refuses_absurd_values(key):
 
 def test_numbers_without_a_range_fit_into_64_bits():
     check_ranges({"a": {"b": [1, 2**63 - 1, 1e300]}, "seed": True, "c": "1e400", "d": None})
-    for value in (2**63, -(2**63) - 1, [1, [10**30]]):
+    for value in (2**63, -(2**63) - 1, [1, [10**30]], 10**6000):
         with pytest.raises(ValueError, match=r"^a\.b=.* is out of range; give a number from"):
             check_ranges({"a": {"b": value}})
     with pytest.raises(ValueError, match=r"image_size=16385 is out of range; .* 1 to 16,384$"):
@@ -48,6 +48,9 @@ def test_arguments_of_commands(text):
         (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes 1,000,000,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,0.0)"], "endlessly many"),
         (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes 19,800 combinations"),
+        (["seed=range(1e308,-1e308,-1e-300)"], "endlessly many"),
+        (["seed=interval(0,1)"], r"seed=interval\(0,1\) makes endlessly many"),
+        ([f"seed={','.join(['1234'] * 10_001)}"], r"^.{,120} makes 10,001 combinations"),
         (["seed=range(5,0)"], r"seed=range\(5,0\) has no values"),
         (["data=glob(nothing*)"], "has no values"),
         (["seed=range(200)", "backbone=glob(*)"], "combinations of values, and 10,000 are the"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tools.command_line.printable import printable
 from tools.command_line.streams import lost_output, protect_streams
 
 HELP = frozenset({"-h", "--help", "help"})
@@ -50,7 +51,7 @@ def answer(
             text = str(error)
         if text is None:
             raise
-        print(f"{script}: {text}", file=sys.stderr)
+        print(f"{script}: {printable(text)}", file=sys.stderr)
         return 2
     return 0
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from tools.command_line.printable import printable
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
@@ -63,7 +65,7 @@ def one_line_errors() -> Iterator[None]:
         if text is None:
             raise
         logging.shutdown()
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -137,6 +139,8 @@ def _of_machine(error: BaseException, text: str) -> str | None:
         return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return "the memory of this machine does not suffice; lower data.batch_size or a size"
+    if isinstance(error, RuntimeError) and text == "Could not determine home directory.":
+        return "a path begins with ~ and names no user of this machine; type the whole path"
     return _of_system(error, text)
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from backbones.options import shortened
+
 Range = tuple[float, float]
 
 INTEGER = (-(2**63), 2**63 - 1)
@@ -142,15 +144,21 @@ def check_ranges(config: Mapping[str, Any]) -> None:
         ValueError: Names the option, its value and its range.
     """
     for key, value in _numbers(config, ""):
-        shown = str(value) if len(str(value)) <= 40 else f"{str(value)[:37]}..."
         least, most = range_of(key) or (-math.inf, math.inf)
         if isinstance(value, int) and not INTEGER[0] <= value <= INTEGER[1]:
             least, most = max(least, INTEGER[0]), min(most, INTEGER[1])
         # Parts refuse in words of their own what is not finite or only a little too low.
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             continue
         if not -max(abs(least), abs(most)) <= value <= most:
-            raise ValueError(f"{key}={shown} is out of range; {_allowed(least, most)}")
+            raise ValueError(f"{key}={_cut(value)} is out of range; {_allowed(least, most)}")
+
+
+def _cut(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints none so long
+        return "..."
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _allowed(least: float, most: float) -> str:
@@ -196,16 +204,18 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
         if total > MOST_RUNS:
             shown = f"{total:,.0f}" if total < 10**15 else "endlessly many"
             raise ValueError(
-                f"{override.input_line} makes {shown} combinations of values, and {MOST_RUNS:,} "
-                "are the most; type fewer values"
+                f"{shortened(override.input_line)} makes {shown} combinations of values, "
+                f"and {MOST_RUNS:,} are the most; type fewer values"
             )
     return int(total)
 
 
 def _count_values(sweep: Any, names: list[str]) -> float:
-    """Return how many values a sweep has, without making them; 1 for an interval."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
+    """Return how many values a sweep has, without making them; endlessly many in an interval."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
 
+    if isinstance(sweep, IntervalSweep):
+        return math.inf
     if isinstance(sweep, Glob):
         return len(sweep.filter(names))
     if isinstance(sweep, ChoiceSweep):
@@ -216,4 +226,5 @@ def _count_values(sweep: Any, names: list[str]) -> float:
     numbers = [float(number) for number in (start, stop, step) if number is not None]
     if not all(map(math.isfinite, numbers)) or not step:
         return math.inf
-    return max(0, math.ceil((numbers[1] - numbers[0]) / numbers[2]))
+    count = (numbers[1] - numbers[0]) / numbers[2]
+    return max(0, math.ceil(count)) if math.isfinite(count) else math.inf

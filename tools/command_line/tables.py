@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from tools.command_line.printable import printable
+
 Record = dict[str, Any]
 Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how its values are written
 FORMATS = ("table", "json", "csv")
@@ -101,12 +103,13 @@ def _write_rich(records: Sequence[Record], columns: Columns) -> None:
     console = Console(highlight=False)
     console.print(table)
     for index, note in enumerate(notes, start=1):
-        console.print(f"{index}  {note}", markup=False)
+        console.print(printable(f"{index}  {note}"), markup=False)
 
 
 def _cells(record: Record, columns: Columns) -> list[str]:
     values = [(record[key], form) for key, (_, form) in columns.items()]
-    return ["-" if value is None else form.format(value) for value, form in values]
+    texts = ["-" if value is None else form.format(value) for value, form in values]
+    return [printable(text) for text in texts]
 
 
 def _rounded(record: Record) -> Record:

@@ -17,6 +17,7 @@ from tools.running.folder import flatten
 from tools.running.outcome import read_failure
 from tools.running.usual_values import with_token_mixer_name
 
+ENDLESS = 1e30  # sums of figures this large may overflow
 SUMMARY, METRICS = "summary.json", "metrics.csv"
 Status = Literal["finished", "evaluation", "unfinished", "failed", "unreadable"]
 
@@ -120,7 +121,7 @@ def read_run(folder: Path) -> RunRecord:
     if config["mode"] != "fit":
         return RunRecord(folder, "evaluation", f"mode={config['mode']}", config, summary, metrics)
     figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
-    wrong = [name for name, value in (metrics | figures).items() if not math.isfinite(value)]
+    wrong = [name for name, value in (metrics | figures).items() if not abs(value) < ENDLESS]
     if wrong or not metrics:
         what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
         return RunRecord(folder, "failed", what, config, summary, metrics)

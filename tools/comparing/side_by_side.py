@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.command_line.printable import printable
 from tools.command_line.tables import Columns, Record, write
 from tools.comparing.evaluations import described, tables_of
 from tools.comparing.records import RunRecord, read_run
@@ -155,11 +156,11 @@ def _print(tables: Sequence[Table], form: str) -> None:
         return
     for number, table in enumerate(tables):
         if len(tables) > 1:
-            title = ", ".join(filter(None, [f"task={table.task}", table.heading]))
+            title = printable(", ".join(filter(None, [f"task={table.task}", table.heading])))
             marks = {"markdown": f"**{title}**\n", "latex": f"% {title}"}
             print(f"{chr(10) * bool(number)}{marks.get(form, title)}")
         write(table.records, form, table.columns)
-        for place, line in enumerate(table.beneath):
+        for place, line in enumerate(map(printable, table.beneath)):
             marks = {"markdown": f"{chr(10) * (not place)}{line}  ", "latex": f"% {line}"}
             print(marks.get(form, line))
 
@@ -196,4 +197,4 @@ def _name_others(runs: Sequence[RunRecord]) -> None:
 
 def tell(text: str) -> None:
     """A line beside the table, which goes to standard output."""
-    print(f"results.py: {text}", file=sys.stderr)
+    print(f"results.py: {printable(text)}", file=sys.stderr)

@@ -235,6 +235,8 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
         ValueError: No run has a metric of that name.
     """
     known = list(dict.fromkeys(name for row in rows for name in row.mean))
+    if not known:
+        raise ValueError(f"the runs of task={task} that one row averages have no metric in common")
     usual = HEADLINE.get(task, known[0] if known else "")
     names = asked.split(",") if asked else [usual if usual in known else known[0]]
     for name in names:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.plain_files import DamagedFile, read_text
 from tools.command_line.network_names import network_name
 
 if TYPE_CHECKING:
@@ -268,8 +269,11 @@ def _made_files(out: Path) -> set[str]:
     Raises:
         ValueError: The record is of an earlier version, or names files outside the folder.
     """
-    title, *names = (out / MARK).read_text(encoding="utf-8", errors="replace").splitlines()
-    if title != MADE:
+    try:
+        title, *names = read_text(out / MARK, errors="replace").splitlines() or [""]
+    except DamagedFile as error:
+        raise ValueError(f"{error}; remove {out} or pass another out=") from error
+    if title != MADE or "\0" in "".join(names):
         raise ValueError(
             f"{out / MARK} does not list the files that the export made, so they cannot be told "
             f"from yours; remove {out} or pass another out="
@@ -309,7 +313,8 @@ def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).replace(out / name)
     for name in made - names:
-        (out / name).unlink(missing_ok=True)
+        with contextlib.suppress(IsADirectoryError):  # a folder of the user's that took its place
+            (out / name).unlink(missing_ok=True)
     for folder in {(out / name).parent for name in made - names} - {out}:
         with contextlib.suppress(OSError):  # it holds files that no export has made
             folder.rmdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks.plain_files import read_text
 from tools.command_line.errors import sentence
+from tools.command_line.printable import printable
 
 FAILURE = "error.txt"
 
@@ -45,6 +46,7 @@ def read_failure(folder: Path) -> str | None:
         DamagedFile: It cannot be read.
     """
     try:
-        return read_text(folder / FAILURE, errors="replace").strip().partition("\n")[0] or "failed"
+        text = read_text(folder / FAILURE, errors="replace").strip().partition("\n")[0]
     except FileNotFoundError:
         return None
+    return printable(text, 1_000) or "failed"
