@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 # Sent to all processes of a run by terminals, timeout, systemd, scancel and docker stop.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+JOBLIBS = "loky"  # start method within the jobs of joblib, which pickles what a worker gets
 PATIENCE = 3.0  # seconds for a worker to end by itself
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
@@ -32,6 +33,8 @@ class Loader(DataLoader[Any]):
         """Start the workers, which no signal reaches before they ignore it."""
         if self.num_workers == 0:
             return super().__iter__()
+        if multiprocessing.get_start_method(allow_none=True) == JOBLIBS:
+            self.multiprocessing_context = "fork"  # as in the run that a shell starts
         before = set(multiprocessing.active_children())
         with _blocked():
             iterator = super().__iter__()

@@ -73,6 +73,7 @@ def annotate(arguments: Sequence[str]) -> None:
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     from datamodules.class_order import checked_order, in_order, other_orders
+    from datamodules.files import require_folder
     from datamodules.image_folder import class_folders
     from datamodules.token_labels import write_classes
     from tasks.teacher import TeacherOptions, load_teacher
@@ -80,6 +81,7 @@ def annotate(arguments: Sequence[str]) -> None:
     if options["device"] == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU here; leave device= out")
     root, out = (Path(options[key]).expanduser() for key in ("root", "out"))
+    require_folder(root, "pass root= one that holds class folders")
     folder = root / "train" if (root / "train").is_dir() else root
     order = checked_order(options["class_order"])
     names = in_order(class_folders(folder), order)

@@ -237,6 +237,7 @@ def test_what_no_maps_are_made_of(root, small, tmp_path, capsys):
     teacher = ("teacher=test_resnet", f"checkpoint={small}")
     assert "annotate.py: root=FOLDER is missing" in said(*teacher)
     assert "teacher=NAME is missing" in said(f"root={root}")
+    assert "no folder nowhere; pass root= one" in said("root=nowhere", *teacher)
     assert "no teacher called 'resnt'" in said(f"root={root}", "teacher=resnt")
     assert "top=5 is more than the 3 classes" in said(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())

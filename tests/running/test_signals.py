@@ -132,6 +132,13 @@ class TestWorkers:
         workers.end_workers()
         assert (worker.is_alive(), worker.exitcode) == (False, -KILL)
 
+    def test_workers_are_forked_within_jobs_of_joblib(self, monkeypatch):
+        monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none=False: "loky")
+        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.become_worker)
+        assert next(iter(loader)).item() != os.getpid()
+        assert loader.multiprocessing_context.get_start_method() == "fork"
+        workers.end_workers()
+
     def test_a_run_that_fails_waits_a_little_for_its_workers(self, worker, monkeypatch):
         monkeypatch.setattr(workers, "PATIENCE", 0.1)
         before = signal.getsignal(signal.SIGCHLD)

@@ -7,6 +7,7 @@ import yaml
 
 from tasks.saved import saved_run
 from tasks.sources import check_sources
+from tools.command_line.refusals import composed
 from tools.running.source import Source, keep_source, read_source
 
 MINE = "backbones/mixers/mine.py"
@@ -108,4 +109,7 @@ def test_a_run_of_a_mixer_that_is_missing_says_where_it_is(backbone, tmp_path):
     kept.touch()
     with pytest.raises(ValueError, match=rf"lacks: {MINE} is missing .* kept in .*/source\. Read"):
         saved_run(tmp_path)
+    if "token_mixer" not in backbone:  # resumed by the same command, which names no network here
+        with pytest.raises(ValueError, match=f"lacks: {MINE} is missing"):
+            composed([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])
     check_sources(tmp_path, {"name": "deit_t_afbo", "token_mixer": "sbm"})

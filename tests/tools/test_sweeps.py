@@ -28,6 +28,11 @@ def test_a_pattern_of_a_group_takes_what_fits_the_task():
     assert data == "data=sample_detection"
 
 
+def test_the_flag_of_a_sweep_stands_anywhere():
+    typed = ["backbone=deit_t", "-m", "seed=1,2"]
+    assert overrides.prepare(typed) == ["-m", "backbone=deit_t", "seed=1,2"]
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -73,6 +78,7 @@ def test_runs_in_other_processes(launcher, module, tmp_path):
     """From another folder, with a recipe that computes values, and one run that fails."""
     pytest.importorskip(module)
     typed = [*SHORTEST, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
+             "data.num_workers=1",
              f"output_dir={tmp_path}/o", f"hydra/launcher={launcher}"]  # fmt: skip
     typed = [one for one in typed if one != "data.batch_size=8"]
     ended = command(["-m", *typed], cwd=tmp_path, timeout=500)

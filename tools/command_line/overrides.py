@@ -84,6 +84,8 @@ def read(typed: Sequence[str]) -> Command:
     for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
         composed(job)
     varied = not option_groups().isdisjoint(swept_keys(arguments))
+    # Hydra takes no flag between two overrides.
+    arguments = sorted(arguments, key=lambda argument: argument not in SWEEP)
     return Command(for_hydra(arguments, jobs, varied=varied), overrides)
 
 

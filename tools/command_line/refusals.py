@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,6 +17,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones.options import listed, shortened
+from tasks.plain_files import DamagedFile
+from tasks.saved import CONFIG
+from tasks.sources import check_sources
 from tools.command_line.catalogue import catalogue
 from tools.command_line.experiments import check_runs
 from tools.command_line.literal import quoted
@@ -29,10 +34,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     Raises:
         ValueError: A name or key that does not exist, with the nearest ones that do.
     """
-    for override in overrides:
-        _check_group(override, overrides)
-        _check_removal(override)
     try:
+        for override in overrides:
+            _check_group(override, overrides)
+            _check_removal(override)
         _refuse_several(overrides)
         check_names(overrides)
         return config_of(overrides)
@@ -42,6 +47,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         raise ValueError(_unknown_key(error, overrides)) from None
     except ValueError as error:
         if "group override" not in str(error):
+            _check_sources(overrides)
             raise
         typed = OverridesParser.create().parse_overrides(list(overrides))
         wrong = [
@@ -50,6 +56,22 @@ def composed(overrides: Sequence[str]) -> DictConfig:
             if "." not in one.key_or_group and not isinstance(one.value(), str | list)
         ]
         raise ValueError(f"{' or '.join(wrong)} is no name of an option; leave it out") from None
+
+
+def _check_sources(overrides: Sequence[str]) -> None:
+    """Refuse a run folder whose network is unknown here and whose files it keeps.
+
+    Raises:
+        ValueError: Names the files.
+    """
+    from tasks.run_files import read_run_config
+
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if one.key_or_group == "ckpt" and isinstance(value := one.value(), str):
+            path = Path(value).expanduser()
+            folder = (path if path.is_dir() else path.parent.parent).resolve()
+            with contextlib.suppress(FileNotFoundError, DamagedFile):
+                check_sources(folder, read_run_config(folder / CONFIG)["backbone"])
 
 
 def _check_group(override: str, overrides: Sequence[str]) -> None:

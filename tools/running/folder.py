@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from tasks.saved import CONFIG, read_config
+from tasks.sources import check_sources
 from tasks.whole_files import write_whole
 from tools.command_line.network_names import name_of
 from tools.running import lock
@@ -232,6 +233,7 @@ def _folder_of(path: Path) -> Path:
 def _free(folder: Path) -> Path:
     if is_first_process():
         lock.refuse_if_held(folder)
+        check_sources(folder, read_config(folder / CONFIG)["backbone"])
     return folder
 
 
