@@ -242,11 +242,8 @@ def _resize(
         config.num_queries = num_proposals
     if "roi_head" not in config:
         return
-    if num_proposals is not None and "num_proposals" in config.rpn_head:
-        config.rpn_head.num_proposals = num_proposals  # learnt, as in Sparse R-CNN
-    elif num_proposals is not None:
-        for stage in (config.train_cfg.rpn_proposal, config.test_cfg.rpn):
-            stage.update(nms_pre=2 * num_proposals, max_per_img=num_proposals)
+    if num_proposals is not None:
+        _propose(config, num_proposals)
     stages = (
         config.train_cfg.rcnn
         if isinstance(config.train_cfg.rcnn, list)
@@ -259,6 +256,14 @@ def _resize(
             stage.mask_size = mask_size
     if mask_size is not None and config.roi_head.get("mask_roi_extractor"):
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
+
+
+def _propose(config: Any, num_proposals: int) -> None:
+    if "num_proposals" in config.rpn_head:  # learnt, as in Sparse R-CNN
+        config.rpn_head.num_proposals = num_proposals
+        return
+    for stage in (config.train_cfg.rpn_proposal, config.test_cfg.rpn):
+        stage.update(nms_pre=2 * num_proposals, max_per_img=num_proposals)
 
 
 def _cap_detections(config: Any, num_classes: int) -> None:
