@@ -160,6 +160,6 @@ def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
 def test_lightnings_own_options_of_loading_are_taken(example):
     path = example[2]
     loaded = ClassificationTask.load_from_checkpoint(path, strict=True, weights_only=True)
-    assert loaded.class_names == NAMES
+    assert list(loaded.class_names) == NAMES
     with pytest.raises(ValueError, match="strict=False is refused"):
         ClassificationTask.load_from_checkpoint(path, strict=False)
