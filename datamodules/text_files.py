@@ -65,6 +65,11 @@ def decoded(raw: bytes, name: object) -> str:
     return _decoded(raw, name)[0]
 
 
+def glimpse(raw: bytes) -> str:
+    """Return the text of a part of a file, by which its format is recognised."""
+    return raw.decode(_encoding_of(raw), "replace").lstrip("\ufeff \t\r\n")
+
+
 def _decoded(raw: bytes, name: object) -> tuple[str, str]:
     """Return the text and its encoding."""
     encoding = _encoding_of(raw)

@@ -243,8 +243,7 @@ def _resize(
     if "roi_head" not in config:
         return
     if num_proposals is not None:
-        for stage in (config.train_cfg.rpn_proposal, config.test_cfg.rpn):
-            stage.update(nms_pre=2 * num_proposals, max_per_img=num_proposals)
+        _propose(config, num_proposals)
     stages = (
         config.train_cfg.rcnn
         if isinstance(config.train_cfg.rcnn, list)
@@ -255,12 +254,23 @@ def _resize(
             stage.sampler.num = num_rois
         if mask_size is not None:
             stage.mask_size = mask_size
-    if mask_size is not None:
+    if mask_size is not None and config.roi_head.get("mask_roi_extractor"):
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
 
 
+def _propose(config: Any, num_proposals: int) -> None:
+    if "num_proposals" in config.rpn_head:  # learnt, as in Sparse R-CNN
+        config.rpn_head.num_proposals = num_proposals
+        return
+    for stage in (config.train_cfg.rpn_proposal, config.test_cfg.rpn):
+        stage.update(nms_pre=2 * num_proposals, max_per_img=num_proposals)
+
+
 def _cap_detections(config: Any, num_classes: int) -> None:
-    """Let a DETR keep no more detections of an image than it has pairs of query and class."""
+    """Let a detector of queries keep no more detections than it has pairs of query and class."""
+    if "num_proposals" in config.get("rpn_head", {}):
+        kept = config.test_cfg.rcnn
+        kept.max_per_img = min(kept.max_per_img, config.rpn_head.num_proposals * num_classes)
     if "num_queries" not in config or "max_per_img" not in config.get("test_cfg", {}):
         return
     of_pairs = config.bbox_head.get("loss_cls", {}).get("use_sigmoid", False)

@@ -15,7 +15,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments, plain_config
-from tasks.batches import Row
+from tasks.batches import Batch, Row, check_batch
 from tasks.classes import Orders, check_classes, warn_of_order
 from tasks.ema import WeightEMA
 from tasks.evaluation import Evaluation
@@ -122,6 +122,11 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
             place = EMA if self.ema.is_reported else UNREPORTED
             checkpoint |= {place: tensors, "ema_steps": state["steps"]}
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Refuse a batch of another form, such as the pairs that torchvision's data sets give."""
+        check_batch(batch)
+        return batch
+
     def config(self) -> dict[str, Any]:
         """Return what builds this task again, as a run's config has it; empty if nothing can.
 
@@ -149,13 +154,17 @@ class BaseTask(Remembering, Training, Evaluation, Prediction):
             checkpoint_path: The file, or a run folder.
             map_location: Where to put the task.
             **options: Arguments of the class, such as ``model`` and ``class_names``, for a file
-                that does not say how its task was built.
+                that does not say how its task was built; and Lightning's own. Loading is always
+                strict and executes nothing.
 
         Raises:
             ValueError: A file of another task, or one that does not say how it was built.
         """
         from tasks.loading import open_task  # which knows how to build tasks
 
+        if options.pop("strict", None) is False:
+            raise ValueError("strict=False is refused: a checkpoint has all weights of its task")
+        options = {k: v for k, v in options.items() if k not in ("weights_only", "hparams_file")}
         if "model" in options:
             opened = open_checkpoint(checkpoint_path)
             task = cls(**{"class_names": opened.class_names, **options})

@@ -27,6 +27,23 @@ class Model(Protocol):
         """Predictions in the form that the task's metric takes."""
 
 
+def check_batch(batch: Any) -> None:
+    """Refuse what is not a batch of a task.
+
+    Raises:
+        ValueError: Says which form a batch has.
+    """
+    names = {"image", "inputs", "unreadable"}  # an image that cannot be read is told, too
+    if isinstance(batch, dict) and (not batch or names & batch.keys()):
+        return
+    held = f"with the keys {list(batch)}" if isinstance(batch, dict) else "without names"
+    raise ValueError(
+        f"this batch is a {type(batch).__name__} {held}; a batch is a dictionary: "
+        '{"image": (B, 3, H, W), "label": (B,)} for classification, {"inputs": ..., '
+        '"data_samples": ...} for the other tasks. Let the data set return such items'
+    )
+
+
 def batch_size(batch: Batch) -> int:
     """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
     return len(batch["image"] if "image" in batch else batch["inputs"])

@@ -11,7 +11,7 @@ from datamodules.coco_checks import checked_content
 from datamodules.files import list_folders
 from datamodules.layouts.images import Images
 from datamodules.layouts.records import Part, Parts
-from datamodules.text_files import read_json
+from datamodules.text_files import glimpse, read_json
 
 WHOLE = "the export"  # name of the only split of an export that has none
 ROBOFLOW = "_annotations.coco.json"
@@ -24,7 +24,7 @@ REMEDY = "export them too, or copy them there"
 def beginning(file: Path, size: int = 4096) -> str:
     """Return the first characters of a JSON file that are not blank."""
     with file.open("rb") as opened_file:
-        return opened_file.read(size).decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+        return glimpse(opened_file.read(size))
 
 
 def files_per_folder(root: Path, name: str) -> dict[str, Path]:

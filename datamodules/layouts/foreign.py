@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from datamodules.files import list_folders
+from datamodules.text_files import glimpse
 
 # A pattern of files below data.root or one of its folders, and whose format it is.
 FORMATS = (
@@ -49,7 +50,7 @@ def foreign_format(root: Path) -> str | None:
     for folder in (*folders, root / "annotations"):
         for file in sorted(folder.glob("*.json"))[:10]:
             with file.open("rb") as opened:
-                beginning = opened.read(BEGINNING).decode("utf-8", "replace")
+                beginning = glimpse(opened.read(BEGINNING))
             for text, name in CONTENTS:
                 if f'"{text}"' in beginning:
                     return f"{name} ({file})"

@@ -20,7 +20,7 @@ from datamodules.layouts.images import Images, Size
 from datamodules.layouts.json_files import get, points
 from datamodules.layouts.outlines import Point, blank, bounds, ellipse
 from datamodules.layouts.records import Parts, Photo, Shape, report_skipped, to_parts
-from datamodules.text_files import read_json, read_lines
+from datamodules.text_files import glimpse, read_json, read_lines
 
 KEYS = ('"shapes"', '"imagePath"')
 NAMES = "labels.txt"
@@ -52,8 +52,8 @@ def _is_labelme(file: Path) -> bool:
     with file.open("rb") as opened_file:
         beginning = opened_file.read(BEGINNING)
         opened_file.seek(max(0, file.stat().st_size - END))
-        text = (beginning + opened_file.read()).decode("utf-8", "replace")
-    return text.lstrip("\ufeff \t\r\n").startswith("{") and all(key in text for key in KEYS)
+        text = glimpse(beginning + opened_file.read())
+    return text.startswith("{") and all(key in text for key in KEYS)
 
 
 def opened(root: Path, splits: dict[str, list[Path]]) -> Parts:

@@ -183,6 +183,17 @@ def test_sizes_reach_the_two_stage_detectors():
             assert any(isinstance(module, torch.nn.GroupNorm) for module in part.modules())
 
 
+def test_sizes_suit_detectors_without_masks_and_with_learnt_proposals():
+    sizes = {"num_rois": 24, "num_proposals": 20, "mask_size": 14}
+    model = build("mask_rcnn", base="faster_rcnn/faster-rcnn_r50_fpn_1x_coco", **sizes).model
+    assert not model.with_mask
+    assert model.test_cfg.rpn.max_per_img == 20
+    model = build("mask_rcnn", base="sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco", **sizes).model
+    assert model.rpn_head.num_proposals == 20
+    pairs = 20 * model.roi_head.bbox_head[0].num_classes
+    assert model.roi_head.test_cfg.max_per_img == min(100, pairs)
+
+
 def test_sizes_reach_retinanet():
     model = build("retinanet", anchor_scale=2, group_norm=True, **FEW).model
     assert model.bbox_head.anchor_generator.octave_base_scale == 2

@@ -143,3 +143,23 @@ def test_a_detector_needs_a_datamodule(tmp_path):
         trained(task, tmp_path)
     with pytest.raises(ValueError, match="set its attribute data to a datamodule"):
         task.predict(RGB)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ([torch.zeros(2, 3, 4, 4), torch.zeros(2)], "this batch is a list without names"),
+        ({"img": torch.zeros(2, 3, 4, 4)}, r"a dict with the keys \['img'\]"),
+    ],
+)
+def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
+    with pytest.raises(ValueError, match=f"{said}; a batch is a dictionary: "):
+        ClassificationTask(Own(), NAMES).on_before_batch_transfer(batch, 0)
+
+
+def test_lightnings_own_options_of_loading_are_taken(example):
+    path = example[2]
+    loaded = ClassificationTask.load_from_checkpoint(path, strict=True, weights_only=True)
+    assert list(loaded.class_names) == NAMES
+    with pytest.raises(ValueError, match="strict=False is refused"):
+        ClassificationTask.load_from_checkpoint(path, strict=False)

@@ -90,6 +90,15 @@ class TestToResume:
         assert run_folder.to_resume({**config, "resume": True}) == own
         assert run_folder.to_resume({**config, "seed": 1}, sweep=True) == other
 
+    def test_a_run_whose_folder_lacks_the_token_mixers_name(self, config, run):
+        named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
+        old = run("2026-01-01_00-00-00", backbone=named["backbone"])
+        old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
+        assert run_folder._parent(named).name == "deit_t+sbm"
+        assert run_folder.to_resume(named) == old
+        with pytest.raises(ValueError, match=r"no run to resume in .*deit_t\+sbm"):
+            run_folder.to_resume({**named, "seed": 5})
+
     def test_loading_logging_and_length_are_free(self, config, run):
         own = run("2026-01-01_00-00-00")
         free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},

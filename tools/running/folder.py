@@ -192,8 +192,11 @@ def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
     if not is_first_process() and os.environ.get(ENVIRONMENT):
         folder = Path(os.environ[ENVIRONMENT])  # the first process has chosen
         return folder if _has_begun(folder) else None
-    runs = [path.parent for path in parent.glob(f"*/{CONFIG}") if path.parent.name != LATEST]
-    runs = sorted((run for run in runs if _mode(run) == "fit"), reverse=True)
+    # Older runs of a token mixer lie in the folder of their backbone.
+    rooms = {parent, parent.with_name(str(config["backbone"]["name"]))}
+    runs = [path.parent for room in rooms for path in room.glob(f"*/{CONFIG}")]
+    runs = [run for run in runs if run.name != LATEST and _mode(run) == "fit"]
+    runs.sort(key=lambda run: run.name, reverse=True)
     equal = [run for run in runs if not differences(run, config)]
     if equal and _has_begun(equal[0]):
         return _free(equal[0])
@@ -205,6 +208,7 @@ def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
             f"{equal[0]} ended before its first checkpoint, there is nothing to resume; start the "
             "run anew without resume=true"
         )
+    runs = [run for run in runs if run.parent == parent]
     if not runs:
         raise ValueError(
             f"there is no run to resume in {parent}; start one without resume=true, "
