@@ -143,3 +143,12 @@ def test_a_detector_needs_a_datamodule(tmp_path):
         trained(task, tmp_path)
     with pytest.raises(ValueError, match="set its attribute data to a datamodule"):
         task.predict(RGB)
+
+
+@pytest.mark.parametrize("backbone", [{}, {"a": 1}, {1: 2}, {"name": 3}, {"name": "../x"}])
+def test_a_checkpoint_of_another_networks_form_is_named(backbone, tmp_path):
+    parts = {"head": {}, "task": {}, "optimizer": {}, "schedule": {}}
+    content = {"state_dict": {"model.a": torch.zeros(1)}, "class_names": ["a", "b"]}
+    torch.save(content | {"config": {"backbone": backbone, **parts}}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"a\.ckpt is damaged: in config "):
+        tasks.load(tmp_path / "a.ckpt")
