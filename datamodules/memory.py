@@ -46,6 +46,7 @@ def refuse_larger(what: str, size: int, remedy: str) -> None:
 
 def in_bytes(size: float) -> str:
     """Return a number of bytes with a unit: 3.2 GB."""
+    size = min(size, 1e300)  # larger whole numbers are not divided
     for unit in ("bytes", "KB", "MB", "GB", "TB", "PB"):
         if size < 1000 or unit == "PB":
             break

@@ -13,10 +13,12 @@ from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import check_arguments, check_complete, check_value
+from backbones.options.schemas import validate
 from tasks.base import BUILT, BaseTask
 from tasks.classes import Classes, check_classes, classes_of, warn_of_order
 from tasks.instantiate import build
 from tasks.optim import build_optimizer, learning_rate_factor
+from tasks.run_files import BuiltNetwork
 from tasks.saved import checkpoint_file, saved_run
 
 # Tasks without a usual way to prepare an image.
@@ -137,6 +139,10 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
             f"{checkpoint.path} lies in no run folder and does not say how its task was built; "
             "pass a run folder, or call the task's load_from_checkpoint(path, model=...)"
         )
+    try:
+        validate(BuiltNetwork, dict(saved))
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path} is damaged: in config {error}") from None
     config = dict(saved)
     if not isinstance(config.get("data"), Mapping):
         target = str(config["task"].get("_target_"))

@@ -49,11 +49,24 @@ class PaperConfig(OpenPart):
     experiment: Word | None = None
 
 
-class RunConfig(OpenPart):
+class BuiltNetwork(OpenPart):
+    """What a checkpoint of a task says of its network."""
+
+    backbone: NetworkConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_names(cls, content: Any) -> Any:
+        odd = next(_odd_names(content), None)
+        if odd is not None:
+            raise ValueError(f"has an option named {str(odd)[:60]!r}")
+        return content
+
+
+class RunConfig(BuiltNetwork):
     """config.yaml."""
 
     task_name: Word
-    backbone: NetworkConfig
     head: BuiltConfig
     data: BuiltConfig
     task: BuiltConfig
@@ -71,14 +84,6 @@ class RunConfig(OpenPart):
     callbacks: Options = ABSENT
     logger: Options = ABSENT
     automatic: Options = ABSENT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_names(cls, content: Any) -> Any:
-        odd = next(_odd_names(content), None)
-        if odd is not None:
-            raise ValueError(f"has an option named {str(odd)[:60]!r}")
-        return content
 
     @model_validator(mode="after")
     def _is_resolved(self) -> Self:
