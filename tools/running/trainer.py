@@ -167,8 +167,9 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
         share = getattr(trainer, name)
         if isinstance(share, float) and 0 < share * count < 1:
             raise ValueError(
-                f"trainer.{overfit or name}={share} of {count} batch{'es' * (count != 1)} is none; "
-                f"pass a number of batches from 1 on, or a share from {1 / count:.2g} to 1.0"
+                f"trainer.{overfit or name}={share} of {count} {split} "
+                f"batch{'es' * (count != 1)} is none; pass a number of batches from 1 on"
+                + (f", or a share from {1 / count:.2g} to 1.0" if count > 1 else "")
             )
     limit = trainer.limit_train_batches
     interval = getattr(trainer, "val_check_interval", None)  # not there where it is a time
