@@ -163,6 +163,8 @@ def test_lightnings_own_options_of_loading_are_taken(example):
     assert list(loaded.class_names) == NAMES
     with pytest.raises(ValueError, match="strict=False is refused"):
         ClassificationTask.load_from_checkpoint(path, strict=False)
+
+
 @pytest.mark.parametrize("backbone", [{}, {"a": 1}, {1: 2}, {"name": 3}, {"name": "../x"}])
 def test_a_checkpoint_of_another_networks_form_is_named(backbone, tmp_path):
     parts = {"head": {}, "task": {}, "optimizer": {}, "schedule": {}}
