@@ -220,7 +220,7 @@ def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, caps
         ("[1, 2]", "the content must be a dictionary, got list"),
         ("a: [1", "expected ',' or ']'"),
         ("task: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("_target_: os.system", "the entry task_name is missing"),
+        ("_target_: os.system", "the entry backbone is missing"),
         ("{task_name: detection, backbone: {name: deit_t}}", "the entry head is missing"),
         ("{task_name: detection, backbone: deit_t}", "backbone must be a dictionary, got 'deit_t'"),
         (
