@@ -28,8 +28,9 @@ from datamodules.dense import (
 )
 from datamodules.files import UPRIGHT, first_few, require_folder
 from datamodules.headers import read_header
+from datamodules.layouts import checked_layout
 from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.detection import AUTO, OWN, Export, checked_layout, open_export
+from datamodules.layouts.detection import AUTO, LAYOUTS, OWN, Export, open_export
 from datamodules.layouts.records import Part
 from datamodules.layouts.splits import SplitOptions, choose, divided, drawn_notice
 from datamodules.sampling import SeededDataset
@@ -102,7 +103,7 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.chosen_layout = checked_layout(layout)
+        self.chosen_layout = checked_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images

@@ -21,7 +21,8 @@ from datamodules.files import (
     suffix_of,
     validation_folder,
 )
-from datamodules.layouts.segmentation import AUTO, OWN, Masks, checked_layout, open_masks
+from datamodules.layouts import checked_layout
+from datamodules.layouts.segmentation import AUTO, LAYOUTS, OWN, Masks, open_masks
 from datamodules.layouts.splits import SplitOptions, choose, drawn, drawn_notice
 from datamodules.mask_colours import IGNORED
 from datamodules.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
@@ -82,7 +83,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        self.chosen_layout = checked_layout(layout)
+        self.chosen_layout = checked_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
             "train": (train_images, train_masks),

@@ -78,17 +78,6 @@ TOOLS = tuple(sorted({one.tool for one in FORMATS}))
 LAYOUTS = (AUTO, OWN, *TOOLS)
 
 
-def checked_layout(layout: str) -> str:
-    """Return a value of ``data.layout``.
-
-    Raises:
-        ValueError: It is unknown.
-    """
-    if layout not in LAYOUTS:
-        raise ValueError(f"data.layout={layout} must be one of {', '.join(LAYOUTS)}")
-    return layout
-
-
 @dataclass(frozen=True)
 class Export:
     """A recognised export.

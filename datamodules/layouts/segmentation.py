@@ -63,17 +63,6 @@ def open_masks(root: Path, layout: str) -> Masks | None:
     raise ValueError(f"{root} is not an export of data.layout={layout}: it must hold {wanted}")
 
 
-def checked_layout(layout: str) -> str:
-    """Return a value of ``data.layout``.
-
-    Raises:
-        ValueError: It is unknown.
-    """
-    if layout not in LAYOUTS:
-        raise ValueError(f"data.layout={layout} must be one of {', '.join(LAYOUTS)}")
-    return layout
-
-
 def is_roboflow(root: Path) -> list[str]:
     """Return the splits of Roboflow's export, each with its list of classes."""
     return [name for name in list_folders(root) if (root / name / CLASSES).is_file()]

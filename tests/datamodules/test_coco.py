@@ -116,7 +116,7 @@ def test_each_file_is_parsed_once(root, monkeypatch):
         (root / f"annotations/instances_{split}2017.json").stat().st_size
         for split in ("train", "val")
     ]
-    assert parsed == sizes
+    assert [size for size in parsed if size in sizes] == sizes  # libraries read small files too
     assert figure == pytest.approx(1)
 
 
