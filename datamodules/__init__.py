@@ -1,25 +1,25 @@
 """Datasets as Lightning datamodules: one class per layout on disk, and sample data."""
 
-from datamodules.ade20k import ADE20KDataModule
 from datamodules.base import BaseDataModule
-from datamodules.cifar100 import CIFAR10DataModule, CIFAR100DataModule
-from datamodules.cityscapes import CityscapesDataModule
-from datamodules.class_folders import ClassFoldersDataModule
-from datamodules.coco import CocoDataModule
-from datamodules.image_folder import ImageFolderDataModule
-from datamodules.image_parquet import ImageParquetDataModule
-from datamodules.image_tars import ImageTarsDataModule
-from datamodules.inaturalist import INaturalist2019DataModule
-from datamodules.robustness import RobustnessDataModule
-from datamodules.sample import (
+from datamodules.dense.ade20k import ADE20KDataModule
+from datamodules.dense.cityscapes import CityscapesDataModule
+from datamodules.dense.coco import CocoDataModule
+from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
+from datamodules.dense.voc import VOCDataModule
+from datamodules.images.cifar100 import CIFAR10DataModule, CIFAR100DataModule
+from datamodules.images.class_folders import ClassFoldersDataModule
+from datamodules.images.image_folder import ImageFolderDataModule
+from datamodules.images.image_parquet import ImageParquetDataModule
+from datamodules.images.image_tars import ImageTarsDataModule
+from datamodules.images.inaturalist import INaturalist2019DataModule
+from datamodules.images.robustness import RobustnessDataModule
+from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
+from datamodules.sample.datamodules import (
     SampleClassification,
     SampleDetection,
     SampleSegmentation,
     SampleTransfer,
 )
-from datamodules.segmentation_folder import SegmentationFolderDataModule
-from datamodules.transforms import Augmentation, LightAugmentation, PaperAugmentation
-from datamodules.voc import VOCDataModule
 
 __all__ = [
     "ADE20KDataModule",

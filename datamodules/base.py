@@ -16,13 +16,13 @@ from lightning import LightningDataModule
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.class_order import ClassOrder, other_orders
-from datamodules.console import say
 from datamodules.files import first_few, refuse_system_folder
-from datamodules.headers import check_each
-from datamodules.memory import FLOAT, refuse_larger
-from datamodules.pictures import Pictures, as_images
-from datamodules.sampling import (
+from datamodules.files.class_order import ClassOrder, other_orders
+from datamodules.files.console import say
+from datamodules.files.headers import check_each
+from datamodules.files.pictures import Pictures, as_images
+from datamodules.loading.memory import FLOAT, refuse_larger
+from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
     NamedDataset,
@@ -33,8 +33,8 @@ from datamodules.sampling import (
     process_group,
     readable,
 )
-from datamodules.shared_memory import check_shared_memory
-from datamodules.workers import Loader, become_worker, hurry_workers
+from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.workers import Loader, become_worker, hurry_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32

@@ -26,7 +26,7 @@ class Targets(NamedTuple):
         label_smoothing: Share of the targets spread over all classes.
         taught: What a teacher says of the images, if there is one.
         token_labels: Shares (B, K, 1 + N) of the whole image and of each token, if there are any;
-            see ``heads.token_labels``.
+            see ``heads.token_label_maps``.
     """
 
     labels: Tensor

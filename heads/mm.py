@@ -6,6 +6,6 @@
 The backbones' part of this is ``backbones.mm``.
 """
 
-from heads.mmseg_adapter import register_decode_heads
+from heads.toolkits.segmentors import register_decode_heads
 
 register_decode_heads()

@@ -1,7 +1,7 @@
 """Gives mmcv our operators where it has none of its own, so that nothing has to be compiled.
 
 MMDetection and MMSegmentation import ``mmcv._ext``, the operators that mmcv's build compiles. Plain
-pip leaves them out. ``import heads`` lets that import find ``heads/mmcv_adapter`` instead; an
+pip leaves them out. ``import heads`` lets that import find ``toolkits/mmcv_operators`` instead; an
 mmcv with compiled operators is found first and stays as it is. A script of a toolkit, which knows
 nothing of ours, runs with them as
 
@@ -31,7 +31,9 @@ class OperatorFinder(MetaPathFinder):
         """Where our operators are."""
         if fullname != OPERATORS:
             return None
-        return spec_from_file_location(fullname, Path(__file__).parent / "mmcv_adapter/__init__.py")
+        return spec_from_file_location(
+            fullname, Path(__file__).parent / "toolkits/mmcv_operators/__init__.py"
+        )
 
 
 def install() -> None:

@@ -11,17 +11,17 @@ from backbones.options.origins import check_packages
 if TYPE_CHECKING:
     import torch
 
-    from tasks.base import BaseTask
-    from tasks.classification import ClassificationTask
-    from tasks.detection import DetectionTask
-    from tasks.segmentation import SegmentationTask
+    from tasks.classification.task import ClassificationTask
+    from tasks.detection.task import DetectionTask
+    from tasks.engine.base import BaseTask
+    from tasks.segmentation.task import SegmentationTask
 
 __all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "load"]
 
 HOMES = {
-    "ClassificationTask": "tasks.classification",
-    "DetectionTask": "tasks.detection",
-    "SegmentationTask": "tasks.segmentation",
+    "ClassificationTask": "tasks.classification.task",
+    "DetectionTask": "tasks.detection.task",
+    "SegmentationTask": "tasks.segmentation.task",
 }
 
 
@@ -49,6 +49,6 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
     Raises:
         ValueError: A folder that is not whole, or a file that does not say what it is of.
     """
-    from tasks.loading import load_run  # with it come torch, lightning and timm
+    from tasks.engine.loading import load_run  # with it come torch, lightning and timm
 
     return load_run(run, device)

@@ -7,7 +7,7 @@ import yaml
 from PIL import Image
 
 from datamodules import SampleDetection, SampleSegmentation
-from tasks.instantiate import build
+from tasks.engine.instantiate import build
 from tests.families import short
 from tests.runs import CONFIGS, options
 

@@ -17,7 +17,7 @@ BUILT = {"img_size": SIZE}
 TYPED = (
     "task=classification", f"backbone={BACKBONE}", "trainer=cpu", "data=folder",
     f"data.image_size={SIZE}", "data.num_workers=0", "data.batch_size=12",
-    "data.augmentation={_target_: datamodules.transforms.LightAugmentation}",
+    "data.augmentation={_target_: datamodules.images.transforms.LightAugmentation}",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Hosts and AFBO come from the published rows; GLU from the widths, depths and maps of the hosts.
 """
 
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 # Widths, depths, tokens per stage at 224 pixels (DeiT's with the class token).
 SWIN_MAPS = (56 * 56, 28 * 28, 14 * 14, 7 * 7)

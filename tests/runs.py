@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools.command_line.errors import one_line_errors
-from tools.command_line.overrides import read
+from tools.cli.errors import one_line_errors
+from tools.config import run_config as run_config
+from tools.config.config_checks import resolved
+from tools.config.overrides import read
 from tools.run import run
-from tools.running import config as run_config
-from tools.running.config_checks import resolved
 
 CONFIGS = run_config.CONFIGS
 ROOT = Path(__file__).resolve().parent.parent

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from datamodules.cityscapes import IDS
+from datamodules.dense.cityscapes import IDS
 
 SIZE = (40, 60)
 CITY = "leftImg8bit/{split}/{city}/{city}_00000{i}_000019_leftImg8bit.png"

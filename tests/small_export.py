@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.families import shorten
-from tools.exporters import TARGETS, ExportRequest
+from tools.exports import TARGETS, ExportRequest
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ def small_request(name, to, folder, size=(64, 96), **settings):
 STATISTICS = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
 PAPER = {"crop_pct": 0.8, "interpolation": "bilinear", **STATISTICS}
 AUGMENTATIONS = {
-    "paper": {"_target_": "datamodules.transforms.PaperAugmentation", **PAPER},
-    "light": {"_target_": "datamodules.transforms.LightAugmentation", **STATISTICS},
+    "paper": {"_target_": "datamodules.images.transforms.PaperAugmentation", **PAPER},
+    "light": {"_target_": "datamodules.images.transforms.LightAugmentation", **STATISTICS},
 }
 
 
 def run_config(augmentation, task="classification"):
     data = {
-        "_target_": "datamodules.cifar100.CIFAR100DataModule",
+        "_target_": "datamodules.images.cifar100.CIFAR100DataModule",
         "root": None,
         "image_size": 64,
         "augmentation": augmentation,
@@ -39,4 +39,4 @@ def run_config(augmentation, task="classification"):
     backbone = {"name": "deit_t", "img_size": 64}
     head = {"_target_": "heads.linear.LinearClassifier"}
     return {"task_name": task, "seed": 0, "backbone": backbone, "data": data, "head": head,
-            "task": {"_target_": "tasks.classification.ClassificationTask"}}  # fmt: skip
+            "task": {"_target_": "tasks.classification.task.ClassificationTask"}}  # fmt: skip

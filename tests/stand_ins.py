@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from datamodules.corruptions import KINDS, SEVERITIES
-from datamodules.robustness_sets import GROUPS, SYNSETS, subset_of
+from datamodules.images.robustness_sets import GROUPS, SYNSETS, subset_of
 
 # Of iNaturalist; ids of folders sort differently as text, 10 before 2.
 CATEGORIES = {2: "Aves bubo", 10: "Insecta apis", 7: "Plantae abies"}

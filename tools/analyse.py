@@ -27,10 +27,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.analysing import Analysis, analyses, find_analysis
-from tools.command_line.arguments import image_size, number, parse
-from tools.command_line.command import HELP, answer, exit_with
-from tools.command_line.tables import FORMATS, TEXT_FORMATS, write
+from tools.analyses import Analysis, analyses, find_analysis
+from tools.cli.arguments import image_size, number, parse
+from tools.cli.command import HELP, answer, exit_with
+from tools.cli.tables import FORMATS, TEXT_FORMATS, write
 
 SHARED = {
     "ckpt": "", "backbone": "", "input": "", "images": "16", "image_size": "", "out": "",
@@ -61,8 +61,8 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     number("images", options["images"])
     if options["image_size"]:
         image_size(options["image_size"])
-    from tools.analysing.subjects import open_subjects
-    from tools.analysing.writing import write_findings
+    from tools.analyses.subjects import open_subjects
+    from tools.analyses.writing import write_findings
 
     subjects = open_subjects(options, words)
     findings = analysis.analyse(subjects, options)

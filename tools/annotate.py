@@ -29,8 +29,8 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import number, parse
-from tools.command_line.command import answer, exit_with
+from tools.cli.arguments import number, parse
+from tools.cli.command import answer, exit_with
 
 DEFAULTS = {
     "root": "",
@@ -72,11 +72,11 @@ def annotate(arguments: Sequence[str]) -> None:
     import torch
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-    from datamodules.class_order import checked_order, in_order, other_orders
     from datamodules.files import require_folder
-    from datamodules.image_folder import class_folders
-    from datamodules.token_labels import write_classes
-    from tasks.teacher import TeacherOptions, load_teacher
+    from datamodules.files.class_order import checked_order, in_order, other_orders
+    from datamodules.images.image_folder import class_folders
+    from datamodules.images.token_labels import write_classes
+    from tasks.classification.teacher import TeacherOptions, load_teacher
 
     if options["device"] == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch sees no GPU here; leave device= out")
@@ -111,7 +111,7 @@ def images_of(folder: Path, names: Sequence[str]) -> Iterator[str]:
     Raises:
         ValueError: Two of a class would have one label map.
     """
-    from datamodules.class_listing import list_classes
+    from datamodules.files.class_listing import list_classes
 
     for files in list_classes(folder, names).values():
         taken: dict[str, str] = {}
@@ -149,7 +149,7 @@ def write_maps(
 
     from datamodules.files import load_rgb
     from heads.place_scores import place_scores
-    from tasks.whole_files import whole_file
+    from tasks.engine.whole_files import whole_file
 
     pixels = [
         functional.pil_to_tensor(

@@ -72,12 +72,13 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.benchmarking import growth, networks
-from tools.benchmarking.networks import COMPARISONS, comparison_runs
-from tools.command_line.arguments import image_size, number, parse
-from tools.command_line.command import answer, exit_with
-from tools.command_line.tables import FORMATS, Record, write
-from tools.command_line.typed_network import (
+from tools.bench import growth
+from tools.bench import timed_networks as networks
+from tools.bench.timed_networks import COMPARISONS, comparison_runs
+from tools.cli.arguments import image_size, number, parse
+from tools.cli.command import answer, exit_with
+from tools.cli.tables import FORMATS, Record, write
+from tools.cli.typed_network import (
     Network,
     jobs,
     known_options,
@@ -165,15 +166,15 @@ def timed(typed: Sequence[str]) -> None:
     choices = {**CHOICES, "task": PIPELINES} if kind == "data" else CHOICES
     options = parse(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":
-        from tools.benchmarking.pipelines import pipeline_records
+        from tools.bench.pipelines import pipeline_records
 
         records = pipeline_records(options)
     elif kind == "loop":
-        from tools.benchmarking.loop import loop_records
+        from tools.bench.loop import loop_records
 
         records = loop_records(options, words)
     elif kind == "tokens":
-        from tools.benchmarking.token_mixers import token_records
+        from tools.bench.token_mixers import token_records
 
         records = token_records(options, words)
     else:
@@ -227,8 +228,8 @@ def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     """Time every run, whose first network is the baseline of the others; a record per network."""
     import torch
 
-    from tools.benchmarking.memory import peaks_of
-    from tools.benchmarking.timing import as_cuda_graph, interleave, make_step, prepare, tell
+    from tools.bench.peak_memory import peaks_of
+    from tools.bench.timing import as_cuda_graph, interleave, make_step, prepare, tell
 
     batches = [number("batch", item) for item in options["batch"].split(",")]
     sizes = [image_size(item or " ") for item in options["image_size"].split(",")]
@@ -283,7 +284,7 @@ def record(
     batch: int,
 ) -> Record:
     """What is shown of one network; papers time forward passes only."""
-    from tools.benchmarking.timing import spread
+    from tools.bench.timing import spread
 
     return {
         "backbone": label(run[index]),

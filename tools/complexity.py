@@ -48,14 +48,14 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.benchmarking.networks import NUM_CLASSES
-from tools.command_line.arguments import image_size, parse, select
-from tools.command_line.command import answer, exit_with
-from tools.command_line.tables import FORMATS, Record, write
-from tools.command_line.typed_network import label, read_networks, separate
-from tools.comparing.experiments import describe
+from tools.bench.timed_networks import NUM_CLASSES
+from tools.cli.arguments import image_size, parse, select
+from tools.cli.command import answer, exit_with
+from tools.cli.tables import FORMATS, Record, write
+from tools.cli.typed_network import label, read_networks, separate
 from tools.comparing.hosts import notes_on
-from tools.comparing.published import Row, list_papers, load_rows
+from tools.papers.experiments import describe
+from tools.papers.published import Row, list_papers, load_rows
 
 DEFAULTS = {
     "backbone": "*",
@@ -220,7 +220,7 @@ def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tu
 
 def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]:
     """Every part of a detector or segmentor around each backbone, and the whole."""
-    from tools.comparing.dense_counts import (
+    from tools.papers.dense_counts import (
         CLASSES,
         HEADS_BY_TASK,
         SIZES,

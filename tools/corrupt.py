@@ -27,8 +27,8 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import number, parse
-from tools.command_line.command import answer, exit_with
+from tools.cli.arguments import number, parse
+from tools.cli.command import answer, exit_with
 
 DEFAULTS = {
     "root": "",
@@ -66,7 +66,7 @@ def corrupt(arguments: Sequence[str]) -> None:
     workers = number("workers", options["workers"]) if options["workers"] else os.cpu_count() or 1
     seed = number("seed", options["seed"], 0)
 
-    from datamodules.corruptions.copies import Copy, choose_kinds, write_copy
+    from datamodules.images.corrupted_copies import Copy, choose_kinds, write_copy
 
     how = Copy(
         kinds=choose_kinds(options["kinds"]),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.command import exit_with
+from tools.cli.command import exit_with
 from tools.installation.checks import FILES, Check, all_checks, check_python
 from tools.installation.packages import IN_VENV, VENV, Package, packages
 

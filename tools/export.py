@@ -34,19 +34,12 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import image_size, parse, select
-from tools.command_line.command import REFUSALS, answer, exit_with
-from tools.command_line.network_names import network_name
-from tools.command_line.tables import FORMATS, Record, write
-from tools.command_line.typed_network import merged, options_of_run, read_network, separate
-from tools.exporters import (
-    TARGETS,
-    ExportRequest,
-    Target,
-    checkpoint_of,
-    exporter,
-    new_folder,
-)
+from tools.cli.arguments import image_size, parse, select
+from tools.cli.command import REFUSALS, answer, exit_with
+from tools.cli.network_names import network_name
+from tools.cli.tables import FORMATS, Record, write
+from tools.cli.typed_network import merged, options_of_run, read_network, separate
+from tools.exports import TARGETS, ExportRequest, Target, checkpoint_of, exporter, new_folder
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",

@@ -34,10 +34,10 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import number, parse
-from tools.command_line.command import answer, exit_with
-from tools.command_line.tables import Record
-from tools.command_line.typed_network import merged, options_of_run, read_network, separate
+from tools.cli.arguments import number, parse
+from tools.cli.command import answer, exit_with
+from tools.cli.tables import Record
+from tools.cli.typed_network import merged, options_of_run, read_network, separate
 
 DEFAULTS = {
     "backbone": "",
@@ -77,7 +77,7 @@ def bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Record]:
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
     from backbones.checkpoints.opening import open_checkpoint
-    from tasks.saved import checkpoint_file, saved_run
+    from tasks.engine.saved_config import checkpoint_file, saved_run
 
     run = saved_run(options["ckpt"]) if options["ckpt"] else None
     usual = USUAL if run is None else run.config["backbone"]["name"]

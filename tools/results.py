@@ -37,10 +37,10 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.command_line.arguments import parse
-from tools.command_line.command import answer, exit_with
-from tools.command_line.tables import FORMATS, TEXT_FORMATS
-from tools.comparing.records import find_runs
+from tools.cli.arguments import parse
+from tools.cli.command import answer, exit_with
+from tools.cli.tables import FORMATS, TEXT_FORMATS
+from tools.comparing.run_records import find_runs
 from tools.comparing.side_by_side import DEFAULTS, show
 
 CHOICES = {"format": (*FORMATS, *TEXT_FORMATS)}

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # python puts tools/ there; imports are written from the root
 
-from tools.running.processes import (  # noqa: E402
+from tools.cli.processes import (  # noqa: E402
     check_trainer,
     end_with_parent,
     is_first_process,
@@ -44,21 +44,22 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tasks import signals  # noqa: E402
-from tools.command_line.command import exit_with  # noqa: E402
-from tools.command_line.errors import one_line_errors  # noqa: E402
-from tools.command_line.overrides import read, swept_keys, varied_keys  # noqa: E402
-from tools.command_line.printable import escape_logs  # noqa: E402
-from tools.running import automatic, sweeps  # noqa: E402
-from tools.running.config import (  # noqa: E402
+from tasks.engine import signals  # noqa: E402
+from tools.cli.command import exit_with  # noqa: E402
+from tools.cli.errors import one_line_errors  # noqa: E402
+from tools.cli.printable import escape_logs  # noqa: E402
+from tools.config import automatic  # noqa: E402
+from tools.config.config_checks import resolved  # noqa: E402
+from tools.config.help import FLAGS, help_on, subject_of  # noqa: E402
+from tools.config.overrides import read, swept_keys, varied_keys  # noqa: E402
+from tools.config.run_config import (  # noqa: E402
     as_typed,
     is_evaluation,
     job_config,
     say_origin,
     with_removals,
 )
-from tools.running.config_checks import resolved  # noqa: E402
-from tools.running.folder import (  # noqa: E402
+from tools.runs.folder import (  # noqa: E402
     ENVIRONMENT,
     keep_config,
     keep_start,
@@ -67,9 +68,8 @@ from tools.running.folder import (  # noqa: E402
     other_length,
     to_resume,
 )
-from tools.running.freed_memory import keep_freed_memory  # noqa: E402
-from tools.running.garbage import keep_imports, uncollected  # noqa: E402
-from tools.running.help import FLAGS, help_on, subject_of  # noqa: E402
+from tools.runs.freed_memory import keep_freed_memory  # noqa: E402
+from tools.runs.garbage import keep_imports, uncollected  # noqa: E402
 
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
 
@@ -83,23 +83,23 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """
     with signals.STOP.listening():
         with uncollected():
-            from tools.running.process_group import following_first
+            from tools.runs.process_group import following_first
         with following_first():
             _run(config, swept)
 
 
 def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with uncollected():
-        from tasks.instantiate import with_whole_numbers
-        from tasks.loading import check_options
-        from tools.analysing.page import write_page
+        from tasks.engine.instantiate import with_whole_numbers
+        from tasks.engine.loading import check_options
+        from tools.analyses.page import write_page
         from tools.comparing.paper_figures import compared
-        from tools.running import lock, report
-        from tools.running.facts import of_run
-        from tools.running.loggers import closing
-        from tools.running.outcome import failure_noted
-        from tools.running.parts import build_parts, work
-        from tools.running.process_group import processes
+        from tools.runs import lock, report
+        from tools.runs.components import build_parts, work
+        from tools.runs.logger_setup import closing
+        from tools.runs.outcome import failure_noted
+        from tools.runs.process_group import processes
+        from tools.runs.run_facts import of_run
 
         keep_imports()
     if config["keep_memory"]:
@@ -217,10 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def by_hydra(arguments: Sequence[str]) -> int:
     """Leave a command to Hydra: a sweep, which ends with its table, or Hydra's own flags."""
-    outcomes = sweeps.outcomes_of(job)
+    from tools.comparing import sweep_table
+
+    outcomes = sweep_table.outcomes_of(job)
     if outcomes:
         with one_line_errors():
-            sweeps.show_table(outcomes, swept_keys(arguments))
+            sweep_table.show_table(outcomes, swept_keys(arguments))
     failed = [outcome["failed"] for outcome in outcomes if outcome["failed"]]
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)

@@ -32,14 +32,14 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.plain_files import read_json
-from tasks.run_files import read_summary
-from tasks.signals import STATUSES
-from tools.command_line.arguments import number, parse
-from tools.command_line.command import answer, exit_with
-from tools.command_line.errors import one_line_errors
-from tools.command_line.network_names import name_of
-from tools.command_line.tables import write
+from tasks.engine.plain_files import read_json
+from tasks.engine.run_files import read_summary
+from tasks.engine.signals import STATUSES
+from tools.cli.arguments import number, parse
+from tools.cli.command import answer, exit_with
+from tools.cli.errors import one_line_errors
+from tools.cli.network_names import name_of
+from tools.cli.tables import write
 from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, read_spaces, typed_values
 
@@ -98,8 +98,8 @@ def _prepare(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str]:
     """The folder of the search and its metric, when its first run is known to be a right one."""
-    from tools.command_line.overrides import read
-    from tools.running.config import job_config
+    from tools.config.overrides import read
+    from tools.config.run_config import job_config
 
     read([*fixed, *(space.last for space in spaces)])
     command = read([*fixed, *(space.first for space in spaces)])

@@ -64,7 +64,7 @@ class SealPart(OpenPart):
 
 
 class PositionPart(ClosedPart):
-    """See ``tasks.loops.Position``."""
+    """See ``tasks.engine.loops.Position``."""
 
     step: Count
     batches: Count
@@ -81,7 +81,7 @@ class PositionPart(ClosedPart):
 
 
 class RandomPart(ClosedPart):
-    """State of a process's generators, see ``tasks.exact_resume.random_state``."""
+    """State of a process's generators, see ``tasks.engine.exact_resume.random_state``."""
 
     python: PythonState
     numpy: list[Any]
@@ -149,7 +149,7 @@ class StoppingPart(ClosedPart):
 
 
 class GroupPart(OpenPart):
-    """A group of an optimiser's parameters; ``tasks.resume_checks`` knows the other options."""
+    """Parameter group of an optimiser; ``resume_checks`` of tasks knows the other options."""
 
     params: list[int] | list[str]
     lr: Finite | Tensor

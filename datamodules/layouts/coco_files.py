@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.coco_checks import checked_content
 from datamodules.files import list_folders
-from datamodules.layouts.images import Images
-from datamodules.layouts.records import Part, Parts
-from datamodules.text_files import glimpse, read_json
+from datamodules.files.text_files import glimpse, read_json
+from datamodules.layouts.coco_checks import checked_content
+from datamodules.layouts.coco_records import Part, Parts
+from datamodules.layouts.image_lookup import Images
 
 WHOLE = "the export"  # name of the only split of an export that has none
 ROBOFLOW = "_annotations.coco.json"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from datamodules.files.whole_numbers import shown
 from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.images import Images, Size
-from datamodules.layouts.outlines import Point, blank, bounds, corners, ellipse, turned
-from datamodules.layouts.records import (
+from datamodules.layouts.coco_records import (
     Parts,
     Photo,
     Shape,
@@ -18,8 +17,9 @@ from datamodules.layouts.records import (
     report_skipped,
     to_parts,
 )
+from datamodules.layouts.image_lookup import Images, Size
+from datamodules.layouts.outlines import Point, blank, bounds, corners, ellipse, turned
 from datamodules.layouts.xml_files import Element, attribute, number, read_xml
-from datamodules.whole_numbers import shown
 
 FILE = "annotations.xml"
 REMEDY = "export again with 'Save images', or copy them there"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from datamodules.files.whole_numbers import shown
 from datamodules.layouts.outlines import Point
-from datamodules.whole_numbers import shown
 
 
 def get(entry: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from datamodules.console import say
 from datamodules.files import IMAGE_SUFFIXES, first_few, suffix_of
+from datamodules.files.console import say
+from datamodules.files.text_files import read_json
 from datamodules.layouts.coco_files import WHOLE, beginning
-from datamodules.layouts.images import Images, Size
+from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
+from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.json_files import get, number, points
 from datamodules.layouts.outlines import bounds, corners, ellipse, turned
-from datamodules.layouts.records import Parts, Photo, Shape, report_skipped, to_parts
-from datamodules.text_files import read_json
 
 KINDS = {
     "rectanglelabels": "rectangle",

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.files import list_folders
+from datamodules.files.text_files import glimpse, read_json, read_lines
 from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.images import Images, Size
+from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
+from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.json_files import get, points
 from datamodules.layouts.outlines import Point, blank, bounds, ellipse
-from datamodules.layouts.records import Parts, Photo, Shape, report_skipped, to_parts
-from datamodules.text_files import glimpse, read_json, read_lines
 
 KEYS = ('"shapes"', '"imagePath"')
 NAMES = "labels.txt"

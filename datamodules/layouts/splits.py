@@ -9,7 +9,7 @@ from typing import Any
 
 from datamodules.base import at_least
 from datamodules.files import first_few
-from datamodules.text_files import nfc
+from datamodules.files.text_files import nfc
 
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.files import list_folders
+from datamodules.files.text_files import nfc, read_lines
 from datamodules.layouts.coco_files import REMEDY, WHOLE
-from datamodules.layouts.images import Images, Size
+from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts
+from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point
-from datamodules.layouts.records import Parts, Photo, Shape, to_parts
 from datamodules.layouts.xml_files import Element, number, read_xml, text_of
-from datamodules.text_files import nfc, read_lines
 
 LISTS = "ImageSets/Main"
 # In Roboflow's files the first pixel is 1 and xmax is the last pixel, as in VOC's own: its library

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
-from datamodules.text_files import read_text
-from datamodules.whole_numbers import shown
+from datamodules.files.text_files import read_text
+from datamodules.files.whole_numbers import shown
 
 Element = ElementTree.Element
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import yaml
 
-from datamodules.console import say
 from datamodules.files import first_few, list_folders, require_names
+from datamodules.files.console import say
+from datamodules.files.text_files import nfc, read_lines, read_text
+from datamodules.files.whole_numbers import shown
 from datamodules.layouts.coco_files import REMEDY, WHOLE
-from datamodules.layouts.images import Images, Size
+from datamodules.layouts.coco_records import Part, Parts, Photo, Shape, to_part
+from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point
-from datamodules.layouts.records import Part, Parts, Photo, Shape, to_part
 from datamodules.layouts.xml_files import number
-from datamodules.text_files import nfc, read_lines, read_text
-from datamodules.whole_numbers import shown
 
 SPLITS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml and obj.data
 OUTSIDE = 0.01  # how far a coordinate may lie outside the image, in shares; Ultralytics' tolerance

@@ -22,7 +22,7 @@ from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import ffnet as reference
 from tests.tensors import images, randomise_network
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 NAMES = ("ffnet_1", "ffnet_2", "ffnet_3", "ffnet_4", "ffnet_seg")
 FORMS = ("train", "fused")

@@ -13,7 +13,7 @@ from heads.linear import LinearClassifier
 from tests.references.checkpoints import fill, in_float64
 from tests.references.iffn_released import Network, mixer_shapes, shapes
 from tests.tensors import images, tokens
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 FORM = {"norm": "layer", "dw_residual": "outside"}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

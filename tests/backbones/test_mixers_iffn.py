@@ -25,7 +25,7 @@ from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
 from tests.references import iffn as reference
 from tests.tensors import build_mixer
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 ACTS = ("gelu", "softplus", "elu", "silu", "relu", "prelu")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -488,8 +488,8 @@ def test_other_rows_count_what_they_say():
 def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
     pytest.importorskip("mmdet")
     pytest.importorskip("mmseg")
-    from heads.mmdet_adapter import build_detector
-    from heads.mmseg_adapter import build_segmentor
+    from heads.toolkits.detectors import build_detector
+    from heads.toolkits.segmentors import build_segmentor
 
     builders = {"detection": (build_detector, 80), "segmentation": (build_segmentor, 150)}
     for row in load_rows("iffn"):

@@ -18,7 +18,7 @@ from heads.linear import LinearClassifier
 from tests.families import rest_slow, short
 from tests.references import posmlp as reference
 from tests.tensors import images, randomise, tokens
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 NAMES = list_backbones("posmlp_t*") + list_backbones("gmlp_ti*")
@@ -274,7 +274,7 @@ def test_flops_of_fvcore_are_the_papers(name, flops):
 @pytest.mark.slow
 def test_detectors_have_the_parameters_of_their_rows():
     pytest.importorskip("mmdet")
-    from heads.mmdet_adapter import build_detector
+    from heads.toolkits.detectors import build_detector
 
     for row in load_rows("posmlp", task="detection"):
         backbone = create_backbone(row.backbone, dense=True, **row.options)

@@ -31,7 +31,7 @@ from backbones.registry import find_host, find_mixer, temporary_registrations, w
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, SWAPPED, rest_slow, short
 from tests.rows import SHAPES, all_rows
-from tools.comparing.published import list_papers, load_rows
+from tools.papers.published import list_papers, load_rows
 
 ROWS = all_rows()
 
@@ -635,7 +635,7 @@ def test_change_of_a_detector_is_the_change_of_its_backbone():
 @pytest.mark.slow
 def test_detectors_have_the_parameters_of_their_rows():
     pytest.importorskip("mmdet")
-    from heads.mmdet_adapter import build_detector
+    from heads.toolkits.detectors import build_detector
 
     for row in load_rows("afbo", task="detection"):
         detector = build_detector(create_backbone(row.backbone, dense=True), 80, name=row.head)

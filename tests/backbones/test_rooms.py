@@ -11,8 +11,8 @@ import pytest
 from backbones import rooms
 from backbones.registry import find_mixer
 from tests.runs import ROOT
-from tools.command_line.command import answer
-from tools.command_line.errors import one_line_errors
+from tools.cli.command import answer
+from tools.cli.errors import one_line_errors
 
 REGISTERED = """
 from torch import Tensor

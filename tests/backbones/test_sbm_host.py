@@ -19,7 +19,7 @@ from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tests.references import sbm as reference
 from tests.tensors import images
-from tools.comparing.published import load_rows
+from tools.papers.published import load_rows
 
 EXACT = {"rtol": 0, "atol": 0}
 SIZES = [(64, 64), (65, 93), (200, 136)]
@@ -226,8 +226,8 @@ def test_rows_of_classification_are_exact():
 def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
     pytest.importorskip("mmdet")
     pytest.importorskip("mmseg")
-    from heads.mmdet_adapter import build_detector
-    from heads.mmseg_adapter import build_segmentor
+    from heads.toolkits.detectors import build_detector
+    from heads.toolkits.segmentors import build_segmentor
 
     for row in load_rows("sbm"):
         if row.head:

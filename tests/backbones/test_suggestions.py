@@ -6,9 +6,9 @@ import pytest
 
 from backbones import create_backbone, create_mixer
 from backbones.options import check_arguments, listed, shortened, unknown
-from tools.command_line.lazy_groups import register
-from tools.command_line.refusals import composed
-from tools.running import help as topics
+from tools.config import help as topics
+from tools.config.lazy_groups import register
+from tools.config.name_checks import composed
 
 THOUSAND = [f"n{number:08d} a class of ImageNet" for number in range(1000)]
 

@@ -13,8 +13,8 @@ pytest.importorskip("mmseg")
 from mmcv.image import imflip
 from mmseg.datasets.transforms import PackSegInputs
 
-from datamodules import bgr
-from datamodules.dense import Packed
+from datamodules.dense import bgr
+from datamodules.dense.toolkit_data import Packed
 from datamodules.files import load_rgb
 
 cv2 = pytest.importorskip("cv2")

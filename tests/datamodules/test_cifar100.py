@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import CIFAR10DataModule, CIFAR100DataModule, LightAugmentation
-from datamodules.cifar100 import read_pickle
+from datamodules.images.cifar100 import read_pickle
 
 
 def content(count=200, **changes):

@@ -10,8 +10,9 @@ from PIL import Image
 pytest.importorskip("mmdet")
 pytest.importorskip("pycocotools")
 
-from datamodules import CocoDataModule, coco_checks
-from tasks.coco_metric import CocoMetric
+from datamodules import CocoDataModule
+from datamodules.layouts import coco_checks
+from tasks.detection.coco_metric import CocoMetric
 
 cv2 = pytest.importorskip("cv2")
 
@@ -437,7 +438,7 @@ UNUSABLE = [
 
 def said(monkeypatch, data):
     notes = []
-    monkeypatch.setattr("datamodules.coco_checks.say", notes.append)
+    monkeypatch.setattr("datamodules.layouts.coco_checks.say", notes.append)
     data.setup()
     return notes
 
@@ -487,7 +488,7 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
     data = module(root)
     with pytest.MonkeyPatch.context() as patch:
         notes = []
-        patch.setattr("datamodules.coco_checks.say", notes.append)
+        patch.setattr("datamodules.layouts.coco_checks.say", notes.append)
         data.setup()
     assert len(notes) == 1
     assert "2 of 26 boxes" in notes[0]
@@ -529,7 +530,7 @@ def test_mmdet_leaves_out_what_is_called_unusable(root, monkeypatch):
     ]
     save(root, entry)
     data = module(root, skip_unusable_boxes=True, with_mask=False)
-    monkeypatch.setattr("datamodules.coco.marked", lambda content, unusable: content)
+    monkeypatch.setattr("datamodules.dense.coco.marked", lambda content, unusable: content)
     (note, *_) = said(monkeypatch, data)
     infos = [data.dataset("train").dataset.get_data_info(i) for i in range(4)]
     kept = sum(not one["ignore_flag"] for info in infos for one in info["instances"])

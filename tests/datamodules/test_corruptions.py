@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_image
 
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
-from datamodules.corruptions.copies import Copy, write_copy
+from datamodules.images.corrupted_copies import Copy, write_copy
 from tests.numbered import NATURAL, TEXT, write_folders
 from tools.corrupt import main
 

@@ -13,8 +13,8 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from datamodules import CocoDataModule, SegmentationFolderDataModule
-from datamodules.layouts.detection import open_export
-from tasks.coco_metric import CocoMetric
+from datamodules.layouts.box_exports import open_export
+from tasks.detection.coco_metric import CocoMetric
 from tests.datamodules.exported import draw, stem, truth, unpack
 
 # Name in ``exports``, value of data.layout, with outlines, the splits it has.

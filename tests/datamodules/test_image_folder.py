@@ -19,11 +19,10 @@ from datamodules import (
     LightAugmentation,
     PaperAugmentation,
     base,
-    headers,
 )
-from datamodules.class_order import in_order, natural_key
-from datamodules.files import IMAGE_SUFFIXES, decode, images_at, load_rgb
-from datamodules.transforms import augment_ops, guarded_posterize
+from datamodules.files import IMAGE_SUFFIXES, decode, headers, images_at, load_rgb
+from datamodules.files.class_order import in_order, natural_key
+from datamodules.images.transforms import augment_ops, guarded_posterize
 from tests.numbered import write_folders
 from tests.threads import in_threads
 

@@ -10,9 +10,9 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from datamodules import ImageFolderDataModule, ImageParquetDataModule
-from datamodules.image_parquet import find_shards
-from datamodules.numbered_classes import refuse_unlisted
-from datamodules.synsets import SYNSETS, as_synsets, file_name
+from datamodules.images.image_parquet import find_shards
+from datamodules.images.numbered_classes import refuse_unlisted
+from datamodules.images.synsets import SYNSETS, as_synsets, file_name
 from tests.stand_ins import write_classes, write_parquet
 
 pytest.importorskip("datasets")

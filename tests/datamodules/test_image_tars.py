@@ -10,10 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules import ImageFolderDataModule, ImageTarsDataModule, tar_shards
-from datamodules.robustness_sets import SYNSETS
-from datamodules.tar_index import members, read
-from datamodules.tar_shards import KEY
+from datamodules import ImageFolderDataModule, ImageTarsDataModule
+from datamodules.images import tar_shards
+from datamodules.images.robustness_sets import SYNSETS
+from datamodules.images.tar_index import members, read
+from datamodules.images.tar_shards import KEY
 
 CLASSES = ("10", "2", "cat")  # timm alone would put 2 before 10
 

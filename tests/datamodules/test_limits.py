@@ -14,16 +14,16 @@ from datamodules import (
     PaperAugmentation,
     SampleClassification,
     SampleTransfer,
-    memory,
 )
-from datamodules.bgr import load_bgr
-from datamodules.coco import CocoDataModule
+from datamodules.dense.bgr import load_bgr
+from datamodules.dense.coco import CocoDataModule
+from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
 from datamodules.files import decode, images_at, list_folders, list_images, refuse_system_folder
-from datamodules.headers import read_header
-from datamodules.mask_pixels import read_pixels
-from datamodules.memory import in_bytes, machine_memory, refuse_larger
-from datamodules.segmentation_folder import SegmentationFolderDataModule
-from datamodules.transforms import BoundedResize
+from datamodules.files.headers import read_header
+from datamodules.files.mask_pixels import read_pixels
+from datamodules.images.transforms import BoundedResize
+from datamodules.loading import memory
+from datamodules.loading.memory import in_bytes, machine_memory, refuse_larger
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_other_images_than_thin_ones_are_resized_as_by_torchvision(size):
 def test_of_thin_images_only_the_crop_is_made(size, monkeypatch):
     crop = (28, 20)
     expected = np.asarray(torchvisions(32, crop)(noise(*size)), np.int64)
-    monkeypatch.setattr("datamodules.transforms.MAX_PIXELS", 5_000)
+    monkeypatch.setattr("datamodules.images.transforms.MAX_PIXELS", 5_000)
     found = BoundedResize(32, crop, transforms.InterpolationMode.BICUBIC)(noise(*size))
     assert found.size == (20, 28)
     found = transforms.CenterCrop(crop)(found)

@@ -11,9 +11,9 @@ pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataModule
 from datamodules.files import load_rgb
-from datamodules.headers import check_header
-from datamodules.mask_pixels import read_pixels
-from tasks.drawing import label_map, open_upright
+from datamodules.files.headers import check_header
+from datamodules.files.mask_pixels import read_pixels
+from tasks.engine.drawing import label_map, open_upright
 from tests.segmentation_sets import SIZE, folder, ready, said, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte

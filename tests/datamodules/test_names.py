@@ -15,8 +15,8 @@ from datamodules import (
     SegmentationFolderDataModule,
     VOCDataModule,
 )
-from datamodules.coco_checks import check_coco, read_coco
-from tasks.classes import check_classes
+from datamodules.layouts.coco_checks import check_coco, read_coco
+from tasks.engine.classes import check_classes
 from tests.segmentation_sets import folder, ready, voc
 from tests.stand_ins import write_inaturalist
 

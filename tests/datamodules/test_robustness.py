@@ -6,7 +6,7 @@ import pytest
 
 from datamodules import LightAugmentation, PaperAugmentation, RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.robustness_sets import SYNSETS, subset_of
+from datamodules.images.robustness_sets import SYNSETS, subset_of
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 
 DIGITS = ("eight", "five", "one")

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
-from datamodules import sample as sample_module
-from datamodules.sample_cache import sample_folder
-from datamodules.sample_digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, material
-from datamodules.sample_outlines import bounding_box, encode_mask, run_lengths
-from datamodules.sample_scenes import scenes, semantic_mask
+from datamodules.files.cache import sample_folder
+from datamodules.sample import datamodules as sample_module
+from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, material
+from datamodules.sample.outline_shapes import bounding_box, encode_mask, run_lengths
+from datamodules.sample.scenes import scenes, semantic_mask
 
 SMALL = {
     SampleClassification: {"train_copies": 2, "val_copies": 1, "digits_per_class": 6},

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
-from datamodules.sampling import EpochSampler, EvalSampler, SeededDataset
+from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
 
 
 class Noise:

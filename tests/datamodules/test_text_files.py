@@ -3,9 +3,9 @@ import unicodedata
 
 import pytest
 
-from datamodules import text_files
+from datamodules.files import text_files
+from datamodules.files.text_files import FolderNames, read_csv, read_json, read_lines, read_text
 from datamodules.layouts.yolo import describe_yaml
-from datamodules.text_files import FolderNames, read_csv, read_json, read_lines, read_text
 
 NAMES = ["café", "naïve art", "zèbre"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]

@@ -10,10 +10,10 @@ from PIL import Image
 from timm.data import auto_augment
 from torchvision.transforms.functional import to_tensor
 
-from datamodules.class_folders import ClassFoldersDataModule
-from datamodules.image_folder import ImageFolderDataModule
-from datamodules.token_labels import MOVES, LabelledTransform, moved
-from datamodules.transforms import LightAugmentation, PaperAugmentation
+from datamodules.images.class_folders import ClassFoldersDataModule
+from datamodules.images.image_folder import ImageFolderDataModule
+from datamodules.images.token_labels import MOVES, LabelledTransform, moved
+from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from heads.place_scores import place_scores
 from tools.annotate import main
 

@@ -10,7 +10,7 @@ from timm.data import create_transform
 from torchvision import transforms
 
 from datamodules import LightAugmentation, PaperAugmentation
-from datamodules.transforms import ToNormalised
+from datamodules.images.transforms import ToNormalised
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -8,10 +8,10 @@ from PIL import Image
 from torch import nn
 
 from datamodules import ClassFoldersDataModule, SegmentationFolderDataModule
-from datamodules.corruptions.copies import Copy, write_copy
-from datamodules.dense import StrictImage, refuse_thin
-from datamodules.sampling import Unreadable
-from tasks.prediction import UNREADABLE, Prediction
+from datamodules.dense.toolkit_data import StrictImage, refuse_thin
+from datamodules.images.corrupted_copies import Copy, write_copy
+from datamodules.loading.sampling import Unreadable
+from tasks.engine.prediction import UNREADABLE, Prediction
 
 LONG = "é" * 125 + "x"  # 251 bytes
 
@@ -97,7 +97,7 @@ def test_thin_images(tmp_path, size, scale, fits):
 
 
 def test_predictions_larger_than_memory(monkeypatch):
-    monkeypatch.setattr("datamodules.memory.machine_memory", lambda: 10**6)
+    monkeypatch.setattr("datamodules.loading.memory.machine_memory", lambda: 10**6)
     image = Image.new("RGB", (100, 100))
     StrictImage((128, 128), 20)({"image": image, "img_path": "x.png"})
     with pytest.raises(ValueError, match=r"x\.png: a prediction of 150 classes for 100x100 .* MB"):

@@ -15,8 +15,8 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.layers.reparam import fuse
 from datamodules import SampleDetection, SampleSegmentation
-from heads.ffnet_seg import FFNetSegDecoder
-from heads.mm_adapter import base_config
+from heads.toolkits.ffnet_seg import FFNetSegDecoder
+from heads.toolkits.toolkit import base_config
 from tests.dense_heads import DENSE, FEW, HEADS, model_of, read
 from tests.families import short
 from tests.threads import in_threads
@@ -97,13 +97,13 @@ def test_a_head_trains_two_steps_and_predicts(name, data):
 
 
 PSPNET = """
-_target_: heads.mmseg_adapter.build_segmentor
+_target_: heads.toolkits.segmentors.build_segmentor
 _tasks_: [segmentation]
 name: pspnet
 base: pspnet_r50-d8
 """
 FCOS = """
-_target_: heads.mmdet_adapter.build_detector
+_target_: heads.toolkits.detectors.build_detector
 _tasks_: [detection]
 name: fcos
 base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco

@@ -8,8 +8,8 @@ import torch
 
 from backbones import create_backbone
 from datamodules import SampleDetection, SampleSegmentation
-from heads.mmdet_adapter import DETECTORS, build_detector
-from heads.mmseg_adapter import SEGMENTORS, build_segmentor
+from heads.toolkits.detectors import DETECTORS, build_detector
+from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
 from tests.families import short
 
 SMALLEST = "poolformer_s12_afbo"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heads import mmcv_adapter
+from heads.toolkits import mmcv_operators
 from tests.references import mmcv_operators as reference
 
 pytest.importorskip("mmcv")
@@ -20,7 +20,8 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 only_ours = pytest.mark.skipif(
-    not str(mmcv._ext.__file__).endswith("mmcv_adapter/__init__.py"), reason="this mmcv is compiled"
+    not str(mmcv._ext.__file__).endswith("mmcv_operators/__init__.py"),
+    reason="this mmcv is compiled",
 )
 
 
@@ -124,9 +125,9 @@ def test_deformable_attention_is_mmcvs_plain_form():
     slope = torch.randn_like(expected)
     expected_grads = torch.autograd.grad(expected, inputs, slope)
     with torch.no_grad():
-        found = mmcv_adapter.ms_deform_attn_forward(value, shapes, starts, places, weights, 64)
+        found = mmcv_operators.ms_deform_attn_forward(value, shapes, starts, places, weights, 64)
         grads = [torch.zeros_like(tensor) for tensor in inputs]
-        mmcv_adapter.ms_deform_attn_backward(
+        mmcv_operators.ms_deform_attn_backward(
             value, shapes, starts, places, weights, slope, *grads, im2col_step=64
         )
     torch.testing.assert_close(found, expected)
@@ -195,12 +196,12 @@ def test_compiled_operators_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "first", ["heads", pytest.param("datamodules.dense", marks=pytest.mark.slow)]
+    "first", ["heads", pytest.param("datamodules.dense.toolkit_data", marks=pytest.mark.slow)]
 )
 def test_an_mmcv_without_operators_finds_ours(first, tmp_path):
     code = f"import {first}, importlib.util\nprint(importlib.util.find_spec('mmcv._ext').origin)"
     found = in_a_process(code, a_package(tmp_path, compiled=False))
-    assert found == [f"{ROOT}/heads/mmcv_adapter/__init__.py"]
+    assert found == [f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"]
 
 
 def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
@@ -214,5 +215,5 @@ def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
     command = [sys.executable, "-m", "heads.mmcv_finder", str(script), "config.py"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.split() == [
-        "__main__", "['config.py']", "beside", f"{ROOT}/heads/mmcv_adapter/__init__.py"
+        "__main__", "['config.py']", "beside", f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"
     ]  # fmt: skip

@@ -11,8 +11,8 @@ from backbones.hosts.lvt.mix_token import draw_box, own_share
 from heads.linear import LinearClassifier
 from heads.losses import Targets, classification_losses
 from heads.place_scores import place_scores
-from heads.token_labels import token_labels
-from tasks.classification import ClassificationTask
+from heads.token_label_maps import token_labels
+from tasks.classification.task import ClassificationTask
 from tests.families import short
 from tests.runs import RECIPE
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from datamodules import SampleDetection, SampleSegmentation
-from heads.mmdet_adapter import MERGE, build_detector
-from heads.mmseg_adapter import build_segmentor
+from heads.toolkits.detectors import MERGE, build_detector
+from heads.toolkits.segmentors import build_segmentor
 from tests.families import short
 
 pytest.importorskip("mmdet")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,6 @@ MAY_KNOW = {
     "tasks": {"tasks", "heads", "backbones"},
     "datamodules": {"datamodules"},
 }
-# Whoever imports a toolkit has it find mmcv's operators first.
-FINDER = "heads.mmcv_finder"
 NEVER = {
     "backbones": LIGHTNING | HYDRA | MM,
     "heads": LIGHTNING | HYDRA,
@@ -105,12 +104,12 @@ def broken_rules(name: str, source: str) -> list[str]:
     for found in imports_of(source, name):
         if found.relative:
             broken.append(f"{found.place}: write the full name instead of a relative import")
-        elif found.top in OURS - MAY_KNOW[package] and found.module != FINDER:
+        elif found.top in OURS - MAY_KNOW[package]:
             broken.append(f"{found.place}: {package} must not know {found.top}")
         elif found.top in NEVER[package] - OUTWARD.get(name, set()):
             broken.append(f"{found.place}: {package} must not import {found.top}")
-        elif found.top in MM and package == "heads" and "_adapter" not in name:
-            broken.append(f"{found.place}: {found.top} belongs into a *_adapter")
+        elif found.top in MM and package == "heads" and "heads/toolkits/" not in name:
+            broken.append(f"{found.place}: {found.top} belongs into heads/toolkits")
         elif found.top in MM and found.runs_at_import and name not in OUTWARD:
             broken.append(f"{found.place}: import {found.top} inside the function that needs it")
         elif any(f"{found.module}.".startswith(f"{as_module(n)}.") for n in OUTWARD):
@@ -139,17 +138,20 @@ def test_imports_follow_the_order_of_the_house(name):
         ("backbones/__init__.py", "from backbones.mm import register"),
         ("backbones/mm.py", "import lightning"),
         ("heads/linear.py", "def f():\n    from mmdet.registry import MODELS"),
-        ("heads/mmdet_adapter.py", "from mmdet.registry import MODELS"),
-        ("heads/mmdet_adapter.py", "class A:\n    import mmcv.ops"),
-        ("heads/mmdet_adapter.py", "try:\n    import mmdet\nexcept ImportError:\n    pass"),
-        ("heads/mmdet_adapter.py", "from tasks.detection import Detection"),
-        ("tasks/detection.py", "import datamodules.coco"),
-        ("tasks/detection.py", "from hydra.utils import instantiate"),
-        ("datamodules/coco.py", "from backbones import create_backbone"),
-        ("datamodules/coco.py", "import mmdet.datasets"),
-        ("datamodules/coco.py", "import importlib\nimportlib.import_module('mmdet.datasets')"),
-        ("datamodules/coco.py", "from tools import run"),
-        ("tasks/base.py", "import tests.rows"),
+        ("heads/toolkits/detectors.py", "from mmdet.registry import MODELS"),
+        ("heads/toolkits/detectors.py", "class A:\n    import mmcv.ops"),
+        ("heads/toolkits/detectors.py", "try:\n    import mmdet\nexcept ImportError:\n    pass"),
+        ("heads/toolkits/detectors.py", "from tasks.detection.task import Detection"),
+        ("tasks/detection/task.py", "import datamodules.dense.coco"),
+        ("tasks/detection/task.py", "from hydra.utils import instantiate"),
+        ("datamodules/dense/coco.py", "from backbones import create_backbone"),
+        ("datamodules/dense/coco.py", "import mmdet.datasets"),
+        (
+            "datamodules/dense/coco.py",
+            "import importlib\nimportlib.import_module('mmdet.datasets')",
+        ),
+        ("datamodules/dense/coco.py", "from tools import run"),
+        ("tasks/engine/base.py", "import tests.rows"),
     ],
 )
 def test_a_wrong_import_is_noticed(name, source):
@@ -161,10 +163,10 @@ def test_a_wrong_import_is_noticed(name, source):
     [
         ("backbones/mm.py", "import mmengine\nfrom backbones import create_backbone"),
         ("backbones/hosts/a.py", "import timm\nfrom backbones.mmx import y"),
-        ("heads/mmdet_adapter.py", "def f():\n    from mmdet.registry import MODELS"),
-        ("heads/mmdet_adapter.py", "if TYPE_CHECKING:\n    from mmengine import Config"),
-        ("tasks/detection.py", "import lightning\nfrom heads.linear import LinearClassifier"),
-        ("datamodules/coco.py", "class A:\n    def f(self):\n        import mmdet.datasets"),
+        ("heads/toolkits/detectors.py", "def f():\n    from mmdet.registry import MODELS"),
+        ("heads/toolkits/detectors.py", "if TYPE_CHECKING:\n    from mmengine import Config"),
+        ("tasks/detection/task.py", "import lightning\nfrom heads.linear import LinearClassifier"),
+        ("datamodules/dense/coco.py", "class A:\n    def f(self):\n        import mmdet.datasets"),
     ],
 )
 def test_a_right_import_is_let_through(name, source):
@@ -193,8 +195,38 @@ def test_nothing_in_tools_imports_a_command():
     for path in (ROOT / "tools").rglob("*.py"):
         assert not imported_commands(path.relative_to(ROOT).as_posix(), path.read_text())
     for wrong in ("from tools import results", "def f():\n    from tools.run import run"):
-        assert imported_commands("tools/running/sweeps.py", wrong)
-    assert not imported_commands("tools/run.py", "from tools.running import sweeps")
+        assert imported_commands("tools/config/sweeps.py", wrong)
+    assert not imported_commands("tools/run.py", "from tools.runs import trainer")
+
+
+# ---- rooms: the folders of a package, and the modules beside them
+
+
+def room_graph() -> dict[str, set[str]]:
+    """Return the rooms that each room imports; a package's own __init__ belongs to none."""
+    files = [*package_files(), *tool_files()]
+    modules = {as_module(name).removesuffix(".__init__") for name in files}
+    graph: dict[str, set[str]] = {}
+    for name in files:
+        if name.count("/") == 1 and name.endswith("__init__.py"):
+            continue
+        own = ".".join(as_module(name).split(".")[:2])
+        for found in imports_of((ROOT / name).read_text(encoding="utf-8"), name):
+            target = found.module if found.module in modules else found.module.rpartition(".")[0]
+            room = ".".join(target.split(".")[:2])
+            if room != own and "." in room and room.split(".")[0] == own.split(".")[0]:
+                graph.setdefault(own, set()).add(room)
+    return graph
+
+
+def test_rooms_form_no_cycle():
+    graph = {
+        room: {other for other in others if not other.startswith("backbones.")}
+        for room, others in room_graph().items()
+    }
+    assert list(TopologicalSorter(graph).static_order())
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph | {"tools.cli": {"tools.runs"}}).prepare()
 
 
 # ---- the rooms inside backbones/

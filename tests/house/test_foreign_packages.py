@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import rows
-from tools.comparing import published
+from tools.papers import published
 
 ROOT = Path(__file__).resolve().parents[2]
 

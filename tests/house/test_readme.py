@@ -9,9 +9,9 @@ from PIL import Image
 
 from backbones import list_backbones
 from tests.families import rest_slow
-from tools.command_line import overrides
-from tools.command_line.lazy_groups import register
-from tools.running import config as run_config
+from tools.config import overrides
+from tools.config import run_config as run_config
+from tools.config.lazy_groups import register
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -167,7 +167,7 @@ def convolution_cases():
 
 
 def detectors():
-    from heads.mmdet_adapter import DETECTORS
+    from heads.toolkits.detectors import DETECTORS
 
     return list(DETECTORS)
 
@@ -199,7 +199,7 @@ def together(model, batch):
 def detector(head):
     """A detector on PoolFormer-S12, with weights that no version of torch changes."""
     from backbones import create_backbone
-    from heads.mmdet_adapter import build_detector
+    from heads.toolkits.detectors import build_detector
 
     options = {}
     if head != "retinanet":

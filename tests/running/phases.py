@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks.base import BaseTask  # noqa: E402
-from tasks.checkpoint_io import AtomicCheckpointIO  # noqa: E402
+from tasks.engine.base import BaseTask  # noqa: E402
+from tasks.engine.checkpoint_files import AtomicCheckpointIO  # noqa: E402
 
 PHASE, MARK = os.environ["PHASE"], Path(os.environ["MARK"])
 METHODS = {

@@ -12,12 +12,12 @@ from backbones.base import FeatureInfo
 from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
-from datamodules.sample_pictures import write_image_folder
+from datamodules.sample.drawn_images import write_image_folder
 from tests.runs import composed, run_shared, summary
 from tests.stand_ins import write_classes
-from tools.command_line.lazy_groups import register
+from tools.config import automatic
+from tools.config.lazy_groups import register
 from tools.run import main
-from tools.running import automatic
 
 OWN = {"classification": "folder", "transfer": "folder", "detection": "coco",
        "segmentation": "segmentation_folder"}  # fmt: skip

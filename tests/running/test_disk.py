@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.running.tiny import tiny_task
-from tools.running import disk
+from tools.runs import disk
 
 SGD = {"name": "sgd", "lr": 0.1}
 

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tasks import loading
+from tasks.engine import loading
 from tools import run
 
 BLOCK = 64 * 2**20
 # Page faults of filling a large block a second time.
 FAULTS = f"""
 import ctypes, resource
-from tools.running.freed_memory import keep_freed_memory
+from tools.runs.freed_memory import keep_freed_memory
 KEPT = keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backbones import create_backbone
-from datamodules.sample import SampleTransfer
+from datamodules.sample.datamodules import SampleTransfer
 from heads.frozen.features import Draw, Features
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours

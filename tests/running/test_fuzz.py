@@ -12,16 +12,16 @@ import yaml
 from PIL import Image
 
 from backbones.checkpoints.opening import open_checkpoint
-from datamodules.cifar100 import CIFAR100DataModule
-from datamodules.coco import CocoDataModule
+from datamodules.dense.coco import CocoDataModule
 from datamodules.files import load_rgb
-from tasks.loading import check_options
-from tasks.saved import read_config
-from tools.command_line import overrides
-from tools.command_line.errors import one_line_errors
-from tools.comparing.records import read_run
-from tools.running import config as run_config
-from tools.running.config_checks import resolved
+from datamodules.images.cifar100 import CIFAR100DataModule
+from tasks.engine.loading import check_options
+from tasks.engine.saved_config import read_config
+from tools.cli.errors import one_line_errors
+from tools.comparing.run_records import read_run
+from tools.config import overrides
+from tools.config import run_config as run_config
+from tools.config.config_checks import resolved
 
 SEED = 7
 COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]

@@ -6,7 +6,8 @@ import gc
 import pytest
 
 from tests.runs import arguments, run_here
-from tools.running import garbage, parts
+from tools.runs import components as parts
+from tools.runs import garbage
 
 
 @pytest.fixture(autouse=True)

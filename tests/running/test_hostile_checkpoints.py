@@ -13,14 +13,14 @@ from backbones.checkpoints import opening
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 from datamodules import SampleClassification
-from tasks.checkpoint_io import AtomicCheckpointIO, open_own
-from tasks.optim import build_optimizer
-from tasks.resume_checks import check_continues
+from tasks.engine.checkpoint_files import AtomicCheckpointIO, open_own
+from tasks.engine.optim import build_optimizer
+from tasks.engine.resume_checks import check_continues
 from tests.running.tiny import tiny_task
-from tools.command_line.lazy_groups import register
-from tools.running import trainer as trainers
-from tools.running.config import compose_config
-from tools.running.resume import find_start
+from tools.config.lazy_groups import register
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

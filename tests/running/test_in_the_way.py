@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from datamodules.sample_cache import sample_folder
-from datamodules.shared_memory import check_shared_memory
-from tasks.loggers import TensorBoardLog
-from tasks.saved import read_config
+from datamodules.files.cache import sample_folder
+from datamodules.loading.shared_memory import check_shared_memory
+from tasks.engine.loggers import TensorBoardLog
+from tasks.engine.saved_config import read_config
 from tests.running.tiny import tiny_task
-from tools.analysing.elements import picture
-from tools.command_line.errors import sentence
-from tools.comparing.records import read_run
-from tools.running import folder as run_folder
-from tools.running import lock, report
+from tools.analyses.elements import picture
+from tools.cli.errors import sentence
+from tools.comparing.run_records import read_run
+from tools.runs import folder as run_folder
+from tools.runs import lock, report
 
 KNOWN = {
     "mode": "fit", "strategy": "auto", "task": "classification", "backbone": "deit_t",
@@ -61,7 +61,7 @@ def test_a_lock_that_is_no_file_is_named(what, tmp_path):
 @pytest.mark.parametrize("name", ["set-v5", ".set-v5.lock", ""])
 @pytest.mark.parametrize("what", ["folder", "file", "pipe"])
 def test_what_is_in_the_place_of_sample_data_is_named_and_stays(name, what, tmp_path, monkeypatch):
-    monkeypatch.setattr("datamodules.sample_cache.GENERATOR_VERSION", 5)
+    monkeypatch.setattr("datamodules.files.cache.GENERATOR_VERSION", 5)
     base = tmp_path / "cache"
     if name:
         base.mkdir()
@@ -178,7 +178,7 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
         raise OSError(number, os.strerror(number))
 
     check_shared_memory("data.num_workers=0")
-    monkeypatch.setattr("datamodules.shared_memory.multiprocessing.Lock", refuse)
+    monkeypatch.setattr("datamodules.loading.shared_memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from datamodules.sample import SampleTransfer
+from datamodules.sample.datamodules import SampleTransfer
 from tests.runs import composed, run_here
 from tests.stand_ins import (
     write_cifar10,
@@ -13,7 +13,7 @@ from tests.stand_ins import (
     write_parquet,
     write_tars,
 )
-from tools.command_line.lazy_groups import register
+from tools.config.lazy_groups import register
 
 SYNSETS = ("n01440764", "n01443537", "n01484850")
 

@@ -245,7 +245,7 @@ def test_importing_tasks_is_light():
 
 
 def test_found_objects_in_words():
-    from tasks.detection import DetectionTask
+    from tasks.detection.task import DetectionTask
 
     found = [{"class": "cat", "score": 0.9}, {"class": "dog", "score": 0.8}]
     answers = [DetectionTask.answer(None, {"detections": found[:n]}) for n in range(3)]

@@ -16,13 +16,14 @@ import torch
 from timm.data import Mixup
 from timm.layers import DropPath
 
-from tasks import gather
-from tasks.exact_resume import random_state, seed_process, set_random_state
-from tasks.loggers import read_rows
-from tasks.signals import Stopped
+from tasks.engine import gather
+from tasks.engine.exact_resume import random_state, seed_process, set_random_state
+from tasks.engine.loggers import read_rows
+from tasks.engine.signals import Stopped
 from tests.runs import ROOT, arguments, command, run_here, summary
-from tools.running import process_group, processes
-from tools.running.processes import check_trainer
+from tools.cli import processes
+from tools.cli.processes import check_trainer
+from tools.runs import process_group
 
 ONE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto",
        "sync_batchnorm": False}  # fmt: skip
@@ -281,7 +282,7 @@ RECORDED = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 import timm.layers.drop as drop
-from tasks.classification import ClassificationTask
+from tasks.classification.task import ClassificationTask
 from timm.data import Mixup
 
 rank, drawn = os.environ.get("LOCAL_RANK", "0"), dict(mixup=[], masks=[], weights=[])
@@ -407,8 +408,8 @@ def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path, monkeypatch)
 NEAR = """
 import sys
 sys.path.insert(0, {root!r})
-import datamodules.dense  # lends mmcv its operators before a toolkit asks
-from heads.mmdet_adapter import Detector
+import datamodules.dense.toolkit_data  # lends mmcv its operators before a toolkit asks
+from heads.toolkits.detectors import Detector
 from tests import near_truth
 
 Detector.predict_once = near_truth.predict_once
@@ -427,7 +428,7 @@ def test_two_processes_have_the_dense_figures_of_one(task, trained, tmp_path, ca
     script.write_text(NEAR.format(root=str(ROOT), script=str(ROOT / "tools" / "run.py")))
     if task == "detection":
         # What little training finds has a precision of 0.
-        from heads.mmdet_adapter import Detector
+        from heads.toolkits.detectors import Detector
         from tests import near_truth
 
         monkeypatch.setattr(Detector, "predict_once", near_truth.predict_once)

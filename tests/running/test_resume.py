@@ -9,15 +9,16 @@ from lightning.pytorch import Callback
 
 from backbones.checkpoints.seal import DamagedCheckpoint
 from datamodules import SampleClassification
-from tasks import checkpoint_io, keeping
-from tasks.checkpoint_io import AtomicCheckpointIO
-from tasks.classification import ClassificationTask
-from tasks.loggers import read_rows
+from tasks.classification.task import ClassificationTask
+from tasks.engine import checkpoint_callbacks as keeping
+from tasks.engine import checkpoint_files as checkpoint_io
+from tasks.engine.checkpoint_files import AtomicCheckpointIO
+from tasks.engine.loggers import read_rows
 from tests.running.tiny import tiny_task
-from tools.command_line.lazy_groups import register
-from tools.running import trainer as trainers
-from tools.running.config import compose_config
-from tools.running.resume import find_start
+from tools.config.lazy_groups import register
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,19 +11,19 @@ import yaml
 from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.corruptions.copies import NOTE, Copy, write_copy
-from datamodules.robustness_sets import SYNSETS
+from datamodules.images.corrupted_copies import NOTE, Copy, write_copy
+from datamodules.images.robustness_sets import SYNSETS
 from heads.linear import LinearClassifier
-from tasks.classification import ClassificationTask
-from tasks.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
+from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
+from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
-from tools.command_line.lazy_groups import register
-from tools.comparing.experiments import find_experiment
 from tools.comparing.paper_figures import compared
-from tools.running import robustness
-from tools.running.config_checks import resolved
-from tools.running.report import beside_paper
+from tools.config.config_checks import resolved
+from tools.config.lazy_groups import register
+from tools.papers.experiments import find_experiment
+from tools.runs import robustness_mode as robustness
+from tools.runs.report import beside_paper
 
 PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816,
              0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
@@ -293,7 +293,7 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
     base = ("mode=test", f"ckpt={run}", "data=imagenet_a", "data.root=/a")
 
     def data(*more):
-        from tools.running.config import job_config
+        from tools.config.run_config import job_config
 
         return resolved(job_config([*base, *more]))
 

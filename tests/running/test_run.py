@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from datamodules import SampleClassification
-from tasks.loggers import read_rows
+from tasks.engine.loggers import read_rows
 from tests.families import by_turns
 from tests.runs import TINY, arguments, command, run_here, same, summary
 

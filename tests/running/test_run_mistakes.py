@@ -92,8 +92,8 @@ MISTAKES = {
     "task=detection head.num_rois=some": "head.num_rois=some is not a whole number",
     "task=detection head.name=yolo": "known: mask_rcnn",
     "head._target_=os.system": "head._target_=os.system is refused",
-    "head._target_=heads.mm_adapter.base_config": "is refused: it must be one of heads.frozen",
-    "data.augmentation._target_=datamodules.dense.require_package": "is refused: it must be one",
+    "head._target_=heads.toolkits.toolkit.base_config": "is refused: it must be one of heads",
+    "data.augmentation._target_=datamodules.dense.voc.require_package": "is refused: it must",
     "task=detection +head.options.rpn_head.loss_cls.type=os.system": "type=os.system is refused",
     "task=detection +head.options={rpn_head.type:antigravity}": "type=antigravity is refused",
     "task=detection ++head.options={roi_head:{_scope_:os}}": "_scope_ is refused",
@@ -191,7 +191,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
 def test_a_wrong_mixer_is_refused_before_the_data_are_looked_at(
     option, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("tools.running.parts._data", lambda *_: pytest.fail("came too far"))
+    monkeypatch.setattr("tools.runs.components._data", lambda *_: pytest.fail("came too far"))
     typed = arguments(
         "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
     )

@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 
-from tasks.base import BaseTask
-from tasks.checkpoint_io import AtomicCheckpointIO
-from tasks.loggers import read_rows
+from tasks.engine.base import BaseTask
+from tasks.engine.checkpoint_files import AtomicCheckpointIO
+from tasks.engine.loggers import read_rows
 from tests.families import rest_slow
 from tests.runs import arguments, command, run_here, same, start, summary, weights
-from tools.running import folder as run_folder
+from tools.runs import folder as run_folder
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

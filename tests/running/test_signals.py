@@ -13,10 +13,10 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from datamodules import workers
-from tasks import signals
-from tasks.keeping import SignalConnector
-from tasks.signals import SIGNALS, STOP, Stopped
+from datamodules.loading import workers
+from tasks.engine import signals
+from tasks.engine.checkpoint_callbacks import SignalConnector
+from tasks.engine.signals import SIGNALS, STOP, Stopped
 from tests.runs import ROOT, arguments
 
 TERM, INT, HUP, USR1, KILL = (

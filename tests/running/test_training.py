@@ -13,21 +13,21 @@ import torch
 from lightning.pytorch import Callback
 
 from datamodules import SampleClassification
-from tasks import callbacks
-from tasks.base import EMA, UNREPORTED
-from tasks.classification import ClassificationTask
-from tasks.gather import gather_objects
-from tasks.keeping import KeepLast
-from tasks.loggers import CsvLog, TensorBoardLog, read_rows
-from tasks.monitors import StopEarly, TopCheckpoints
-from tasks.signals import STOP, Stopped
+from tasks.classification.task import ClassificationTask
+from tasks.engine import callbacks
+from tasks.engine.base import EMA, UNREPORTED
+from tasks.engine.checkpoint_callbacks import KeepLast
+from tasks.engine.gather import gather_objects
+from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.engine.monitors import StopEarly, TopCheckpoints
+from tasks.engine.signals import STOP, Stopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
-from tools.command_line.lazy_groups import register
-from tools.running import trainer as trainers
-from tools.running.config import compose_config
-from tools.running.resume import find_start
+from tools.config.lazy_groups import register
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 CHANNELS_LAST = torch.channels_last
 # Options of the task, all others are the trainer's.
@@ -432,7 +432,9 @@ class TestTraining:
         monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
         with caplog.at_level("INFO"):
             train("run", max_epochs=1)
-        lines = [record.message for record in caplog.records if record.name == "tasks.callbacks"]
+        lines = [
+            record.message for record in caplog.records if record.name == "tasks.engine.callbacks"
+        ]
         assert lines[0].startswith("  step 1/6  train/loss ")
         assert len(lines) == 7
         assert "epoch 1/1  train/loss" in lines[-1]

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import nn
 
-from tasks.classification import ClassificationTask
+from tasks.classification.task import ClassificationTask
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
 CONSTANT = {"name": "constant"}

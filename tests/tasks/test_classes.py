@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import seal
-from tasks.classes import check_classes, classes_of, readable
-from tasks.classification import ClassificationTask
+from tasks.classification.task import ClassificationTask
+from tasks.engine.classes import check_classes, classes_of, readable
 from tests.runs import RECIPE, arguments, refused, run_here
 
 pytestmark = pytest.mark.usefixtures("sample_cache")

@@ -9,12 +9,12 @@ import torch
 
 from backbones import create_mixer, list_mixers
 from backbones.checkpoints.opening import open_checkpoint
-from tasks import compilation
-from tasks.compilation import MAX_SHAPES, check_compiler, compile_blocks
+from tasks.engine import compilation
+from tasks.engine.compilation import MAX_SHAPES, check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, short
 from tests.runs import arguments, composed, run_here
-from tools.command_line.lazy_groups import register
-from tools.running import parts
+from tools.config.lazy_groups import register
+from tools.runs import components as parts
 
 TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that inductor writes
 

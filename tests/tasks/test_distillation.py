@@ -19,14 +19,14 @@ from backbones.base import Backbone, FeatureInfo
 from datamodules import SampleClassification
 from heads.distillation import Distillation, Taught
 from heads.linear import LinearClassifier, LinearProbe
-from tasks import teacher as teachers
-from tasks.classification import ClassificationTask
-from tasks.optim import build_optimizer
+from tasks.classification import teacher as teachers
+from tasks.classification.task import ClassificationTask
+from tasks.engine.optim import build_optimizer
 from tests.runs import RECIPE, arguments, composed, refused, same
-from tools.command_line.lazy_groups import register
-from tools.running import trainer as trainers
-from tools.running.config import compose_config
-from tools.running.resume import find_start
+from tools.config.lazy_groups import register
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 NAMES = [str(number) for number in range(10)]
 IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD

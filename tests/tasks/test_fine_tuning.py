@@ -9,9 +9,9 @@ from timm.layers import resample_abs_pos_embed
 from backbones import create_backbone
 from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
-from tasks.loading import build_task
+from tasks.engine.loading import build_task
 from tests.runs import composed
-from tools.command_line.lazy_groups import register
+from tools.config.lazy_groups import register
 
 NAMES = tuple("abcde")
 DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_orders={})

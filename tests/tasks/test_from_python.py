@@ -130,7 +130,7 @@ def test_the_config_of_a_task_is_plain():
     config = ClassificationTask(network(LinearProbe), NAMES, mixup={"mixup_alpha": 0.8}).config()
     assert config["head"] == {"_target_": "heads.linear.LinearProbe"}
     assert config["task"] == {
-        "_target_": "tasks.classification.ClassificationTask", "mixup": {"mixup_alpha": 0.8},
+        "_target_": "tasks.classification.task.ClassificationTask", "mixup": {"mixup_alpha": 0.8},
     }  # fmt: skip
     assert config["backbone"]["token_mixer"] == {"name": "sbm"}
 

@@ -9,21 +9,21 @@ import pytest
 import yaml
 
 from backbones.options import check_arguments, whole_arguments
-from tasks.instantiate import TARGETS, allowed_targets, build, with_whole_numbers
+from tasks.engine.instantiate import TARGETS, allowed_targets, build, with_whole_numbers
 from tests.runs import CONFIGS
 
-FOLDER = "datamodules.image_folder.ImageFolderDataModule"
+FOLDER = "datamodules.images.image_folder.ImageFolderDataModule"
 
 
 class TestBuild:
     """What a config may name, and what is said of the rest."""
 
-    LINEAR = "datamodules.transforms.PaperAugmentation"
+    LINEAR = "datamodules.images.transforms.PaperAugmentation"
 
     @pytest.mark.parametrize(
         "target",
         ["os.system", "heads_of_others.x", "torch.load", "tools.run.main", "", None, 3, ["x"], {},
-         "datamodules.dense.require_package", "heads.mm_adapter.base_config",
+         "datamodules.dense.toolkit_data.require_package", "heads.toolkits.toolkit.base_config",
          "heads.linear.LinearClassifier", LINEAR],
     )  # fmt: skip
     def test_only_what_is_listed_for_a_group_is_called(self, target):
@@ -84,7 +84,7 @@ class TestBuild:
             build({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
 
     def test_options_of_parent_classes_are_known_where_they_are_passed_on(self):
-        target = "datamodules.sample.SampleDetection"
+        target = "datamodules.sample.datamodules.SampleDetection"
         build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
             build({"data": {"_target_": target, "flipp": 0.5}}, "data")
@@ -121,7 +121,7 @@ class TestBuild:
                 check_arguments(paint, whole_arguments(paint, given | wrong), "x")
 
     def test_built_data_has_whole_numbers(self):
-        target = "datamodules.segmentation_folder.SegmentationFolderDataModule"
+        target = "datamodules.dense.segmentation_folder.SegmentationFolderDataModule"
         config = {"data": {
             "_target_": target, "root": "/x", "values": [10.0, 20.0], "ignored": [0.0],
             "batch_size": 2.0, "scale": [64.0, 32.0], "crop_size": 32.0,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.classification import ClassificationTask
-from tasks.coco_metric import STATS, CocoMetric
-from tasks.segmentation import IGNORED, SegmentationTask
+from tasks.classification.task import ClassificationTask
+from tasks.detection.coco_metric import STATS, CocoMetric
+from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
-from tools.analysing.coco_errors import precision_curves
+from tools.analyses.coco_errors import precision_curves
 
 # COCO's average precision
 
@@ -206,7 +206,7 @@ def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
     whole, *parts = metrics
     expected = whole.compute()
     monkeypatch.setattr(
-        "tasks.coco_metric.gather_objects", lambda _: [part.detections for part in parts]
+        "tasks.detection.coco_metric.gather_objects", lambda _: [part.detections for part in parts]
     )
     assert parts[0].compute() == expected
 
@@ -476,7 +476,7 @@ def test_loss_of_segmentation_counts_the_pixels_that_count():
 
 
 def test_detectors_say_why_they_have_no_loss_in_validation():
-    from tasks.detection import DetectionTask
+    from tasks.detection.task import DetectionTask
 
     assert "at random" in DetectionTask.why_no_loss
     assert not ClassificationTask.why_no_loss

@@ -17,8 +17,13 @@ import backbones.timm_models  # noqa: F401
 from backbones import create_backbone
 from backbones.parameters.layer_scales import layer_scales
 from heads.linear import LinearClassifier
-from tasks.optim import build_optimizer, learning_rate_factor, optimizer_names, optimizer_rules
-from tasks.param_groups import param_groups, parameter_rules, schedule_rate
+from tasks.engine.optim import (
+    build_optimizer,
+    learning_rate_factor,
+    optimizer_names,
+    optimizer_rules,
+)
+from tasks.engine.param_groups import param_groups, parameter_rules, schedule_rate
 from tests.families import rest_slow
 
 # Schedules: 100 steps in 10 epochs

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from datamodules import SampleClassification
-from tasks import pace
-from tasks.callbacks import ProgressLines
+from tasks.engine import pace
+from tasks.engine.callbacks import ProgressLines
 from tests.runs import RECIPE
-from tools.running import facts as run_facts
-from tools.running import report
+from tools.runs import report
+from tools.runs import run_facts as run_facts
 
 
 @pytest.fixture

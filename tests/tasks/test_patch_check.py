@@ -16,17 +16,17 @@ from backbones.base import FeatureInfo
 from backbones.layers.axes import to_nchw, to_nhwc
 from datamodules import SampleClassification
 from heads.linear import LinearClassifier, LinearProbe
-from tasks.classification import ClassificationTask
-from tasks.compilation import compile_blocks
-from tasks.exact_resume import random_state
-from tasks.patch_check import unseen_patches
+from tasks.classification.patch_check import unseen_patches
+from tasks.classification.task import ClassificationTask
+from tasks.engine.compilation import compile_blocks
+from tasks.engine.exact_resume import random_state
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT
 from tests.runs import arguments, run_here
-from tools.command_line.lazy_groups import register
-from tools.running import trainer as trainers
-from tools.running.config import compose_config
-from tools.running.resume import find_start
+from tools.config.lazy_groups import register
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 LIKE = torch.empty(0)
 

@@ -10,11 +10,12 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
-from datamodules.transforms import LightAugmentation, PaperAugmentation
-from tasks import classification, drawing
-from tasks.classification import ClassificationTask
-from tasks.detection import DetectionTask
-from tasks.drawing import (
+from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from tasks.classification import task as classification
+from tasks.classification.task import ClassificationTask
+from tasks.detection.task import DetectionTask
+from tasks.engine import drawing
+from tasks.engine.drawing import (
     CAPTION_COLOURS,
     PALETTE,
     TRUTH_COLOUR,
@@ -27,7 +28,7 @@ from tasks.drawing import (
     side_by_side,
     to_image,
 )
-from tasks.segmentation import IGNORED, SegmentationTask
+from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
 
 
@@ -283,7 +284,7 @@ def test_detections_over_a_surer_one_are_not_drawn():
     pytest.importorskip("mmdet")
     from mmengine.structures import InstanceData
 
-    from tasks.detection import _to_draw
+    from tasks.detection.task import _to_draw
 
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 11], [0, 0, 10, 30], [40, 0, 50, 10.0]])
     found = InstanceData(

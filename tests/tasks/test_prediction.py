@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import Trainer
 from PIL import Image
 
-from datamodules.classification import ClassificationDataModule
-from datamodules.coco import CocoDataModule
-from datamodules.segmentation_folder import SegmentationFolderDataModule
+from datamodules.dense.coco import CocoDataModule
+from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
+from datamodules.images.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
-from tasks.classification import ClassificationTask
-from tasks.detection import DetectionTask
-from tasks.segmentation import SegmentationTask
+from tasks.classification.task import ClassificationTask
+from tasks.detection.task import DetectionTask
+from tasks.segmentation.task import SegmentationTask
 from tests.dense_heads import CLASSES, pictures, serving_data, small_model
 from tests.families import rest_slow, short
 from tests.runs import RECIPE

@@ -12,11 +12,11 @@ from timm.data.random_erasing import RandomErasing
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from tasks.base import BaseTask
-from tasks.batch_norm import share_statistics
-from tasks.classification import ClassificationTask
-from tasks.ema import WeightEMA
-from tasks.segmentation import SegmentationTask
+from tasks.classification.task import ClassificationTask
+from tasks.engine.base import BaseTask
+from tasks.engine.batch_norm import share_statistics
+from tasks.engine.ema import WeightEMA
+from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
 
 

@@ -12,7 +12,9 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader
 
 pytest.importorskip("mmdet")
-pytest.importorskip("datamodules.dense")  # lends mmcv its operators before a toolkit asks
+pytest.importorskip(
+    "datamodules.dense.toolkit_data"
+)  # lends mmcv its operators before a toolkit asks
 pytest.importorskip("mmseg")
 
 from mmdet.evaluation import CocoMetric as TheirCocoMetric
@@ -25,11 +27,11 @@ from mmseg.evaluation import IoUMetric
 from torch import nn
 
 from datamodules import CocoDataModule, SampleDetection, SampleSegmentation
-from heads.mm_adapter import ToolkitModel
-from heads.mmdet_adapter import build_detector
-from heads.mmseg_adapter import build_segmentor
-from tasks.detection import DetectionTask
-from tasks.segmentation import SegmentationTask
+from heads.toolkits.detectors import build_detector
+from heads.toolkits.segmentors import build_segmentor
+from heads.toolkits.toolkit import ToolkitModel
+from tasks.detection.task import DetectionTask
+from tasks.segmentation.task import SegmentationTask
 from tests.families import short
 from tests.near_truth import near_the_truth
 from tests.runs import RECIPE

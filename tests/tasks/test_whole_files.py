@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from tasks.loggers import CsvLog, read_rows
-from tasks.plain_files import DamagedFile
-from tasks.whole_files import is_own_file, make_folder, whole_file, write_whole
+from tasks.engine.loggers import CsvLog, read_rows
+from tasks.engine.plain_files import DamagedFile
+from tasks.engine.whole_files import is_own_file, make_folder, whole_file, write_whole
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path):

@@ -17,13 +17,13 @@ from tests.families import build_short
 from tests.numbered import write_folders
 from tests.tensors import tokens
 from tools import analyse
-from tools.analysing import analyses
-from tools.analysing import pictures as pictures_of
-from tools.analysing.coco_errors import KINDS, precision_curves
-from tools.analysing.judged import confused_pairs, confusion, reliability
-from tools.analysing.kinds import errors, relations
-from tools.analysing.pictures import new_figure, overlaid
-from tools.analysing.subjects import Subject
+from tools.analyses import analyses
+from tools.analyses import figures as pictures_of
+from tools.analyses.coco_errors import KINDS, precision_curves
+from tools.analyses.figures import new_figure, overlaid
+from tools.analyses.judged import confused_pairs, confusion, reliability
+from tools.analyses.kinds import errors, relations
+from tools.analyses.subjects import Subject
 from tools.plotting import labels
 
 ENDINGS = {".csv", ".png", ".svg"}

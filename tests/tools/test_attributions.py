@@ -13,8 +13,8 @@ from heads.linear import LinearClassifier
 from tests.families import short
 from tests.tensors import images
 from tools import analyse
-from tools.analysing.attributing import COMPLETE, METHODS, SIGNED, attributions
-from tools.analysing.kinds import attributions as kind
+from tools.analyses.attributing import COMPLETE, METHODS, SIGNED, attributions
+from tools.analyses.kinds import attributions as kind
 
 pytest.importorskip("captum")
 

@@ -15,8 +15,10 @@ from PIL import Image
 
 from backbones import create_backbone, list_backbones
 from tools import benchmark
+from tools.bench import peak_memory as memory
+from tools.bench import timed_networks as networks
+from tools.bench import timing, token_mixers
 from tools.benchmark import COLUMNS
-from tools.benchmarking import memory, networks, timing, token_mixers
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]

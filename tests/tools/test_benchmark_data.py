@@ -7,11 +7,11 @@ import pytest
 import torch
 from timm.data.auto_augment import posterize
 
-from datamodules.dense import Packed, StrictImage
-from datamodules.masks import StrictMask
-from datamodules.transforms import augment_ops, guarded_posterize
+from datamodules.dense.masks import StrictMask
+from datamodules.dense.toolkit_data import Packed, StrictImage
+from datamodules.images.transforms import augment_ops, guarded_posterize
 from tools import benchmark
-from tools.benchmarking import pipelines
+from tools.bench import pipelines
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tools import benchmark
-from tools.benchmarking import loop
-from tools.benchmarking.timing import CLOCKS
-from tools.command_line.overrides import read
-from tools.running.config import job_config
-from tools.running.config_checks import resolved
-from tools.running.parts import build_parts
+from tools.bench import loop
+from tools.bench.timing import CLOCKS
+from tools.config.config_checks import resolved
+from tools.config.overrides import read
+from tools.config.run_config import job_config
+from tools.runs.components import build_parts
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from backbones import backbone_schema, list_backbones, list_hosts, list_mixers, mixer_options
 from backbones.registry import find_mixer, look_up, register_mixer, unfit_pairs
 from tests.runs import ROOT
-from tools.command_line import catalogue
+from tools.cli import catalogue
 
 MIXER = """
 from backbones import PointwiseMixer, register_mixer

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tools.exporters.class_lists import write_annotations, write_names
+from tools.exports.class_lists import write_annotations, write_names
 
 
 def test_hidden_files_are_left_out_and_empty_splits_are_refused(tmp_path):

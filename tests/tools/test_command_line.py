@@ -6,11 +6,11 @@ import re
 import pytest
 
 from backbones import list_backbones, list_mixers
-from tasks.saved import checkpoint_file
+from tasks.engine.saved_config import checkpoint_file
 from tests.runs import arguments, command, summary
-from tools.command_line import overrides
-from tools.command_line.errors import one_line_errors
-from tools.running import help as run_help
+from tools.cli.errors import one_line_errors
+from tools.config import help as run_help
+from tools.config import overrides
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

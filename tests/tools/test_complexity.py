@@ -20,8 +20,8 @@ from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
-from tools.comparing.dense_counts import CLASSES, dense_parts
-from tools.comparing.published import list_papers, load_rows
+from tools.papers.dense_counts import CLASSES, dense_parts
+from tools.papers.published import list_papers, load_rows
 
 SCRIPT = Path(complexity.__file__)
 

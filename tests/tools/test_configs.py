@@ -10,15 +10,15 @@ from lightning.pytorch import Trainer
 
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
-from tasks.ema import WeightEMA
-from tasks.instantiate import build
-from tasks.optim import build_optimizer, learning_rate_factor
+from tasks.engine.ema import WeightEMA
+from tasks.engine.instantiate import build
+from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tests.families import rest_slow
 from tests.runs import CONFIGS, composed, options
-from tools.command_line.errors import one_line_errors
-from tools.command_line.lazy_groups import register
-from tools.command_line.yaml_files import read_yaml
-from tools.running.automatic import fixed
+from tools.cli.errors import one_line_errors
+from tools.cli.yaml_files import read_yaml
+from tools.config.automatic import fixed
+from tools.config.lazy_groups import register
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -142,7 +142,7 @@ def test_recipes_of_imagenet_serve_what_is_like_it(data):
 def test_an_experiment_takes_its_recipe_to_other_data(experiment, task):
     config = composed(f"experiment={experiment}", f"data=sample_{task}", "trainer=cpu")
     own = composed(f"experiment={experiment}", "data.root=/data", "trainer=cpu")
-    assert config["data"]["_target_"].startswith("datamodules.sample.")
+    assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
     assert (config["optimizer"]["lr"], config["schedule"]["name"]) == (
         own["optimizer"]["lr"],
         own["schedule"]["name"],

@@ -7,12 +7,12 @@ import torch
 from torch.multiprocessing import reductions
 
 from datamodules.files import load_rgb
-from datamodules.headers import check_header
-from tasks.checkpoint_io import AtomicCheckpointIO
-from tools.command_line.errors import one_line_errors
-from tools.comparing.records import read_run
-from tools.running.folder import differences
-from tools.running.outcome import failure_noted, read_failure
+from datamodules.files.headers import check_header
+from tasks.engine.checkpoint_files import AtomicCheckpointIO
+from tools.cli.errors import one_line_errors
+from tools.comparing.run_records import read_run
+from tools.runs.folder import differences
+from tools.runs.outcome import failure_noted, read_failure
 
 SAID = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",

@@ -10,7 +10,7 @@ from tests.families import short
 from tests.runs import arguments, run_here
 from tests.tensors import images, tokens
 from tools import analyse
-from tools.analysing.evidence import _of_detector, _of_segmentor
+from tools.analyses.evidence import _of_detector, _of_segmentor
 
 INSIDE = [(6, 8), (4, 5)]  # the second image is padded
 
@@ -51,7 +51,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
     cams = pytest.importorskip("pytorch_grad_cam")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     pytest.importorskip("mmseg")
-    from heads.mmseg_adapter import build_segmentor
+    from heads.toolkits.segmentors import build_segmentor
 
     torch.manual_seed(0)
     backbone = short("resnet18", dense=True)
@@ -96,7 +96,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
 def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
     """Also where MMDetection detaches the scores from the maps that they are read from."""
     pytest.importorskip("mmdet")
-    from heads.mmdet_adapter import build_detector
+    from heads.toolkits.detectors import build_detector
 
     torch.manual_seed(0)
     backbone = short("resnet18", dense=True)

@@ -9,27 +9,28 @@ import yaml
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
-from datamodules.sample import (
+from datamodules.sample.datamodules import (
     SampleClassification,
     SampleDetection,
     SampleSegmentation,
     SampleTransfer,
 )
-from tasks.instantiate import build
-from tasks.loading import check_options
-from tasks.optim import learning_rate_factor, scaled_lr
+from tasks.engine.instantiate import build
+from tasks.engine.loading import check_options
+from tasks.engine.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
-from tools.command_line import experiments as group
-from tools.command_line import overrides
-from tools.command_line.lazy_groups import register
-from tools.command_line.yaml_files import LOADER
-from tools.comparing.experiments import describe, experiments, find_experiment
+from tools.cli import processes
+from tools.cli.yaml_files import LOADER
 from tools.comparing.paper_figures import IMAGENET, compared, measured_on
-from tools.comparing.published import list_papers, load_rows
-from tools.running import changed_rows, processes, report
-from tools.running import help as run_help
-from tools.running.config import job_config
-from tools.running.config_checks import resolved
+from tools.config import changed_rows, overrides
+from tools.config import experiment_words as group
+from tools.config import help as run_help
+from tools.config.config_checks import resolved
+from tools.config.lazy_groups import register
+from tools.config.run_config import job_config
+from tools.papers.experiments import describe, experiments, find_experiment
+from tools.papers.published import list_papers, load_rows
+from tools.runs import report
 
 ROWS = experiments()
 RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
@@ -320,7 +321,7 @@ def test_a_row_with_changes_composes(name, change):
 @pytest.mark.parametrize("name", DRAW)
 def test_each_special_row_trains_on_sample_data(name):
     config = checked(prepared(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2"))
-    assert config["data"]["_target_"].startswith("datamodules.sample.")
+    assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
     assert config["backbone"]["pretrained"] in (None, False)
     assert config["data"].get("token_labels") is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.exporters import MADE, MARK, new_folder
+from tools.exports import MADE, MARK, new_folder
 
 
 def exported(out, files, **options):

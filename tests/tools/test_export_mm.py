@@ -38,9 +38,9 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
-from tools.exporters import MARK, new_folder, standalone
-from tools.exporters.mm import script_lines
-from tools.exporters.standalone import check_standalone
+from tools.exports import MARK, new_folder, standalone
+from tools.exports.mm import script_lines
+from tools.exports.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
@@ -434,15 +434,18 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     """What its config names is refused before any of it is called."""
     config = {
         "task_name": "detection", "seed": 0, "backbone": {"name": "deit_t"},
-        "head": {"_target_": "heads.mmdet_adapter.build_detector", "name": "retinanet"},
-        "data": {"_target_": "datamodules.dense.require_package", "name": "antigravity"},
-        "task": {"_target_": "tasks.detection.DetectionTask"},
+        "head": {"_target_": "heads.toolkits.detectors.build_detector", "name": "retinanet"},
+        "data": {"_target_": "datamodules.dense.voc.require_package", "name": "antigravity"},
+        "task": {"_target_": "tasks.detection.task.DetectionTask"},
     }  # fmt: skip
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
     typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
     for text, said in (
-        (yaml.safe_dump(config), "data._target_=datamodules.dense.require_package is refused"),
+        (
+            yaml.safe_dump(config),
+            "data._target_=datamodules.dense.voc.require_package is refused",
+        ),
         ("x: !!python/object/apply:os.system [echo]", "config.yaml cannot be read"),
         ("a: [", "config.yaml cannot be read"),
         (
@@ -513,7 +516,7 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
 
 
 def test_what_a_config_says_makes_of_its_base_what_is_wanted():
-    from tools.exporters.mm_inherit import changes
+    from tools.exports.mm_inherit import changes
 
     base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
     wanted = {"kept": 1, "list": [1], "part": {"a": 1, "b": {"c": 3}}, "other": {"y": 2}, "new": {}}
@@ -530,7 +533,7 @@ def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
     from mmpretrain.registry import METRICS
     from mmpretrain.structures import DataSample
 
-    from tools.exporters.mm_configs import dataset_config
+    from tools.exports.mm_configs import dataset_config
 
     config = dataset_config("mmpretrain", num_classes=num_classes)
     assert config["val_evaluator"]["topk"] == ((1, 5) if num_classes > 5 else (1,))
@@ -544,7 +547,7 @@ def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
 @pytest.mark.parametrize(("data", "zero"), [("ADE20KDataModule", True), ("VOCDataModule", False)])
 def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
     import datamodules
-    from tools.exporters.mm_configs import _steps, dataset_config
+    from tools.exports.mm_configs import _steps, dataset_config
 
     module = getattr(datamodules, data)(None)
     module.predict_only(["a", "b"])
@@ -684,7 +687,7 @@ def trained(task, to, tmp_path, capsys, *more):
 
     from backbones.checkpoints.adoption import adopt
     from backbones.checkpoints.opening import in_memory
-    from tasks.instantiate import build as build_part
+    from tasks.engine.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
     ended = run_here(typed, capsys)

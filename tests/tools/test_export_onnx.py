@@ -19,8 +19,8 @@ from tests.families import SMALLEST, each_mixer, shorten
 from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import small_request
 from tools import export
-from tools.exporters import ExportRequest, exporter, tracing
-from tools.exporters.networks import held_by
+from tools.exports import ExportRequest, exporter, tracing
+from tools.exports.networks import held_by
 
 # Their windows are cut by Python code that counts, so height and width are fixed.
 FIXED = ("gmlp", "mixer", "posmlp")
@@ -182,7 +182,7 @@ class Odd(nn.Module):
 def test_an_operator_without_onnx_form_is_named(tmp_path):
     request = small_request("deit_t", "onnx", tmp_path)
     graph = tracing.trace(nn.Sequential(nn.Identity(), Odd()), request)
-    onnx = importlib.import_module("tools.exporters.onnx_model")
+    onnx = importlib.import_module("tools.exports.onnx_model")
     with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Odd\), aten\.linalg_eig"):
         onnx._write(request, graph, tmp_path / "odd.onnx", ["values"], {})
 

@@ -14,10 +14,10 @@ from timm.data import create_transform, resolve_data_config
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
-from tasks.instantiate import build
+from tasks.engine.instantiate import build
 from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
-from tools.exporters.preprocessing import Preprocessing, preprocessing_of
+from tools.exports.preprocessing import Preprocessing, preprocessing_of
 
 
 @pytest.fixture(params=AUGMENTATIONS)
@@ -70,7 +70,7 @@ def test_mmpretrain_prepares_images_as_the_run_did(run):
 @pytest.mark.parametrize("squash", [False, True])
 def test_mmpretrain_resizes_as_the_run_did(squash):
     pytest.importorskip("mmpretrain")
-    from tools.exporters.mm_configs import dataset_config
+    from tools.exports.mm_configs import dataset_config
 
     prepared = Preprocessing(48, 0.75, squash, "bilinear", (0.5,) * 3, (0.2,) * 3)
     steps = dataset_config("mmpretrain", None, prepared=prepared)["test_dataloader"]["dataset"][

@@ -19,7 +19,7 @@ from heads.linear import LinearClassifier
 from tests.families import drawn
 from tests.numbered import BACKBONE, TEXT, classifier, save_foreign, save_ours, write_folders
 from tools import export
-from tools.exporters.class_lists import write_class_map
+from tools.exports.class_lists import write_class_map
 
 SMALL = "deit_t_afbo"
 

@@ -14,14 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from backbones import create_backbone
-from datamodules.transforms import LightAugmentation, PaperAugmentation
+from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
-from tools.command_line.lazy_groups import register
-from tools.exporters import networks, preprocessing, usage
-from tools.exporters.preprocessing import describe_preprocessing
-from tools.exporters.tracing import AXES, Graph
+from tools.config.lazy_groups import register
+from tools.exports import networks, preprocessing, usage
+from tools.exports.preprocessing import describe_preprocessing
+from tools.exports.tracing import AXES, Graph
 
 # Runs a script where nothing but what it claims to need can be imported.
 ALONE = """

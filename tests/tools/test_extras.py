@@ -6,13 +6,13 @@ import re
 import pytest
 import torch
 
-from tasks.loggers import read_rows
-from tasks.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
+from tasks.engine.loggers import read_rows
+from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import arguments, composed, run_here, summary
-from tools.command_line.lazy_groups import register
-from tools.running import loggers
-from tools.running.callbacks import make_callbacks, make_profiler
-from tools.running.folder import check_same_config
+from tools.config.lazy_groups import register
+from tools.runs import logger_setup as loggers
+from tools.runs.folder import check_same_config
+from tools.runs.optional_callbacks import make_callbacks, make_profiler
 
 METRICS = ("top1", "top5")
 NO_STOP = {"early_stopping": {"patience": None}}
@@ -111,7 +111,7 @@ def test_a_run_with_everything(tmp_path, capsys, caplog):
 
 
 def test_the_norm_is_that_of_all_gradients():
-    from tasks.monitors import GradientNorm
+    from tasks.engine.monitors import GradientNorm
 
     model = torch.nn.Linear(3, 2)
     model(torch.ones(1, 3)).sum().backward()

@@ -7,8 +7,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.runs import ROOT
-from tools.command_line import catalogue
-from tools.running.help import help_on
+from tools.cli import catalogue
+from tools.config.help import help_on
 
 COMMANDS = ("analyse", "benchmark", "complexity", "export", "lipschitz", "results", "search")
 ANSWERED = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tools.command_line.hydra_options import check_hydra
-from tools.command_line.refusals import check_names
+from tools.config.hydra_options import check_hydra
+from tools.config.name_checks import check_names
 
 TARGET = "{x:{_target_:torch.hub.load}}"
 

@@ -5,10 +5,10 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tools.command_line import overrides
-from tools.command_line.literal import literal
-from tools.command_line.refusals import composed
-from tools.command_line.typed_network import read_network
+from tools.cli.literal import literal
+from tools.cli.typed_network import read_network
+from tools.config import overrides
+from tools.config.name_checks import composed
 
 PATHS = ("ckpt", "input", "output_dir", "data.root", "backbone.pretrained", "data.val_images",
          "task.distillation.checkpoint")  # fmt: skip

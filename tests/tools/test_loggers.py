@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.loggers import CsvLog, read_rows
-from tools.running.loggers import RemoteLog
+from tasks.engine.loggers import CsvLog, read_rows
+from tools.runs.logger_setup import RemoteLog
 
 
 def test_metrics_of_one_step_share_a_row(tmp_path):

@@ -22,8 +22,8 @@ from heads.linear import LinearClassifier
 from tasks import load
 from tests.runs import TINY, run_here
 from tools import export, lipschitz
-from tools.exporters import TARGETS, ExportRequest
-from tools.exporters.networks import parts_of
+from tools.exports import TARGETS, ExportRequest
+from tools.exports.networks import parts_of
 
 SIZE = {"img_size": 64}
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from tools import analyse
-from tools.analysing import Analysis, Findings, analyses, page
-from tools.analysing.elements import MOST_ROWS, table
+from tools.analyses import Analysis, Findings, analyses, page
+from tools.analyses.elements import MOST_ROWS, table
 
 # One chromium, whatever its name is.
 BROWSER = next(
@@ -115,7 +115,7 @@ def check_shown(path, folder, pictures):
 
 def wide_analysis(subjects, options):
     """A table wider than a narrow window, and two pictures."""
-    from tools.analysing.pictures import curves
+    from tools.analyses.figures import curves
 
     values = {f"a_rather_long_name_{i}": 1 / (i + 3) for i in range(12)}
     columns = {key: (key, "{:.4f}") for key in values} | {"backbone": ("backbone", "{}")}

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tools.benchmarking import growth
+from tools.bench import growth
 from tools.comparing import plot
 from tools.plotting import labels
 

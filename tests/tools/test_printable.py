@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from tools.command_line.command import answer
-from tools.command_line.errors import one_line_errors
-from tools.command_line.printable import PrintableFormatter, printable
-from tools.command_line.tables import write
-from tools.comparing.records import find_runs
+from tools.cli.command import answer
+from tools.cli.errors import one_line_errors
+from tools.cli.printable import PrintableFormatter, printable
+from tools.cli.tables import write
+from tools.comparing.run_records import find_runs
 from tools.comparing.side_by_side import tell
-from tools.running.outcome import FAILURE, read_failure
+from tools.runs.outcome import FAILURE, read_failure
 
 RAW, SHOWN = "a\x1b[31m\r\x9b\u202e\tb", r"a\x1b[31m\r\x9b\u202e" + "\tb"
 

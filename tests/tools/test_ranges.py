@@ -2,10 +2,10 @@
 
 import pytest
 
-from tools.command_line import overrides
-from tools.command_line.arguments import grid, image_size, number
-from tools.command_line.ranges import RANGES, check_ranges, range_of
-from tools.command_line.typed_network import read_networks
+from tools.cli.arguments import grid, image_size, number
+from tools.cli.ranges import RANGES, check_ranges, range_of
+from tools.cli.typed_network import read_networks
+from tools.config import overrides
 
 ABSURD = [10**20, -(10**20), 10**29, 1e300]
 

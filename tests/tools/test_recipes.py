@@ -15,15 +15,15 @@ from torchvision.transforms import Normalize, Resize, ToTensor
 
 from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
-from datamodules.dense import size_of
-from datamodules.token_labels import LabelledTransform
-from datamodules.transforms import BoundedResize
+from datamodules.dense.toolkit_data import size_of
+from datamodules.images.token_labels import LabelledTransform
+from datamodules.images.transforms import BoundedResize
 from heads.linear import LinearClassifier
-from tasks.instantiate import build
-from tasks.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tasks.engine.instantiate import build
+from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed
-from tools.command_line.lazy_groups import register
+from tools.config.lazy_groups import register
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
@@ -370,7 +370,7 @@ def test_images_are_prepared_as_mmsegs_own_configs_do(data, base):
     pytest.importorskip("mmseg")
     from mmengine import Config
 
-    from heads.mm_adapter import base_configs
+    from heads.toolkits.toolkit import base_configs
 
     theirs = Config.fromfile(base_configs("mmseg") / f"datasets/{base}.py")
     steps = {step.pop("type"): step for step in theirs.train_pipeline}

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tools.plotting import labels
-from tools.running import curves, report
+from tools.runs import curves, report
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,22 @@ from PIL import Image
 from backbones import create_backbone
 from backbones.analysis.description import describe_network
 from backbones.registry import mixers, temporary_registrations
-from datamodules.image_folder import ImageFolderDataModule
-from datamodules.sample import SampleDetection
-from tasks.classification import ClassificationTask
-from tasks.detection import DetectionTask
-from tasks.segmentation import SegmentationTask
+from datamodules.images.image_folder import ImageFolderDataModule
+from datamodules.sample.datamodules import SampleDetection
+from tasks.classification.task import ClassificationTask
+from tasks.detection.task import DetectionTask
+from tasks.segmentation.task import SegmentationTask
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import composed
 from tools import results
-from tools.command_line.lazy_groups import register
-from tools.command_line.network_names import network_name
+from tools.cli.network_names import network_name
 from tools.comparing import paper_figures
-from tools.comparing.published import load_rows
 from tools.comparing.table import HEADLINE, pareto
-from tools.running.fingerprints import fingerprints
-from tools.running.folder import differences, opened
-from tools.running.outcome import failure_noted
+from tools.config.lazy_groups import register
+from tools.papers.published import load_rows
+from tools.runs.fingerprints import fingerprints
+from tools.runs.folder import differences, opened
+from tools.runs.outcome import failure_noted
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,

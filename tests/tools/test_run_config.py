@@ -10,11 +10,11 @@ from hydra.core.hydra_config import HydraConfig
 
 from tests.families import rest_slow
 from tests.runs import composed, run_here
-from tools.command_line import overrides
-from tools.command_line.errors import one_line_errors
-from tools.command_line.lazy_groups import register
-from tools.running import config as run_config
-from tools.running.config_checks import resolved
+from tools.cli.errors import one_line_errors
+from tools.config import overrides
+from tools.config import run_config as run_config
+from tools.config.config_checks import resolved
+from tools.config.lazy_groups import register
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def test_the_devices_are_those_of_the_command(run_folder):
         (("task=segmentation",), ["+head.options.decode_head.dropout_ratio=0.1"],
          {"head.options.decode_head.dropout_ratio": 0.1}),
         (("data=imagenet", "data.root=/a", "recipe=deit"), ["data=cifar100", "data.root=/b"],
-         {"data._target_": "datamodules.cifar100.CIFAR100DataModule", "data.root": "/b"}),
+         {"data._target_": "datamodules.images.cifar100.CIFAR100DataModule", "data.root": "/b"}),
         (("data=imagenet", "data.root=/a"), ["recipe=ffnet", "backbone.drop_path_rate=0.1"],
          {"data.image_size": 256, "backbone.img_size": 256, "task.mixup.mixup_alpha": 0.2,
           "task.ema.decay": 0.9995}),
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, cap
     lone.write_bytes(b"")
     config = evaluated(lone, "backbone=swin_t")
     assert config["backbone"]["name"] == "swin_t"
-    assert config["data"]["_target_"] == "datamodules.sample.SampleClassification"
+    assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
     assert f"{lone} lies in no run folder" in said(config, caplog)
 
 

@@ -6,10 +6,10 @@ import os
 import pytest
 import yaml
 
-from tasks.plain_files import DamagedFile, read_csv, read_json, read_text, read_yaml
-from tasks.run_files import read_classes, read_rows, read_run_config, read_summary
-from tools.comparing.records import read_run
-from tools.running.report import _valid_json
+from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_text, read_yaml
+from tasks.engine.run_files import read_classes, read_rows, read_run_config, read_summary
+from tools.comparing.run_records import read_run
+from tools.runs.report import _valid_json
 
 CONFIG = {"task_name": "x", "seed": 0, "mode": "fit", "backbone": {"name": "x"},
           **{part: {"_target_": "x"} for part in ("head", "data", "task")}}  # fmt: skip

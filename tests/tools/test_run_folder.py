@@ -9,9 +9,9 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tools.running import automatic
-from tools.running import folder as run_folder
-from tools.running import lock as run_lock
+from tools.config import automatic
+from tools.runs import folder as run_folder
+from tools.runs import lock as run_lock
 
 
 def test_two_runs_within_a_second_have_their_own_folders(tmp_path):
@@ -118,7 +118,7 @@ class TestToResume:
                 run_folder.to_resume({**config, "seed": 5, "ckpt": ckpt})
 
     def test_an_option_newer_than_the_run_is_shared_with_its_default(self, config, run):
-        data = {"_target_": "datamodules.coco.CocoDataModule", "root": "r", "batch_size": 8}
+        data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
         own = run("2026-01-01_00-00-00", data=data)
         newer = {**config, "data": {**data, "skip_unusable_boxes": False}}
         assert run_folder.to_resume(newer) == own

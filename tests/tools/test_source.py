@@ -5,10 +5,10 @@ import subprocess
 import pytest
 import yaml
 
-from tasks.saved import saved_run
-from tasks.sources import check_sources
-from tools.command_line.refusals import composed
-from tools.running.source import Source, keep_source, read_source
+from tasks.engine.saved_config import saved_run
+from tasks.engine.sources import check_sources
+from tools.config.name_checks import composed
+from tools.runs.source import Source, keep_source, read_source
 
 MINE = "backbones/mixers/mine.py"
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b"]

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
-from tools.command_line.command import exit_with
+from tools.cli.command import exit_with
 
 def main():
     for stream in (sys.stdout, sys.stderr):

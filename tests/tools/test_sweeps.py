@@ -5,8 +5,8 @@ import pytest
 from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
-from tools.command_line import overrides
-from tools.running import config as run_config
+from tools.config import overrides
+from tools.config import run_config as run_config
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -98,7 +98,7 @@ OVER_GROUPS = [
     ["recipe=deit,swin", "schedule.min_lr=0", "data=imagenet"],
     ["task=detection,segmentation", "trainer.max_steps=3"],
     ["task=detection", "head=retinanet,mask_rcnn", "head.anchor_scale=4"],
-    ["data=folder,cifar100", "data.augmentation={_target_: datamodules.transforms."
+    ["data=folder,cifar100", "data.augmentation={_target_: datamodules.images.transforms."
      "LightAugmentation}"],
     ["backbone=deit_t,swin_t", "backbone.token_mixer=sbm", "backbone.token_mixer.rank=8"],
 ]  # fmt: skip

@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 
-from tasks.callbacks import ProgressLines
+from tasks.engine.callbacks import ProgressLines
 from tests.runs import composed, options
-from tools.command_line.lazy_groups import register
-from tools.running.lengths import LIMITS, with_numbers
-from tools.running.trainer import make_trainer
+from tools.config.lazy_groups import register
+from tools.config.lengths import LIMITS, with_numbers
+from tools.runs.trainer import make_trainer
 
 
 @pytest.fixture(scope="module", autouse=True)

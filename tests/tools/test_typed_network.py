@@ -3,14 +3,14 @@
 import pytest
 
 from tests.runs import composed
-from tools.command_line.overrides import prepare
-from tools.command_line.typed_network import (
+from tools.cli.typed_network import (
     label,
     merged,
     one_token_mixer,
     read_network,
     read_networks,
 )
+from tools.config.overrides import prepare
 
 SBM = {"token_mixer": {"name": "sbm", "rank": 32}}
 

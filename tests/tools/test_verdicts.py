@@ -8,8 +8,8 @@ import torch
 
 from backbones import create_backbone
 from backbones.mixers.afbo import GroupedCrossMapping
-from tools.comparing.published import Printed, list_papers, load_rows
 from tools.complexity import count_model
+from tools.papers.published import Printed, list_papers, load_rows
 
 BASES = {
     row.backbone: (row.params, row.exact_macs)
@@ -217,7 +217,7 @@ def test_the_verdict_of_a_row_and_of_other_counts():
 def test_published_file_whose_digits_yaml_would_lose_is_refused(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {params: 5.70}, params: 1"
     (tmp_path / "some.yaml").write_text(f"rows:\n  - {{{row}}}\n")
-    monkeypatch.setattr("tools.comparing.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
     with pytest.raises(ValueError, match=r'row 1: reported.params must be text .* "5.70"; got 5.7'):
         load_rows("some")
 
@@ -226,7 +226,7 @@ def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {}, params: 1"
     text = f"rows:\n  - {{{row}, cause: {{params: weather}}}}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.comparing.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
     with pytest.raises(ValueError, match=r"row 1: cause must be one of misprint, .*'weather'"):
         load_rows("some")
 
@@ -234,7 +234,7 @@ def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
 def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
     text = "rows:\n  - {backbone: x, tabel: 2}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.comparing.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
     with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
         load_rows("some")
     with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.command_line.yaml_files import read_yaml
-from tools.comparing.records import RunRecord
-from tools.running.config import CONFIGS
+from tools.cli.yaml_files import read_yaml
+from tools.comparing.run_records import RunRecord
+from tools.config.run_config import CONFIGS
 
 UNKNOWN = "unknown"
 # Of ``data`` what concerns training alone, or how images are loaded. All else is evaluation.
@@ -121,4 +121,4 @@ def data_name(run: RunRecord) -> str:
 
 def on_sample_data(run: RunRecord) -> bool:
     """Return True if a run's data was made here."""
-    return str(run.config.get("data._target_", "")).startswith("datamodules.sample.")
+    return str(run.config.get("data._target_", "")).startswith("datamodules.sample.datamodules.")

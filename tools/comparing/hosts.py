@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.command_line.typed_network import Network, label
+from tools.cli.typed_network import Network, label
 from tools.comparing.terms import FACTS
 
 MOST = 3  # networks of a table of which a line says how they are built

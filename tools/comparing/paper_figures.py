@@ -7,44 +7,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.saved import IDENTITY, saved_run
-from tools.comparing.experiments import experiments
-from tools.comparing.published import Row, list_papers, load_rows
-from tools.comparing.records import RunRecord
-from tools.running.folder import flatten, may_differ
-from tools.running.usual_values import TOKEN_MIXER
+from tasks.engine.saved_config import IDENTITY, saved_run
+from tools.cli.flat_config import flatten
+from tools.comparing.run_records import RunRecord
+from tools.config.usual_values import TOKEN_MIXER
+from tools.papers.experiments import experiments
+from tools.papers.published import Row, list_papers, load_rows
+from tools.papers.robustness_names import ROBUSTNESS
+from tools.runs.folder import may_differ
 
-SAMPLE = "datamodules.sample."
+SAMPLE = "datamodules.sample.datamodules."
 
 # ImageNet, by the first of the data modules that read it, and the others.
-IMAGENET = "datamodules.image_folder.ImageFolderDataModule"
+IMAGENET = "datamodules.images.image_folder.ImageFolderDataModule"
 CONTAINERS = (
-    "datamodules.class_folders.ClassFoldersDataModule",
-    "datamodules.image_tars.ImageTarsDataModule",
-    "datamodules.image_parquet.ImageParquetDataModule",
+    "datamodules.images.class_folders.ClassFoldersDataModule",
+    "datamodules.images.image_tars.ImageTarsDataModule",
+    "datamodules.images.image_parquet.ImageParquetDataModule",
 )
 # The data that a paper's rows of a task were measured on.
 PUBLISHED_ON = {
     "classification": IMAGENET,
-    "transfer": "datamodules.cifar100.CIFAR100DataModule",
-    "detection": "datamodules.coco.CocoDataModule",
-    "segmentation": "datamodules.ade20k.ADE20KDataModule",
+    "transfer": "datamodules.images.cifar100.CIFAR100DataModule",
+    "detection": "datamodules.dense.coco.CocoDataModule",
+    "segmentation": "datamodules.dense.ade20k.ADE20KDataModule",
 }
 # ImageNet's robustness sets and the figures that they give besides mce, of imagenet_c.
-ROBUSTNESS_DATA = "datamodules.robustness.RobustnessDataModule"
-ROBUSTNESS = {
-    "imagenet_a": "in_a",
-    "imagenet_r": "in_r",
-    "imagenet_sketch": "in_sketch",
-    "imagenet_v2": "in_v2",
-}
+ROBUSTNESS_DATA = "datamodules.images.robustness.RobustnessDataModule"
 SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
 # Of the data of an evaluation on them what is compared with the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
 # Further data of single rows, by what their ``train`` names, with its images of the test.
 ALSO_PUBLISHED_ON = {
-    "cityscapes": ("datamodules.cityscapes.CityscapesDataModule", 500),
-    "inaturalist2019": ("datamodules.inaturalist.INaturalist2019DataModule", 3030),
+    "cityscapes": ("datamodules.dense.cityscapes.CityscapesDataModule", 500),
+    "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030),
 }
 # Images that the rows of a task were tested on.
 TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
@@ -55,7 +51,7 @@ METRICS: dict[str, tuple[str, float]] = {
     "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
     **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
 }  # fmt: skip
-# A recipe's word for what a command has to name (datamodules.classification, which needs torch).
+# A recipe word for what a command has to name, as in datamodules.images.classification.
 REQUIRED = "required"
 # Besides what never matters, a run may be made on other devices than its experiment names.
 DEVICES = (
@@ -304,7 +300,7 @@ def _on_sets(run: RunRecord) -> Row | None:
 
 def _other_data(run: RunRecord, row: Row) -> list[str]:
     """Why a run's test images are none that the paper has figures of."""
-    from datamodules.sample_cache import cache_root  # with torch, which tables do without
+    from datamodules.files.cache import cache_root  # with torch, which tables do without
 
     target = str(run.config.get("data._target_"))
     root = run.config.get("data.root")
@@ -324,8 +320,8 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
 
 def _other_sets(run: RunRecord) -> list[str]:
     """Why robustness sets are none that the paper has figures of."""
-    from datamodules.corruptions.copies import NOTE
-    from datamodules.robustness_sets import locate
+    from datamodules.images.corrupted_copies import NOTE
+    from datamodules.images.robustness_sets import locate
 
     if not run.config["data.published_counts"]:
         return ["data.published_counts=false: not the published sets"]
@@ -353,9 +349,9 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         return []
     from omegaconf import OmegaConf
 
-    from tools.command_line.lazy_groups import register
-    from tools.running.automatic import fixed
-    from tools.running.config import compose_config
+    from tools.config.automatic import fixed
+    from tools.config.lazy_groups import register
+    from tools.config.run_config import compose_config
 
     register()
 

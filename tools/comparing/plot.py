@@ -243,9 +243,9 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
     """Milliseconds of each row's backbone with a classifier, timed in turns in this process."""
     import torch
 
-    from tools.benchmarking import networks
-    from tools.benchmarking.timing import interleave, make_step
-    from tools.command_line.typed_network import label
+    from tools.bench import timed_networks as networks
+    from tools.bench.timing import interleave, make_step
+    from tools.cli.typed_network import label
 
     steps: dict[str, Any] = {}
     keys = []

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.command_line.printable import printable
-from tools.command_line.tables import Columns, Record, write
+from tools.cli.printable import printable
+from tools.cli.tables import Columns, Record, write
 from tools.comparing.evaluations import described, tables_of
-from tools.comparing.records import RunRecord, read_run
+from tools.comparing.run_records import RunRecord, read_run
 from tools.comparing.table import (
     Row,
     chosen_metrics,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.options import listed
-from tools.command_line.network_names import network_name
+from tools.cli.network_names import network_name
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
-from tools.comparing.records import RunRecord
-from tools.running.folder import may_differ
-from tools.running.usual_values import TOKEN_MIXER, without_usual
+from tools.comparing.run_records import RunRecord
+from tools.config.usual_values import TOKEN_MIXER, without_usual
+from tools.runs.folder import may_differ
 
 # The metric that a table is about if none is asked for.
 HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
@@ -260,7 +260,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, Any]:
-    """A row as ``tools.command_line.tables`` writes it."""
+    """A row as ``tools.cli.tables`` writes it."""
     first = row.first
     height, width = first.summary.get("macs_at", (None, None))
     shown: dict[str, Any] = {"task": first.task}

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.comparing.evaluations import UNKNOWN, is_evaluation
-from tools.comparing.records import RunRecord
+from tools.comparing.run_records import RunRecord
 from tools.comparing.table import Row
-from tools.running.folder import may_differ
+from tools.runs.folder import may_differ
 
 # Of a run's settings these name the mixers, or make no other network and no other training.
 MIXERS = ("backbone.name", "backbone.mixer", "backbone.token_mixer")

@@ -71,7 +71,7 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from tools.command_line.literal import literal
+    from tools.cli.literal import literal
 
     # Hydra's own word for a logarithmic interval is tag(log, interval(a, b)).
     pattern = r"=interval\(([^,()]+),([^,()]+),\s*log\s*\)$"

@@ -1,0 +1,102 @@
+"""Cityscapes: semantic segmentation of streets, 19 classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import Split
+from datamodules.dense.masks import MaskCode, consecutive
+from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.files import list_folders, list_images, require_folder, require_names
+from datamodules.files.mask_colours import IGNORED
+from datamodules.files.text_files import FolderNames
+
+SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
+IMAGE = "_leftImg8bit.png"
+# Of the two kinds of masks that are looked for, the first is what createTrainIdLabelImgs.py writes.
+TRAIN_IDS, LABEL_IDS = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
+# Label ids of the classes in the order of their train ids (cityscapesScripts, helpers/labels.py).
+IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+LAST_ID = 33
+
+
+class CityscapesDataModule(SegmentationDataModule):
+    """Cityscapes' fine annotations, as train ids where there are such masks, else as label ids.
+
+    Predicted label maps hold label ids, as the benchmark's server takes them.
+    """
+
+    layout = "leftImg8bit/{train,val}/<city>/ and gtFine/{train,val}/<city>/"
+    example = "data=cityscapes data.root=/data/cityscapes"
+
+    def known_metainfo(self) -> dict[str, Any]:
+        """Names and colours of the 19 classes."""
+        return cityscapes_metainfo()
+
+    def pairs(self) -> Pairs:
+        """Check the folders and find out which masks there are."""
+        folder = self.folder
+        images = {split: self._images(folder, name) for split, name in SPLIT_FOLDERS.items()}
+        gt = FolderNames(folder / "gtFine")
+        every = [image for found in images.values() for image in found]
+        kinds = [
+            kind for kind in (TRAIN_IDS, LABEL_IDS) if any(gt.find(_mask(i, kind)) for i in every)
+        ]
+        kind = kinds[0] if kinds else LABEL_IDS
+        found = {
+            split: [Pair(image, gt.folder / gt.on_disk(_mask(image, kind))) for image in listed]
+            for split, listed in images.items()
+        }
+        require_names(
+            {
+                str(pair.mask)
+                for pairs in found.values()
+                for pair in pairs
+                if not pair.mask.is_file()
+            },
+            f"images in {folder / 'leftImg8bit'} lack their masks",
+            "unpack gtFine_trainvaltest.zip beside it",
+        )
+        self.class_names = tuple(cityscapes_metainfo()["classes"])
+        self.category_ids = IDS
+        self.code = label_ids() if kind == LABEL_IDS else consecutive(len(IDS), first=0, ignored=[])
+        return found
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        super().predict_only(class_names, category_ids or IDS)
+
+    def _images(self, folder: Path, split: str) -> list[Path]:
+        images = folder / "leftImg8bit" / split
+        for part in (images, folder / "gtFine" / split):
+            require_folder(part, f"Cityscapes has {self.layout}")
+        found = [
+            images / city / name
+            for city in list_folders(images)
+            for name in list_images(images / city)
+            if name.endswith(IMAGE)
+        ]
+        if not found:
+            raise ValueError(f"no <city>/*{IMAGE} in {images}; Cityscapes has {self.layout}")
+        return found
+
+
+def _mask(image: Path, kind: str) -> str:
+    """Return the mask of an image, relative to gtFine."""
+    return "/".join([*image.parts[-3:-1], image.name.replace(IMAGE, kind)])
+
+
+def label_ids() -> MaskCode:
+    """Label ids: all but the 19 classes are ignored."""
+    others = tuple(i for i in range(LAST_ID + 1) if i not in IDS)
+    meaning = f"Cityscapes' label ids are 0 to {LAST_ID}, and {IGNORED} is ignored"
+    return MaskCode(IDS, (*others, IGNORED), meaning)
+
+
+def cityscapes_metainfo() -> dict[str, Any]:
+    """Names and colours of the 19 classes."""
+    from mmseg.datasets import CityscapesDataset
+
+    return dict(CityscapesDataset.METAINFO)

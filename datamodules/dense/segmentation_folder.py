@@ -1,0 +1,245 @@
+"""Any folders of images and masks, with a list of classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import SPLITS, Split
+from datamodules.dense.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
+from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.files import (
+    IMAGE_SUFFIXES,
+    VALIDATION,
+    first_few,
+    list_images,
+    require_folder,
+    require_names,
+    skipped_notice,
+    suffix_of,
+    validation_folder,
+)
+from datamodules.files.console import say
+from datamodules.files.mask_colours import IGNORED
+from datamodules.files.text_files import nfc
+from datamodules.files.whole_numbers import whole_list
+from datamodules.layouts import checked_layout
+from datamodules.layouts.mask_exports import AUTO, LAYOUTS, OWN, Masks, open_masks
+from datamodules.layouts.splits import SplitOptions, choose, drawn, drawn_notice
+
+NAMES = "class_names.txt"
+LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
+
+
+class SegmentationFolderDataModule(SegmentationDataModule):
+    """Images and masks of the same names; a mask's pixel holds its class's number, from 0 on.
+
+    Folders may have sub-folders, which images and masks share. ``images/valid`` serves where there
+    is no ``images/val``.
+
+    Args:
+        root: Folder that holds the others.
+        layout: "folder" for the places below, "roboflow" or "cvat" for an export, or "auto" to
+            recognise one where ``train_images`` is missing.
+        train_split: Split of an export that trains; None for the one that is called so.
+        val_split: Split of an export that validates; None for the one that is called so.
+        val_share: Share of the training images that validate in an export without such a split.
+        split_seed: Draws other images.
+        train_images: Folder of the training images, relative to ``root``.
+        train_masks: Folder of their masks, whose grey values or palette's indices are the labels,
+            or in the colours of ``colors``.
+        val_images: Folder of the validation images.
+        val_masks: Folder of their masks.
+        mask_suffix: What a mask's name has more than its image's before the ending, such as _mask.
+        classes: Names of the classes; by default the lines of ``class_names.txt`` in ``root``.
+        values: What a mask holds where each class is; 0, 1, 2, ... by default.
+        ignored: Values of pixels that do not count, besides 255.
+        **options: Of ``SegmentationDataModule``.
+    """
+
+    layout = f"images/train, images/val, masks/train, masks/val and {NAMES}"
+    example = "data=segmentation_folder data.root=/data/maps"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        layout: str = AUTO,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        val_share: float = 0.1,
+        split_seed: int = 0,
+        train_images: str = "images/train",
+        train_masks: str = "masks/train",
+        val_images: str = "images/val",
+        val_masks: str = "masks/val",
+        mask_suffix: str = "",
+        classes: Sequence[str] | None = None,
+        values: Sequence[int] | None = None,
+        ignored: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        self.chosen_layout = checked_layout(layout, LAYOUTS)
+        self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
+        self.folders: dict[Split, tuple[str, str]] = {
+            "train": (train_images, train_masks),
+            "val": (val_images, val_masks),
+        }
+        self.mask_suffix = mask_suffix
+        self.classes = None if classes is None else tuple(map(nfc, classes))
+        self.values = None if values is None else whole_list("data.values", values)
+        self.ignored = whole_list("data.ignored", ignored)
+        either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
+        self.two_values = either if values is None else ""
+        for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
+            if not all(0 <= number <= IGNORED for number in numbers):
+                raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
+        if self.colors is not None and (self.values is not None or self.ignored):
+            raise ValueError(
+                "data.colors is for masks in colours, data.values and data.ignored for masks whose "
+                "values are labels; pass data.colors and data.ignored_colors alone"
+            )
+
+    def pairs(self) -> Pairs:
+        """Pair images with masks and read the names of the classes."""
+        export = self._export()
+        if export is not None:
+            return self._of_export(export)
+        self.class_names = self._names()
+        self.code = self._code()
+        self.category_ids = self.code.values
+        return {
+            split: self._paired(self._place(images), self._place(masks))
+            for split, (images, masks) in self.folders.items()
+        }
+
+    def _export(self) -> Masks | None:
+        """Return the export in the folder; None for folders of images and masks."""
+        own = (self.folder / self.folders["train"][0]).is_dir()
+        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and own):
+            return None
+        export = open_masks(self.folder, self.chosen_layout)
+        typed = {"classes": self.classes, "values": self.values, "colors": self.colors}
+        named = [name for name, value in typed.items() if value is not None]
+        if export is not None and named:
+            raise ValueError(
+                f"{export.title} names its classes and their masks; leave out "
+                f"{', '.join(f'data.{name}' for name in named)}"
+            )
+        return export
+
+    def _of_export(self, export: Masks) -> Pairs:
+        self.class_names = export.names
+        self.values, self.colors = export.values or None, export.colours or None
+        self.code = self._code()
+        self.category_ids = self.code.values
+        chosen = choose(list(export.splits), self.splits, export.title)
+        whole = [Pair(*pair) for pair in export.splits[chosen.train]]
+        unused = first_few(chosen.unused)
+        left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
+        if chosen.val is not None:
+            val = [Pair(*pair) for pair in export.splits[chosen.val]]
+            say(
+                f"{export.title}: {len(whole)} training images in {chosen.train}, {len(val)} "
+                f"validation images in {chosen.val}{left}"
+            )
+            return {"train": whole, "val": val}
+        names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
+        picked = drawn(names, self.splits, export.title)
+        say(f"{export.title}: {drawn_notice(len(picked), len(names), self.splits)}{left}")
+        return {
+            split: [
+                p for n, p in zip(names, whole, strict=True) if (n in picked) == (split == "val")
+            ]
+            for split in SPLITS
+        }
+
+    def _place(self, name: str) -> Path:
+        """Return a folder of the set; for ``val`` the folder of validation images there is."""
+        folder = self.folder / name
+        return validation_folder(folder.parent) if folder.name == VALIDATION[0] else folder
+
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
+        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        super().predict_only(class_names, category_ids or self.values or range(len(class_names)))
+
+    def _names(self) -> tuple[str, ...]:
+        if self.classes is not None:
+            rule = f"data.classes must be 1 to {IGNORED - 1} different names"
+            refuse_bad_names(self.classes, rule)
+            return self.classes
+        file = self.folder / NAMES
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"no {file}; write one name a line, or pass data.classes=[background,road,...]"
+            )
+        return read_class_names(file)
+
+    def _code(self) -> MaskCode:
+        number = self.num_classes
+        values = tuple(range(number)) if self.values is None else self.values
+        if len(values) != number or len(set(values)) < number or {*self.ignored} & {*values}:
+            raise ValueError(
+                f"data.values={list(values)} must be {number} different numbers, one for each "
+                f"class, and none of data.ignored={list(self.ignored)}"
+            )
+        if self.values is None:
+            code = consecutive(number, first=0, ignored=self.ignored)
+            other = "; if the masks hold other labels, pass data.values with one for each class"
+            return replace(code, meaning=code.meaning + other)
+        ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
+        meaning = f"the classes have data.values={list(values)}"
+        meaning += f", and {list(ignored)} are ignored" if ignored else ""
+        if values == (0, IGNORED):
+            meaning += "; masks of 1 bit hold 0 and 1: save all with 8 bits, or pass [0,1]"
+        return MaskCode(values, ignored, meaning)
+
+    def _paired(self, images: Path, masks: Path) -> list[Pair]:
+        for folder in (images, masks):
+            require_folder(folder, f"such a set has {self.layout}, or other folders that are named")
+        of_image = by_stem(images, listed(images, IMAGE_SUFFIXES))
+        of_mask = by_stem(masks, listed(masks, LOSSLESS))
+        if not of_image:
+            raise ValueError(f"no images in {images}; such a set has {self.layout}")
+        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in of_image}
+        require_names(
+            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in of_mask},
+            f"images in {images} lack their masks",
+            "add the masks, remove the images, or say what masks' names end in by data.mask_suffix",
+        )
+        require_names(
+            {str(masks / of_mask[mask]) for mask in of_mask.keys() - set(wanted.values())},
+            f"masks in {masks} lack their images",
+            "add the images or remove the masks",
+        )
+        return [Pair(images / of_image[s], masks / of_mask[m]) for s, m in sorted(wanted.items())]
+
+
+def listed(folder: Path, suffixes: Collection[str]) -> list[str]:
+    """Return the files with one of the endings; log how many others are skipped."""
+    skipped: Counter[str] = Counter()
+    names = list_images(folder, skipped)
+    skipped.update(suffix_of(name) for name in names if suffix_of(name) not in suffixes)
+    for line in skipped_notice(folder, skipped):
+        say(line)
+    return [name for name in names if suffix_of(name) in suffixes]
+
+
+def by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the names of a folder's files by these without their endings.
+
+    Raises:
+        ValueError: Two files differ in their endings only.
+    """
+    by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
+    if len(by_stem) < len(names):
+        twice = [name for name in names if name not in by_stem.values()]
+        raise ValueError(
+            f"{folder} has files that differ only in their endings or in the form of accents (NFC, "
+            f"NFD): {first_few(twice)}; remove one of each"
+        )
+    return by_stem

@@ -1,0 +1,262 @@
+"""Read the text files of data sets: lists, JSON and csv in any common encoding."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from datamodules.files import plain_file
+from datamodules.files.console import say
+
+MARKS = (  # UTF-32's mark begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+SAMPLED = 4096  # bytes in which UTF-16 without a mark is recognised
+CONTROLS = frozenset(range(32)) - set(b"\t\n\r\f\x1a")  # Windows may end a file with 0x1A
+DELIMITERS = ",;\t"
+LONGEST_FIELD = 2**31 - 1  # csv refuses fields above 131,072 characters by default
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, UTF-16 or UTF-32, or in Latin-1 with a warning.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is a folder or device, or its content is not text.
+    """
+    return decoded(read_raw(path), path)
+
+
+def read_raw(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is a folder, pipe or device, or cannot be read.
+    """
+    try:
+        return plain_file(path).read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"file {path} does not exist") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def decoded(raw: bytes, name: object) -> str:
+    """Return the text of the bytes of a file.
+
+    Args:
+        raw: The bytes.
+        name: What messages call the file.
+
+    Raises:
+        ValueError: The bytes are not text.
+    """
+    return _decoded(raw, name)[0]
+
+
+def glimpse(raw: bytes) -> str:
+    """Return the text of a part of a file, by which its format is recognised."""
+    return raw.decode(_encoding_of(raw), "replace").lstrip("\ufeff \t\r\n")
+
+
+def _decoded(raw: bytes, name: object) -> tuple[str, str]:
+    """Return the text and its encoding."""
+    encoding = _encoding_of(raw)
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8" or not CONTROLS.isdisjoint(raw):
+            raise ValueError(
+                f"{name} is not a text file: byte {error.start} of {len(raw)} is not {encoding}; "
+                "save it as UTF-8"
+            ) from None
+        text, encoding = _latin1(raw)
+        line = text.rfind("\n", 0, error.start) + 1
+        near = text[max(line, error.start - 20) : error.start + 20].split("\n")[0].strip()
+        say(
+            f"{name} is not UTF-8 and is read as Latin-1 (line "
+            f"{text.count(chr(10), 0, line) + 1}: {near}); save it as UTF-8 if letters are wrong"
+        )
+    if "\0" in text:
+        raise ValueError(f"{name} is not a text file: it holds zero bytes; save it as UTF-8")
+    return text, encoding
+
+
+def _latin1(raw: bytes) -> tuple[str, str]:
+    """Return the text as browsers read Latin-1: by Windows-1252, which has more letters."""
+    try:
+        return raw.decode("cp1252"), "cp1252"
+    except UnicodeDecodeError:
+        return raw.decode("latin-1"), "latin-1"
+
+
+def _encoding_of(raw: bytes) -> str:
+    for mark, encoding in MARKS:
+        if raw.startswith(mark):
+            return encoding
+    sample = raw[:SAMPLED]
+    even, odd = sample[::2].count(0), sample[1::2].count(0)
+    # ASCII letters in UTF-16 have a zero byte each.
+    if 4 * max(even, odd) > len(sample) and min(even, odd) * 8 < max(even, odd):
+        return "utf-16-be" if even > odd else "utf-16-le"
+    return "utf-8"
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a list, one name each, stripped and in NFC; empty lines at the end drop.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is not a text file.
+    """
+    # str.splitlines would also break lines at characters that names may contain, such as U+2028.
+    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")
+    return [nfc(line.strip()) for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is not valid JSON.
+    """
+    return parsed_json(read_raw(path), path)
+
+
+def parsed_json(raw: bytes, name: object) -> Any:
+    """Return the content of the bytes of a JSON file.
+
+    Args:
+        raw: The bytes.
+        name: What messages call the file.
+
+    Raises:
+        ValueError: The bytes are not valid JSON.
+    """
+    text, encoding = _decoded(raw, name)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{name}: its lists are nested too deeply") from None
+    except json.JSONDecodeError as error:
+        position = len(text[: error.pos].encode(encoding))
+        raise ValueError(
+            f"{name} is not valid JSON at byte {position} of {len(raw)} ({error.msg}); "
+            "it may be cut off"
+        ) from error
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise ValueError(f"{name} cannot be read: {error}") from error
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a csv file by the names of its columns, all stripped and in NFC.
+
+    Columns are separated by the comma, semicolon or tab that is most frequent in the first line.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is empty, or a row has more or fewer fields than the first.
+    """
+    text = read_text(path).rstrip("\x1a")
+    first = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=first.count)
+    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a csv file: {error}") from error
+    finally:
+        csv.field_size_limit(usual)
+    lines = [(number, row) for number, row in enumerate(rows, 1) if any(map(str.strip, row))]
+    if not lines:
+        raise ValueError(f"{path} is empty; its first line must name the columns")
+    columns = [nfc(name.strip()) for name in lines[0][1]]
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"{path}: the first row must name different columns, got {columns}")
+    for number, row in lines[1:]:
+        if len(row) != len(columns):
+            raise ValueError(
+                f"{path}: row {number} has {len(row)} fields, but the first row names "
+                f"{len(columns)} columns"
+            )
+    return [
+        dict(zip(columns, (nfc(field.strip()) for field in row), strict=True))
+        for _, row in lines[1:]
+    ]
+
+
+def nfc(name: str) -> str:
+    """Return a name with composed letters: "é" as one character, whichever way it was typed."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def same_file(name: str) -> str:
+    """Return the one spelling of a path: NFC, slashes, without ``./`` and doubled slashes."""
+    return os.path.normpath(nfc(name.replace("\\", "/")))
+
+
+class FolderNames:
+    """Find files by the names that lists and annotations give them.
+
+    Names may differ from those on the disk in ``./``, in backslashes for slashes, and in accents
+    (NFC or NFD). A file of exactly the given name comes first.
+
+    Args:
+        folder: Names are relative to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._listed: dict[str, tuple[set[str], dict[str, str]]] = {}
+        self._folders: dict[str, str | None] = {}
+
+    def find(self, name: str) -> str | None:
+        """Return the name on the disk, with slashes and relative to the folder; None if absent."""
+        found = self._find(name)
+        if found is None and "\\" in name:
+            found = self._find(name.replace("\\", "/"))
+        return found
+
+    def on_disk(self, name: str) -> str:
+        """Return the name on the disk, or the given one where there is no such file."""
+        return self.find(name) or name
+
+    def _find(self, name: str) -> str | None:
+        last = name.rpartition("/")[2]
+        above = name.removesuffix(last)
+        if above not in self._folders:
+            place: str | None = "/" if above.startswith("/") else ""
+            for part in above.split("/"):
+                place = place if place is None else self._in(place, part)
+            self._folders[above] = place
+        parent = self._folders[above]
+        return None if parent is None or not last else self._in(parent, last)
+
+    def _in(self, parent: str, name: str) -> str | None:
+        """Return the path on the disk of what a folder calls so."""
+        if name in ("", "."):
+            return parent
+        exact, composed = self._list(parent)
+        real = name if name in exact or name == ".." else composed.get(nfc(name))
+        return real and os.path.join(parent, real)  # noqa: PTH118 - of each image
+
+    def _list(self, parent: str) -> tuple[set[str], dict[str, str]]:
+        """Return the names in a folder, listed once: far cheaper than asking for 100,000 files."""
+        if parent not in self._listed:
+            place = self.folder / parent
+            names = set(os.listdir(place)) if place.is_dir() else set()  # noqa: PTH208
+            composed = {nfc(name): name for name in names if not name.isascii()}
+            self._listed[parent] = names, composed
+        return self._listed[parent]

@@ -1,0 +1,319 @@
+"""Label maps of training images, which move with what augmentation does to the image.
+
+A label map is a file ``<folder>/<class>/<image>.pt`` of a tensor (2, T, h, w), float16 or float32:
+of each place of the image, as a grid of h x w, the scores of its T best classes and their numbers.
+That is the format of the published maps (``label_top5_train_nfnet``: T = 5, 18 x 18);
+``tools/annotate.py`` makes others, and lists the classes that their numbers mean in
+``classes.json``.
+
+Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
+NeurIPS 2021, https://arxiv.org/abs/2104.10858.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from PIL import Image
+from timm.data import auto_augment
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from torch import Tensor
+from torchvision.transforms import RandomHorizontalFlip
+
+from datamodules.files import load_rgb, require_folder, require_names
+from datamodules.files.text_files import FolderNames, nfc, read_json
+from datamodules.files.whole_numbers import shown
+from datamodules.images.classification import Boxes, ImageFiles, Sample, sample
+from datamodules.images.transforms import PaperAugmentation, augment_ops
+
+CLASSES = "classes.json"  # beside label maps: the names of the classes, in label order
+DTYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int16,
+    torch.int32, torch.int64,
+}  # fmt: skip
+Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
+
+
+class LabelledTransform:
+    """The training transform of an augmentation for an image and its label map.
+
+    Flip and policy come first and move the map as well, by the nearest place; the crop comes last
+    and is given as a box, which the loss cuts out of the map.
+
+    Args:
+        augmentation: The images'.
+        size: Side of the images.
+        folder: Of the label maps.
+        boxes: "released" has rows and columns of the box exchanged, as the code that LVT and others
+            were trained by has them; "image" is where the crop is.
+
+    Raises:
+        ValueError: An augmentation whose changes cannot be followed.
+    """
+
+    def __init__(
+        self, augmentation: Any, size: int, folder: str | Path, boxes: Boxes = "image"
+    ) -> None:
+        policy = getattr(augmentation, "auto_augment", None) or ""
+        if not isinstance(augmentation, PaperAugmentation) or policy.startswith("augmix"):
+            raise ValueError(
+                "label maps can be moved with random crops, flips and RandAugment or AutoAugment "
+                "alone: pass "
+                "data.augmentation._target_=datamodules.images.transforms.PaperAugmentation, "
+                "or data.token_labels=null"
+            )
+        self.folder, self.boxes = Path(folder).expanduser(), boxes
+        self.flip = augmentation.flip
+        self.crop: Any = None
+        self.policy: list[Any] = []
+        self.rest: list[Any] = []
+        made: Any = augmentation.train(size)
+        for part in made.transforms:
+            if isinstance(part, RandomResizedCropAndInterpolation):
+                self.crop = part
+            elif isinstance(part, RandomHorizontalFlip):
+                continue
+            elif self.crop is not None and not self.rest and any(True for _ in augment_ops(part)):
+                self.policy.append(part)
+            else:
+                self.rest.append(part)
+        for part in self.policy:
+            op: Any
+            for op in augment_ops(part):
+                if op.aug_fn in MOVES:
+                    op.aug_fn = functools.partial(self._noted, op.aug_fn)
+        self.crop.get_params = self._noted_crop
+        self._moves: list[Matrix] = []
+        self._box: tuple[float, float, float, float] = (0, 0, 1, 1)
+
+    def __call__(self, image: Image.Image, label_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The image (3, size, size), its label map (2, T, h, w), and the crop's box (4,)."""
+        if self.flip and torch.rand(1) < self.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            label_map = label_map.flip(-1)
+        self._moves = []
+        for part in self.policy:
+            image = part(image)
+        for matrix in self._moves:
+            label_map = moved(label_map, matrix)
+        made: Any = self.crop(image)
+        for part in self.rest:
+            made = part(made)
+        return made, label_map, torch.tensor(self._box)
+
+    def _noted(
+        self, function: Callable[..., Any], image: Image.Image, *args: Any, **more: Any
+    ) -> Any:
+        self._moves.append(MOVES[function](*image.size, *args))
+        return function(image, *args, **more)
+
+    def _noted_crop(self, image: Image.Image, *ranges: Any) -> tuple[int, int, int, int]:
+        params: tuple[int, int, int, int] = type(self.crop).get_params(image, *ranges)
+        top, left, height, width = params
+        box = (
+            left / image.width,
+            top / image.height,
+            (left + width) / image.width,
+            (top + height) / image.height,
+        )
+        self._box = (box[1], box[0], box[3], box[2]) if self.boxes == "released" else box
+        return params
+
+
+def _shear_x(width: int, height: int, factor: float) -> Matrix:
+    return (1, factor * height / width, 0, 0, 1, 0)
+
+
+def _shear_y(width: int, height: int, factor: float) -> Matrix:
+    return (1, 0, 0, factor * width / height, 1, 0)
+
+
+def _translate_x(width: int, height: int, share: float) -> Matrix:
+    return (1, 0, share, 0, 1, 0)
+
+
+def _translate_y(width: int, height: int, share: float) -> Matrix:
+    return (1, 0, 0, 0, 1, share)
+
+
+def _rotate(width: int, height: int, degrees: float) -> Matrix:
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    a, b, d, e = cos, -sin * height / width, sin * width / height, cos
+    return (a, b, (1 - a - b) / 2, d, e, (1 - d - e) / 2)
+
+
+# Where a place of the changed image comes from, both in shares of width and height.
+MOVES: dict[Any, Callable[..., Matrix]] = {
+    auto_augment.shear_x: _shear_x,
+    auto_augment.shear_y: _shear_y,
+    auto_augment.translate_x_rel: _translate_x,
+    auto_augment.translate_y_rel: _translate_y,
+    auto_augment.translate_x_abs: lambda w, h, pixels: _translate_x(w, h, pixels / w),
+    auto_augment.translate_y_abs: lambda w, h, pixels: _translate_y(w, h, pixels / h),
+    auto_augment.rotate: _rotate,
+}
+
+
+def moved(label_map: Tensor, matrix: Matrix) -> Tensor:
+    """A label map (2, T, h, w) as the image is moved; what comes from outside has scores of 0."""
+    a, b, c, d, e, f = matrix
+    height, width = label_map.shape[-2:]
+    y, x = torch.meshgrid(
+        (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij"
+    )
+    columns = ((a * x + b * y + c) * width).floor().long()
+    rows = ((d * x + e * y + f) * height).floor().long()
+    inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
+    taken = label_map[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+    return torch.stack([taken[0] * inside, taken[1]])
+
+
+def write_classes(folder: Path, names: Sequence[str]) -> None:
+    """List the classes of a folder of label maps, in label order.
+
+    Raises:
+        ValueError: The folder has label maps of other classes or another order.
+    """
+    check_map_classes(folder, names)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CLASSES).write_text(json.dumps(list(names), indent=0) + "\n", encoding="utf-8")
+
+
+def check_map_classes(folder: Path, names: Sequence[str]) -> None:
+    """Compare the classes of label maps with the data's, if the folder lists them.
+
+    Raises:
+        ValueError: They differ by name or order.
+    """
+    file = folder / CLASSES
+    if not file.is_file():
+        return
+    found = read_json(file)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{file} must hold a JSON list of class names, got {shown(found)}")
+    found = [nfc(name) for name in found]
+    if found == list(names):
+        return
+    if sorted(found) == sorted(names):
+        raise ValueError(
+            f"{folder} has label maps of these classes in another order; pass the class_order that "
+            "they were made with, or make them again with tools/annotate.py"
+        )
+    raise ValueError(
+        f"{file} lists {len(found)} classes, not the {len(names)} of the data; make label maps "
+        "with an annotator of these classes"
+    )
+
+
+class TokenLabelledFiles(ImageFiles):
+    """Image files with labels and label maps, of which nothing is read before it is needed.
+
+    Args:
+        root: Folder that the names are relative to.
+        names: File names, ``<class>/<image>``.
+        labels: Their labels.
+        transform: Of images and label maps.
+        class_names: Of the data.
+    """
+
+    transform: Any
+
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Sequence[int],
+        transform: LabelledTransform,
+        class_names: Sequence[str],
+    ) -> None:
+        super().__init__(root, names, labels, cast("Any", transform))
+        self.class_names, self.num_classes = tuple(class_names), len(class_names)
+
+    def check(self) -> None:
+        """Look for all label maps, and into the first.
+
+        Raises:
+            FileNotFoundError: Their folder, or some of them, are not there.
+            ValueError: The first of them is none, or their classes are others or in another order.
+        """
+        folder = self.transform.folder
+        require_folder(folder, "data.token_labels=<folder> holds <class>/<image>.pt")
+        check_map_classes(folder, self.class_names)
+        on_disk = FolderNames(folder)
+        names = [self._map_name(index) for index in range(len(self))]
+        missing = [name for name in names if on_disk.find(name) is None]
+        require_names(
+            missing,
+            f"label maps are missing in {folder}",
+            "make them by python tools/annotate.py, or pass data.token_labels=null",
+        )
+        self.label_map(0)
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first label map, which all others must have too."""
+        return tuple(self._read(self.map_file(0)).shape)
+
+    def map_file(self, index: int) -> Path:
+        """The file of a sample's label map."""
+        folder: Path = self.transform.folder
+        name = self._map_name(index)
+        return folder / (name if name.isascii() else FolderNames(folder).on_disk(name))
+
+    def _map_name(self, index: int) -> str:
+        return str(Path(self.path(index)).relative_to(self.root).with_suffix(".pt"))
+
+    def label_map(self, index: int) -> Tensor:
+        """The label map (2, T, h, w) of a sample.
+
+        Raises:
+            ValueError: It is none, of another shape than the first, or names other classes.
+        """
+        file = self.map_file(index)
+        found = self._read(file)
+        if tuple(found.shape) != self.shape:
+            raise ValueError(
+                f"{file} is a label map of {tuple(found.shape)}, the first one of {self.shape}; "
+                "make all with the same annotator and size"
+            )
+        low, high = found[1].min().item(), found[1].max().item()
+        if not 0 <= low <= high < self.num_classes:
+            raise ValueError(
+                f"{file} names the classes {low:g} to {high:g}, and the data have "
+                f"{self.num_classes}; make label maps with an annotator of these classes"
+            )
+        return found.float()
+
+    @staticmethod
+    def _read(file: Path) -> Tensor:
+        try:
+            found = torch.load(file, weights_only=True)
+        except Exception as error:  # foreign bytes make the reader raise all kinds
+            raise ValueError(f"{file} is no label map ({type(error).__name__})") from error
+        if type(found) is not Tensor or found.layout != torch.strided or found.is_nested:
+            raise ValueError(f"{file} is no label map: it must hold one dense tensor")
+        # A view may repeat one number 10^12 times.
+        whole = found.numel() * found.element_size() <= found.untyped_storage().nbytes()
+        plain = found.dtype in DTYPES and not found.is_meta and whole
+        if not plain or found.ndim != 4 or len(found) != 2 or not found.numel():
+            raise ValueError(
+                f"{file} is no label map: it must hold a tensor (2, T, h, w) of floating-point or "
+                f"whole numbers, got {tuple(found.shape)} of {found.dtype}"
+            )
+        return found
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Get ``image``, ``label``, ``sample_id``, and of the label map what the loss needs."""
+        image = load_rgb(self.path(index), upright=False)
+        made, label_map, box = self.transform(image, self.label_map(index))
+        return sample(made, int(self.labels[index]), index) | {
+            "token_scores": label_map[0],
+            "token_classes": label_map[1].long(),
+            "token_box": box,
+        }

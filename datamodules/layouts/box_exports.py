@@ -1,0 +1,122 @@
+"""Exports with boxes and outlines, by the tool that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datamodules.files import first_few
+from datamodules.layouts import coco_files, cvat_images, label_studio, labelme, voc_boxes, yolo
+from datamodules.layouts.coco_records import Parts
+from datamodules.layouts.foreign_formats import foreign_format
+
+AUTO, OWN = "auto", "coco"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format that a tool exports.
+
+    Attributes:
+        tool: Value of ``data.layout``.
+        title: For messages.
+        find: Returns what ``opened`` needs, false if the folder holds something else.
+        opened: Returns the splits.
+    """
+
+    tool: str
+    title: str
+    find: Callable[[Path], Any]
+    opened: Callable[[Path, Any], Parts]
+
+
+def _coco(tool: str, title: str, find: Callable[[Path], Any]) -> Format:
+    return Format(tool, title, find, lambda root, _: coco_files.opened(root, find))
+
+
+def _yolo(tool: str, title: str, find: Callable[[Path], Path | None] = yolo.find_yaml) -> Format:
+    return Format(tool, title, find, lambda _, file: yolo.opened(yolo.describe_yaml(file)))
+
+
+def _file(name: str) -> Callable[[Path], Path | None]:
+    return lambda root: root / name if (root / name).is_file() else None
+
+
+def _label_studio_yolo(root: Path) -> Path | None:
+    file = root / "classes.txt"
+    return file if file.is_file() and (root / "labels").is_dir() else None
+
+
+# The first that fits is taken, so that a tool's own format stands before a common one.
+FORMATS = (
+    _coco("roboflow", "Roboflow's COCO export", coco_files.find_roboflow),
+    Format("cvat", "CVAT for images 1.1", cvat_images.find, cvat_images.opened),
+    Format("cvat", "CVAT's YOLO 1.1", _file("obj.data"),
+           lambda _, file: yolo.opened(yolo.describe_darknet(file))),
+    Format("label_studio", "Label Studio's YOLO export", _label_studio_yolo,
+           lambda _, file: yolo.opened(yolo.describe_classes(file))),
+    Format("roboflow", "Roboflow's YOLO Darknet export", yolo.find_labelled,
+           lambda root, _: yolo.opened(yolo.describe_labelled(root))),
+    _yolo("roboflow", "Roboflow's YOLO export", yolo.find_roboflow),
+    _yolo("yolo", "YOLO's data.yaml"),
+    _yolo("roboflow", "Roboflow's YOLO export"),
+    _yolo("cvat", "CVAT's Ultralytics YOLO export"),
+    _yolo("fiftyone", "FiftyOne's YOLO export"),
+    _coco("label_studio", "Label Studio's COCO export", coco_files.find_label_studio),
+    _coco("fiftyone", "FiftyOne's COCO export", coco_files.find_fiftyone),
+    _coco("cvat", "CVAT's COCO 1.0", coco_files.find_cvat),
+    Format("label_studio", "Label Studio's Pascal VOC export", voc_boxes.find_label_studio,
+           voc_boxes.opened),
+    Format("cvat", "CVAT's Pascal VOC 1.1", voc_boxes.find_devkit, voc_boxes.opened),
+    Format("roboflow", "Roboflow's Pascal VOC export", voc_boxes.find_roboflow, voc_boxes.opened),
+    Format("label_studio", "Label Studio's JSON", label_studio.find, label_studio.opened),
+    Format("labelme", "LabelMe's JSON files", labelme.find, labelme.opened),
+)  # fmt: skip
+TOOLS = tuple(sorted({one.tool for one in FORMATS}))
+LAYOUTS = (AUTO, OWN, *TOOLS)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A recognised export.
+
+    Attributes:
+        root: Its folder.
+        format: The format.
+        parts: Its splits.
+    """
+
+    root: Path
+    format: Format
+    parts: Parts
+
+    @property
+    def title(self) -> str:
+        """The folder and its format, for messages."""
+        return f"{self.root} ({self.format.title}, data.layout={self.format.tool})"
+
+
+def open_export(root: Path, layout: str) -> Export | None:
+    """Recognise an export and list its splits; None with ``auto`` for an unknown folder.
+
+    Raises:
+        ValueError: The folder is not one of the tool's, or holds a format that is not read.
+    """
+    for one in FORMATS:
+        if layout in (AUTO, one.tool):
+            found = one.find(root)
+            if found:
+                return Export(root, one, one.opened(root, found))
+    foreign = foreign_format(root)
+    if foreign is not None:
+        raise ValueError(
+            f"{root} holds {foreign}, which is not read; export COCO or YOLO from the tool"
+        )
+    if layout == AUTO:
+        return None
+    known = [one.title for one in FORMATS if one.tool == layout]
+    raise ValueError(
+        f"{root} is not an export of data.layout={layout}: expected {first_few(known, 10)}"
+    )

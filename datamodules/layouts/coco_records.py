@@ -1,0 +1,170 @@
+"""What an export holds, and its conversion into COCO's form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datamodules.files import first_few
+from datamodules.files.console import say
+from datamodules.layouts.coco_checks import checked_content
+from datamodules.layouts.image_lookup import Images, Size
+from datamodules.layouts.outlines import Box, Point, area_of, bounds, mask_bounds, run_lengths
+
+Content = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An annotated object.
+
+    Attributes:
+        label: Name of its class.
+        box: x, y, width and height in pixels.
+        area: In pixels.
+        outline: Polygons, or run lengths of the image; empty for a box.
+    """
+
+    label: str
+    box: Box
+    area: float
+    outline: Any
+
+    @classmethod
+    def of_box(cls, label: str, box: Box) -> Shape:
+        """Build a shape without an outline."""
+        return cls(label, box, box[2] * box[3], [])
+
+    @classmethod
+    def of_polygons(cls, label: str, polygons: Sequence[Sequence[Point]]) -> Shape:
+        """Build a shape of one or more polygons."""
+        flat = [[float(value) for point in polygon for value in point] for polygon in polygons]
+        box = bounds([point for polygon in polygons for point in polygon])
+        return cls(label, box, sum(map(area_of, polygons)), flat)
+
+    @classmethod
+    def of_mask(cls, label: str, mask: NDArray[np.bool_]) -> Shape:
+        """Build a shape of a mask (H, W) of the image."""
+        return cls(label, mask_bounds(mask), float(mask.sum()), run_lengths(mask))
+
+
+@dataclass
+class Photo:
+    """An image with its shapes.
+
+    Attributes:
+        file: Relative to the export's root.
+        shapes: The annotated objects.
+        size: Width and height; None to read them from the image.
+    """
+
+    file: str
+    shapes: list[Shape] = field(default_factory=list)
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split of an export in COCO's form.
+
+    Attributes:
+        source: The file or folder that messages name.
+        images: Folder that the images' ``file_name`` are relative to.
+        content: As ``coco_checks.read_coco`` returns it.
+    """
+
+    source: Path
+    images: Path
+    content: Content
+
+
+# The splits of an export by name; a part is read when it is called.
+Parts = Mapping[str, Callable[[], Part]]
+
+
+def to_parts(
+    splits: Mapping[str, Sequence[Photo]],
+    source: Path,
+    images: Images,
+    names: Sequence[str] | None = None,
+) -> Parts:
+    """Return splits in COCO's form.
+
+    Args:
+        splits: The images of each split.
+        source: Annotation file or folder, for messages.
+        images: Of the export.
+        names: The classes in label order; by default those that occur, in alphabetical order.
+    """
+    photos = [photo for split in splits.values() for photo in split]
+    if names is None:
+        names = sorted({shape.label for photo in photos for shape in photo.shapes})
+    if not names:
+        raise ValueError(f"{source} has no annotated boxes or outlines")
+    listed = {photo.file for photo in photos}
+    unlisted = [name for name in images.names if name not in listed]
+    if unlisted:
+        say(
+            f"{source}: images without an annotation are left out: {len(unlisted)} of "
+            f"{len(images.names)}, such as {first_few(unlisted, 3)}"
+        )
+    return {name: partial(to_part, split, source, images, names) for name, split in splits.items()}
+
+
+def to_part(photos: Sequence[Photo], source: Path, images: Images, names: Sequence[str]) -> Part:
+    """Return a split in COCO's form; see ``to_parts``."""
+    unsized = [photo for photo in photos if photo.size is None]
+    for photo, size in zip(unsized, images.sizes([p.file for p in unsized]), strict=True):
+        photo.size = size
+    ids = {name: number for number, name in enumerate(names)}
+    return Part(source, images.folder, checked_content(source, _content(photos, ids)))
+
+
+def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:
+    content: Content = {
+        "categories": [{"id": number, "name": name} for name, number in ids.items()],
+        "images": [],
+        "annotations": [],
+    }
+    for image_id, photo in enumerate(photos, 1):
+        assert photo.size is not None
+        width, height = photo.size
+        content["images"].append(
+            {"id": image_id, "file_name": photo.file, "width": width, "height": height}
+        )
+        for shape in photo.shapes:
+            content["annotations"].append(
+                {
+                    "id": len(content["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": ids[shape.label],
+                    "bbox": list(shape.box),
+                    "area": shape.area,
+                    "iscrowd": 0,
+                    "segmentation": shape.outline,
+                }
+            )
+    return content
+
+
+def report_skipped(source: Path, skipped: Counter[str]) -> None:
+    """Log the annotations that have neither a box nor an outline."""
+    if skipped.total():
+        kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common())
+        say(
+            f"{source}: {skipped.total()} annotations are left out, as they are neither boxes nor "
+            f"outlines ({kinds})"
+        )
+
+
+def refuse_unknown_label(label: str, names: Sequence[str], where: str) -> None:
+    """Raise an error for a label that the export does not declare."""
+    if label not in names:
+        raise ValueError(f"{where}: label {label!r} must be one of {first_few(names, 10)}")

@@ -1,0 +1,119 @@
+"""Finds the images of an export, however its annotation files spell their paths."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from datamodules.files import first_few, list_images, require_names
+from datamodules.files.headers import THREADS, read_header
+from datamodules.files.text_files import nfc
+
+Size = tuple[int, int]  # width, height
+UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio adds to the names of uploaded files
+
+
+class Images:
+    """The images below a folder, by their paths.
+
+    Tools write the paths of their server or of another machine. An image is known by the longest
+    ending of its path that an image here has.
+
+    Args:
+        folder: Root of the export.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = list_images(folder)
+        self._by_path = {nfc(name): name for name in self.names}
+        self._by_name: dict[str, list[str]] = {}
+        self._by_stem: dict[str, list[str]] = {}
+        for name in self.names:
+            self._by_name.setdefault(nfc(name).rpartition("/")[2], []).append(name)
+            self._by_stem.setdefault(nfc(name).rpartition(".")[0], []).append(name)
+
+    def find(self, name: str, near: Sequence[str] = ("",)) -> str | None:
+        """Return the path of an image relative to the folder; None if there is none.
+
+        Args:
+            name: As an annotation file has it.
+            near: Folders that are searched first.
+
+        Raises:
+            ValueError: Several images bear the name.
+        """
+        path = nfc(name).replace("\\", "/")
+        for place in near:
+            found = self._by_path.get(posixpath.normpath(f"{place or '.'}/{path}"))
+            if found is not None:
+                return found
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for start in range(len(parts)):
+            found = self._by_path.get("/".join(parts[start:]))
+            if found is not None:
+                return found
+        last = parts[-1] if parts else ""
+        same = self._by_name.get(last) or self._by_name.get(UPLOADED.sub("", last), [])
+        if len(same) > 1:
+            raise ValueError(
+                f"{self.folder} has several images {parts[-1]}: {first_few(same)}; "
+                f"the annotations name {name}: rename or remove the others"
+            )
+        return same[0] if same else None
+
+    def find_stem(self, stem: str, near: Sequence[str] = ("",)) -> str | None:
+        """Return the path of the only image with this path but for the ending; None without one."""
+        for place in near:
+            same = self._by_stem.get(nfc(f"{place}/{stem}" if place else stem), [])
+            if len(same) == 1:
+                return same[0]
+        return None
+
+    def find_all(
+        self, names: Collection[str], source: Path, remedy: str, near: Sequence[str] = ("",)
+    ) -> dict[str, str]:
+        """Return the path of each image.
+
+        Args:
+            names: As an annotation file has them.
+            source: The annotation file, for messages.
+            remedy: What to do about missing images.
+            near: Folders that are searched first.
+
+        Raises:
+            FileNotFoundError: Some images are missing.
+        """
+        found = {name: self.find(name, near) for name in names}
+        self.refuse_missing([n for n, place in found.items() if place is None], source, remedy)
+        return {name: place for name, place in found.items() if place is not None}
+
+    def refuse_missing(self, missing: Collection[str], source: Path, remedy: str) -> None:
+        """Raise ``FileNotFoundError`` that names missing images, if there are any."""
+        require_names(missing, f"images of {source} are missing in {self.folder}", remedy)
+
+    def in_folder(self, folder: str, *, nested: bool = True) -> list[str]:
+        """Return the images of a folder.
+
+        Args:
+            folder: Relative to the root, with slashes; empty for the root.
+            nested: Include those of its sub-folders.
+        """
+        prefix = f"{nfc(folder)}/" if folder else ""
+        inside = [name for name in self.names if nfc(name).startswith(prefix)]
+        return (
+            inside if nested else [name for name in inside if "/" not in nfc(name)[len(prefix) :]]
+        )
+
+    def sizes(self, names: Sequence[str]) -> list[Size]:
+        """Return width and height of images, turned as their EXIF orientation says."""
+
+        def size(name: str) -> Size:
+            header = read_header(self.folder / name, upright=True)
+            return header.width, header.height
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(size, names))

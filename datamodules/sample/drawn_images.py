@@ -1,0 +1,136 @@
+"""Pictures of one digit in class folders, and of two digits in CIFAR-100's format."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from datamodules.sample.digits import (
+    Material,
+    SampleSplit,
+    contrasting_colour,
+    digit_alpha,
+    material,
+    paste,
+    photo_crop,
+    to_image,
+)
+from datamodules.sample.scenes import DIGIT_NAMES, JPEG, SPLIT_IDS
+
+PAIR_SIDE = 32  # as in CIFAR
+PAIR_NAMES = tuple(f"{number:02d}" for number in range(100))
+# These pictures are for networks that start from random weights and have minutes to learn: darker
+# photographs and hardly turned digits halve the steps that DeiT-T needs.
+DIMMED = 0.5
+POSE = {"max_angle": 5.0, "max_stretch": 0.05}
+
+
+def write_image_folder(
+    folder: Path, copies: dict[SampleSplit, int], size: int, seed: int, limit: int
+) -> None:
+    """Write class folders of JPEGs that show one digit each.
+
+    Args:
+        folder: Where ``train`` and ``val`` go.
+        copies: Pictures of each digit image, on different photo crops.
+        size: Side of a picture in pixels.
+        seed: Decides the pictures.
+        limit: Use at most this many digit images of each class.
+    """
+    for split, times in copies.items():
+        source = material(split)
+        for label, name in enumerate(DIGIT_NAMES):
+            target = folder / split / name
+            target.mkdir(parents=True)
+            for index in np.flatnonzero(source.labels == label)[:limit].tolist():
+                for copy in range(times):
+                    rng = np.random.default_rng([seed, SPLIT_IDS[split], index, copy])
+                    picture = one_digit(rng, source, index, size)
+                    picture.save(target / f"{index:04d}_{copy}.jpg", **JPEG)
+
+
+def one_digit(rng: np.random.Generator, source: Material, index: int, size: int) -> Image.Image:
+    """A digit of 86 to 92 % of the picture's height in the middle of a photo crop, almost."""
+    canvas = DIMMED * photo_crop(rng, source.photos, size)
+    alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.86, 0.92)), **POSE)
+    alpha = alpha[:, :size]
+    height, width = alpha.shape
+    top = int(rng.integers(size - height + 1))
+    room = size - width
+    left = int(np.clip(room / 2 + rng.uniform(-0.03, 0.03) * size, 0, room))
+    colour = contrasting_colour(rng, canvas[top : top + height, left : left + width])
+    paste(canvas, alpha, top, left, colour)
+    return to_image(canvas)
+
+
+def write_cifar100(folder: Path, per_class: dict[SampleSplit, int], seed: int) -> None:
+    """Write the files ``train``, ``test`` and ``meta`` of pictures of two-digit numbers.
+
+    Args:
+        folder: Where ``cifar-100-python`` goes.
+        per_class: Pictures of each number.
+        seed: Decides the pictures.
+    """
+    target = folder / "cifar-100-python"
+    target.mkdir()
+    for split, count in per_class.items():
+        source = material(split)
+        order = np.random.default_rng([seed, SPLIT_IDS[split]]).permutation(100 * count)
+        numbers = np.repeat(np.arange(100), count)[order]
+        rows = [
+            two_digits(
+                np.random.default_rng([seed, SPLIT_IDS[split], row, number]), source, int(number)
+            )
+            for row, number in enumerate(numbers)
+        ]
+        name = {"train": "train", "val": "test"}[split]
+        content = {
+            b"filenames": [
+                f"{PAIR_NAMES[number]}_{row:05d}.png".encode() for row, number in enumerate(numbers)
+            ],
+            b"batch_label": f"sample data, {name}".encode(),
+            b"fine_labels": [int(number) for number in numbers],
+            b"coarse_labels": [int(number) // 5 for number in numbers],
+            b"data": np.stack(rows),
+        }
+        dump(target / name, content)
+    coarse = [
+        f"{PAIR_NAMES[first]} to {PAIR_NAMES[first + 4]}".encode() for first in range(0, 100, 5)
+    ]
+    dump(
+        target / "meta",
+        {b"fine_label_names": [n.encode() for n in PAIR_NAMES], b"coarse_label_names": coarse},
+    )
+
+
+def dump(path: Path, content: Mapping[bytes, object]) -> None:
+    """Write a pickle of the protocol that CIFAR's files have."""
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def two_digits(rng: np.random.Generator, source: Material, number: int) -> NDArray[np.uint8]:
+    """A number from 0 to 99 as two digits side by side on a photo crop.
+
+    Returns:
+        (3072,) pixels, channel by channel.
+    """
+    canvas = DIMMED * photo_crop(rng, source.photos, PAIR_SIDE)
+    height = int(rng.integers(22, 29))
+    half = PAIR_SIDE // 2
+    colour = contrasting_colour(rng, canvas)
+    for place, digit in enumerate(divmod(number, 10)):
+        choice = rng.choice(np.flatnonzero(source.labels == digit))
+        alpha = digit_alpha(rng, source.digits[choice], height, **POSE)
+        if alpha.shape[1] > half - 1:
+            narrow = Image.fromarray(alpha).resize((half - 1, height), Image.Resampling.BILINEAR)
+            alpha = np.asarray(narrow)
+        top = int(rng.integers(PAIR_SIDE - height + 1))
+        left = place * half + int(rng.integers(half - alpha.shape[1] + 1))
+        paste(canvas, alpha, top, left, colour)
+    pixels = np.asarray(to_image(canvas))
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)).reshape(-1)

@@ -1,0 +1,1 @@
+"""Adapters to MMDetection, MMSegmentation and mmcv; the only place that imports them."""

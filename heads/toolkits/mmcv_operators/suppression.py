@@ -1,0 +1,98 @@
+"""Non-maximum suppression: of N boxes the best of those that overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision import ops
+
+from heads.toolkits.mmcv_operators.precision import wide
+
+Array = NDArray[Any]
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the boxes (N, 4) that stay, best first; ``offset`` is 1 where pixels count."""
+    # mmcv's order of equal scores, which torchvision has another one for: it sees ranks.
+    order = scores.sort(0, descending=True)[1]
+    corners = wide(boxes)[order]
+    if offset:  # one pixel more at the far corners is one more in every width, overlaps' too
+        corners = corners + corners.new_tensor([0, 0, offset, offset])
+    ranks = torch.arange(len(order), 0, -1, device=corners.device).to(corners)
+    # mmcv compares in float32, where 0.6 is a little more than in double precision.
+    return order[ops.nms(corners, ranks, float(np.float32(iou_threshold)))]
+
+
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+    """Indices of each box that stays, before those that it suppresses; ``dets`` is (N, 5)."""
+    boxes, left = dets[:, :4].numpy(), dets[:, 4].sort(0, descending=True)[1].numpy()
+    groups = []
+    while len(left):
+        near = _overlaps(boxes[left[0]], boxes[left], 0) >= np.float32(iou_threshold)
+        near[0] = True  # also a box of no area
+        groups.append(left[near].tolist())
+        left = left[~near]
+    return groups
+
+
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
+    """Soft-NMS on the CPU: fills ``dets`` (N, 5) and gives the indices, best first.
+
+    Args:
+        boxes: (N, 4).
+        scores: (N,).
+        dets: Boxes with their lowered scores, as many rows as there are indices.
+        iou_threshold: Overlap from which methods 0 and 1 lower scores.
+        sigma: Width of method 2.
+        min_score: Boxes whose score falls below it are dropped.
+        method: 0 drops, 1 lowers linearly, 2 by a Gaussian of the overlap.
+        offset: 1 where pixels count.
+    """
+    places, values = boxes.numpy(), scores.numpy().copy()
+    left: Array = np.arange(len(places))
+    best: list[int] = []
+    kind = values.dtype.type
+    while len(left):
+        first = int(values[left].argmax())
+        left[[0, first]] = left[[first, 0]]
+        chosen, left = left[0], left[1:]
+        dets[len(best), :4], dets[len(best), 4] = boxes[chosen], float(values[chosen])
+        best.append(int(chosen))
+        shared = _overlaps(places[chosen], places[left], offset)
+        if method == 2:
+            values[left] *= np.exp(-(shared * shared) / kind(sigma))
+        else:
+            lowered = 1 - shared if method == 1 else np.zeros_like(shared)
+            values[left] *= np.where(shared >= kind(np.float32(iou_threshold)), lowered, kind(1))
+        left = _drop(left, values[left] < kind(min_score))
+    return torch.tensor(best, dtype=torch.long)
+
+
+def _drop(items: Array, dropped: Array) -> Array:
+    """Fill each gap with the last item that stays, an order that decides between equal scores."""
+    end = int((~dropped).sum())
+    gaps, movers = np.flatnonzero(dropped[:end]), end + np.flatnonzero(~dropped[end:])
+    items[gaps] = items[movers[::-1]]
+    return items[:end]
+
+
+def _overlaps(box: Array, others: Array, offset: int) -> Array:
+    """Intersection over union of a box (4,) with others (N, 4), in their precision."""
+    near, far = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    shared = np.maximum(far - near + offset, 0).prod(1)
+    areas = (others[:, 2:] - others[:, :2] + offset).prod(1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # boxes of no area
+        return shared / ((box[2:] - box[:2] + offset).prod() + areas - shared)

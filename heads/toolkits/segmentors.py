@@ -1,0 +1,279 @@
+"""MMSegmentation's segmentors around our backbones, and our decode heads in MMSegmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from backbones import Backbone
+from backbones.options import remembering
+from heads.toolkits.ffnet_seg import FFNetSegDecoder
+from heads.toolkits.toolkit import (
+    BUILDING,
+    ToolkitModel,
+    base_config,
+    build_model,
+    check_least,
+    check_pyramid,
+    freeze_unread,
+    override,
+    replace_batch_norms,
+    set_classes,
+)
+
+# Names that need no ``base``, with the model configs that MMSegmentation ships for them.
+SEGMENTORS = {"upernet": "upernet_r50"}
+# Decode heads of ours, by the names that configs have for them.
+DECODE_HEADS = ("FFNetSegHead",)
+
+
+class Segmentor(ToolkitModel):
+    """A segmentor of MMSegmentation; the probabilities of several views are averaged."""
+
+    def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """Do as the base class does; windows get no ``pad_shape``.
+
+        It is the size of the whole image, to which Mask2Former's head would resize each window.
+        """
+        data = super()._prepared(batch, training=training)
+        if not training and self.model.test_cfg.get("mode") == "slide":
+            for sample in data["data_samples"]:
+                sample.pop("pad_shape", None)
+        return data
+
+    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """The mean of the views' probabilities, as MMSegmentation's SegTTAModel takes it.
+
+        ``seg_logits`` are the logarithms of the means. One view's logits are held at a time, as
+        those of a large image with many classes fill a GPU.
+        """
+        samples: list[Any] = []
+        means: list[Tensor] = []
+        count = 0
+        for view in views:
+            predictions = self.predict_once(view)
+            found = [sample.seg_logits.data.softmax(dim=0) for sample in predictions]
+            if count:
+                for mean, one in zip(means, found, strict=True):
+                    mean += one
+            else:
+                samples, means = predictions, found
+            count += 1
+        for sample, mean in zip(samples, means, strict=True):
+            mean /= count
+            sample.pred_sem_seg.data = mean.argmax(dim=0, keepdim=True)
+            sample.seg_logits.data = mean.log()
+        return samples
+
+
+def register_decode_heads() -> None:
+    """Make our decode heads types of MMSegmentation's; a second call does nothing."""
+    with BUILDING:
+        _register_decode_heads()
+
+
+def _register_decode_heads() -> None:
+    from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+    from mmseg.registry import MODELS
+
+    if DECODE_HEADS[0] in MODELS.module_dict:
+        return
+
+    class FFNetSegHead(BaseDecodeHead):  # type: ignore[misc]
+        """FFNet_seg's decoder in MMSegmentation; see ``FFNetSegDecoder`` for its options."""
+
+        def __init__(
+            self,
+            *,
+            width: int = 256,
+            depth: int = 3,
+            expansion: int = 4,
+            drop_path_rate: float = 0.1,
+            fused: bool = False,
+            **options: Any,
+        ) -> None:
+            super().__init__(input_transform="multiple_select", **options)
+            self.decoder = FFNetSegDecoder(
+                self.in_channels,
+                self.channels,
+                width=width,
+                depth=depth,
+                expansion=expansion,
+                drop_path_rate=drop_path_rate,
+                fused=fused,
+            )
+
+        def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+            """The maps of the backbone -> logits (B, classes, H / 8, W / 8)."""
+            logits: Tensor = self.cls_seg(self.decoder(self._transform_inputs(inputs)))
+            return logits
+
+    MODELS.register_module(module=FFNetSegHead)
+
+
+@remembering
+def build_segmentor(
+    backbone: Backbone,
+    num_classes: int,
+    *,
+    name: str = "upernet",
+    base: str | None = None,
+    model: Mapping[str, Any] | None = None,
+    channels: int | None = None,
+    group_norm: bool = False,
+    class_weights: Sequence[float] | None = None,
+    test_crop: int | Sequence[int] | None = None,
+    test_stride: int | Sequence[int] | None = None,
+    pad_to: int | Sequence[int] | None = None,
+    dropout: float | None = None,
+    auxiliary_weight: float | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ToolkitModel:
+    """Build a segmentor of MMSegmentation from its own config.
+
+    Its SyncBN becomes BatchNorm, which runs on any device; ``trainer.sync_batchnorm=true`` turns it
+    back where several GPUs train.
+
+    Args:
+        backbone: Built with ``dense=True``.
+        num_classes: Classes that are scored, the ignored label not counted.
+        name: One of ``SEGMENTORS`` or, with ``base``, any.
+        base: The config of MMSegmentation's that it begins as; see ``base_config``.
+        model: What differs from it; see ``base_config``.
+        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps both,
+            and a head of masks or one that is read by another has its own.
+        group_norm: GroupNorm in place of BatchNorm, for batches of a few small images: where maps
+            are pooled to 1x1, two images leave two values to normalise by, evaluation has others.
+        class_weights: Weight of each class in both losses, where one class fills most pixels.
+            MMSegmentation divides by the weights of a process's own pixels, so that of several
+            processes the loss is the mean of weighted means, not the weighted mean over all.
+            A head of masks weighs masks, and takes and ignores them.
+        test_crop: Height and width of a window that slides over the image in evaluation; None for
+            whole images.
+        test_stride: How far the window moves (two thirds of it, rounded up, as usual).
+        pad_to: Side or (H, W) that training images are padded to, with 255 in their masks, as the
+            crop of mmseg's own pipelines does; None pads to the largest of a batch.
+        dropout: Share of channels that decode heads drop before their last layer (0.1).
+        auxiliary_weight: Weight of an auxiliary head's loss (0.4), if there is such a head.
+        options: Further values of MMSegmentation's model config; see ``override``.
+
+    Raises:
+        ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.
+    """
+    check_least(channels=channels)
+    config = base_segmentor(backbone, name, base, model)
+    freeze_unread(backbone, maps_read(config))
+    if channels is not None:
+        _set_width(config, channels)
+    set_classes(config, num_classes)
+    norm = {"type": "GN", "num_groups": 32} if group_norm else {"type": "BN"}
+    replace_batch_norms(config, norm | {"requires_grad": True})
+    if class_weights is not None:
+        _weight_classes(config, list(class_weights), num_classes)
+    _slide(config, test_crop, test_stride)
+    for head in _heads(config):
+        if dropout is not None and "dropout_ratio" in head and head is config.decode_head:
+            head.dropout_ratio = dropout
+        if auxiliary_weight is not None and head is not config.decode_head:
+            head.loss_decode.loss_weight = auxiliary_weight
+    if pad_to is not None:
+        size = (pad_to, pad_to) if isinstance(pad_to, int) else tuple(pad_to)
+        config.data_preprocessor.pop("size_divisor")
+        config.data_preprocessor.size = size
+    override(config, options or {})
+    built = build_model("mmseg", config, backbone, typed=bool(options or model))
+    return Segmentor(built, config)
+
+
+def base_segmentor(
+    backbone: Backbone,
+    name: str,
+    base: str | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Any:
+    """MMSegmentation's own config of a segmentor, fitted to a backbone, which is not in it.
+
+    Raises:
+        ValueError: Unknown name, MMSegmentation absent, or a backbone without four maps.
+    """
+    if base is None and name not in SEGMENTORS:
+        raise ValueError(
+            f"there is no segmentor called {name!r}; known: {', '.join(SEGMENTORS)}, and any "
+            "config of MMSegmentation's as head.base"
+        )
+    widths = check_pyramid(backbone, name)
+    config = base_config("mmseg", base or SEGMENTORS[name], model)
+    register_decode_heads()
+    config.pretrained = None
+    if config.get("neck"):  # the heads read what it gives
+        config.neck.in_channels = widths
+    else:
+        for head in _heads(config):
+            index = head.get("in_index", range(len(widths)))
+            several = not isinstance(index, int)
+            head.in_channels = [widths[one] for one in index] if several else widths[index]
+    divisor = backbone.size_divisor
+    config.data_preprocessor.pop("size", None)
+    config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
+    return config
+
+
+def _slide(
+    config: Any, crop: int | Sequence[int] | None, stride: int | Sequence[int] | None
+) -> None:
+    """Predict in windows, whose logits are averaged where they overlap."""
+    if crop is None:
+        if stride is not None:
+            raise ValueError(f"head.test_stride={stride} moves a window: pass head.test_crop, too")
+        return
+    window = _pair("test_crop", crop)
+    thirds = [-(-2 * side // 3) for side in window]
+    steps = thirds if stride is None else _pair("test_stride", stride)
+    if any(step > side for step, side in zip(steps, window, strict=True)):
+        raise ValueError(
+            f"head.test_stride={stride} would leave gaps between windows of head.test_crop={crop}"
+        )
+    config.test_cfg.update(mode="slide", crop_size=tuple(window), stride=tuple(steps))
+
+
+def _pair(name: str, value: int | Sequence[int]) -> list[int]:
+    pair = [value, value] if isinstance(value, int) else [int(side) for side in value]
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"head.{name}={value} is no size; give one number or [height,width]")
+    return pair
+
+
+def maps_read(config: Any) -> set[int]:
+    """Which of the backbone's maps the neck or the heads of a segmentor's config read."""
+    if config.get("neck"):
+        return {0, 1, 2, 3}
+    read: set[int] = set()
+    for head in _heads(config):
+        index = head.get("in_index", (0, 1, 2, 3))
+        read |= {index % 4} if isinstance(index, int) else set(index)
+    return read
+
+
+def _heads(config: Any) -> Iterator[Any]:
+    """The decode heads of a config and its auxiliary ones."""
+    for key in ("decode_head", "auxiliary_head"):
+        found = config.get(key) or ()
+        yield from found if isinstance(found, list | tuple) else [found]
+
+
+def _set_width(config: Any, channels: int) -> None:
+    for head in _heads(config):
+        if "channels" in head:
+            head.channels = channels if head is config.decode_head else channels // 2
+
+
+def _weight_classes(config: Any, weights: list[float], num_classes: int) -> None:
+    if len(weights) != num_classes:
+        raise ValueError(
+            f"head.class_weights has {len(weights)} entries, but the data has {num_classes} classes"
+        )
+    for head in _heads(config):
+        if "loss_decode" in head:
+            head.loss_decode.class_weight = weights

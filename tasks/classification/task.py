@@ -1,0 +1,356 @@
+"""Image classification: ImageNet and its likes, and transfer to CIFAR-100."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from PIL import Image
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from backbones import Backbone
+from backbones.hosts.lvt.token_classifier import TokenClassifier
+from backbones.options import check_arguments, check_value
+from heads.losses import NO_TOKENS
+from heads.token_label_maps import token_labels
+from tasks.classification.patch_check import unseen_patches
+from tasks.classification.teacher import (
+    OPTION,
+    Normalisation,
+    Teacher,
+    TeacherOptions,
+    load_teacher,
+)
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import Batch, Row
+from tasks.engine.classes import check_several, readable
+from tasks.engine.drawing import Tile, contact_sheet, to_image
+from tasks.engine.evaluation_loss import Summed, of_classes
+from tasks.engine.gather import refuse_together
+from tasks.engine.whole_files import write_whole
+
+make_mixup: Any = Mixup  # timm's classes are untyped
+make_erasing: Any = RandomErasing
+
+
+class ClassificationTask(BaseTask):
+    """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
+
+    The loss of validation is the cross entropy alone, see ``evaluation_loss``.
+
+    Args:
+        model: Maps ``{"image": (B, 3, H, W), "label": (B,)}`` to losses and logits (B, K).
+        class_names: K names.
+        optimizer: See ``BaseTask``.
+        schedule: See ``BaseTask``.
+        mixup: Options of ``timm.data.Mixup``, such as ``mixup_alpha``, ``cutmix_alpha`` and
+            ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
+        random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
+            where timm's script loads data; an augmentation's ``random_erasing`` does it before.
+        distillation: Options of ``TeacherOptions``, of which the ``type`` None is no teacher.
+        ema: See ``BaseTask``.
+        check_patches: Whether a training stops before its first step if the embedding cannot see a
+            patch of the image, see ``patch_check``.
+
+    Raises:
+        ValueError: An option that Mixup does not have, or labels that would be smoothed twice.
+    """
+
+    monitor = "val/top1"
+    preview_images = 36
+    headline = ("top1", "top5")
+    metric_stores = ("accuracy",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        mixup: Mapping[str, Any] | None = None,
+        random_erasing: float = 0.0,
+        distillation: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+        check_patches: bool = True,
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        check_several(self.class_names, "a class folder or label of the other images")
+        classes = len(self.class_names)
+        self.shown_names = tuple(readable(name) for name in self.class_names)
+        self._has_other_names = self.shown_names != self.class_names
+        check_arguments(Mixup, mixup or {}, "task.mixup")
+        check_mixup(mixup or {})
+        self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
+        if not 0 <= random_erasing <= 1:
+            raise ValueError(f"task.random_erasing must be from 0 to 1, got {random_erasing}")
+        self.erasing = make_erasing(random_erasing, mode="pixel") if random_erasing else None
+        if self.mixup and self.mixup.label_smoothing and getattr(model, "label_smoothing", 0):
+            raise ValueError(
+                f"task.mixup.label_smoothing={self.mixup.label_smoothing} and "
+                f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
+                "set one of them to 0"
+            )
+        check_arguments(TeacherOptions, distillation or {}, OPTION)
+        self.distillation = TeacherOptions(**distillation or {})
+        self._teacher: tuple[Teacher, Normalisation] | None = None
+        self._others: Tensor | None = None
+        self.check_patches = check_patches
+        self.accuracy = MetricCollection(
+            {
+                f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
+                for k in (1, 5)
+                if k < classes
+            }
+        )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """top1, and top5 of more than five classes."""
+        return tuple(str(name) for name in self.accuracy)
+
+    def prepare_training(self, datamodule: Any) -> None:
+        """Load the teacher, if there is to be one, and see to it that token labels can be used.
+
+        Raises:
+            ValueError: The teacher cannot be had, or knows other classes; or there are token labels
+                and the network classifies no tokens, or mixup would mix its images.
+        """
+        if getattr(datamodule, "token_labels", None) is not None:
+            check_token_labels(self.model, self.mixup)
+        if self.distillation.how is not None and self._teacher is None:
+            if not hasattr(datamodule, "normalisation"):
+                raise ValueError(
+                    "task.distillation needs a datamodule, which knows how images are normalised: "
+                    "call trainer.fit(task, datamodule=...)"
+                )
+            images = datamodule.normalisation
+            orders = getattr(datamodule, "other_orders", {})
+            teacher = load_teacher(self.distillation, self.class_names, images, orders)
+            self._teacher = teacher, images
+
+    def setup(self, stage: str) -> None:
+        """Load what only training needs where a trainer is used without ``tools/run.py``."""
+        super().setup(stage)
+        if stage == "fit":
+            self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
+            if self._shards_weights():  # they are whole until the strategy has them
+                self._check_patches(torch.empty(0), contextlib.nullcontext())
+
+    def on_fit_start(self) -> None:
+        """Stop if the embedding cannot see a patch, on the training's device and in its type."""
+        if not self._shards_weights():
+            precision = self.trainer.precision_plugin
+            like = precision.convert_input(torch.empty(0, device=self.device))
+            self._check_patches(like, precision.forward_context())
+
+    def _shards_weights(self) -> bool:
+        return isinstance(getattr(self.trainer, "strategy", None), FSDPStrategy)
+
+    def _check_patches(self, like: Tensor, autocast: AbstractContextManager[Any]) -> None:
+        backbone = getattr(self.model, "backbone", None)
+        if not self.check_patches or not isinstance(backbone, Backbone):
+            return
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        side = getattr(data, "image_size", None)
+        size = backbone.img_size if side is None else (side, side)
+        with autocast:
+            problem = unseen_patches(backbone, size, like)
+        refuse_together(problem)
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Mix the images and labels of a training batch, erase parts of them, ask the teacher.
+
+        What is drawn comes from the global generators, which checkpoints keep. The teacher sees the
+        very images that the student will.
+        """
+        batch = self._with_token_labels(self._mixed(batch))
+        if self._teacher is None:
+            return batch
+        teacher, normalisation = self._teacher
+        return batch | {"taught": teacher.say_of(batch["image"], normalisation)}
+
+    def _with_token_labels(self, batch: Batch) -> Batch:
+        if "token_scores" not in batch:
+            return batch
+        images, stride = batch["image"], self.model.backbone.feature_info[-1].stride
+        size = -(-images.shape[2] // stride), -(-images.shape[3] // stride)
+        scores, classes, boxes = (batch[f"token_{part}"] for part in ("scores", "classes", "box"))
+        labels = token_labels(scores, classes, boxes, len(self.class_names), size)
+        return batch | {"token_labels": labels.to(images.dtype)}
+
+    def _mixed(self, batch: Batch) -> Batch:
+        if self.mixup is None and self.erasing is None:
+            return batch
+        image, label = batch["image"], batch["label"]
+        if self.mixup is not None:
+            if len(image) % 2:
+                raise ValueError(
+                    f"task.mixup pairs the images of a batch, and there are {len(image)}; pass an "
+                    "even data.batch_size that the training set fills, or task.mixup=null"
+                )
+            image, label = self.mixup(image, label)
+        if self.erasing is not None:
+            self.erasing.device = image.device
+            image = self.erasing(image)
+        return batch | {"image": image, "label": label}
+
+    def only_classes(self, labels: Sequence[int] = ()) -> None:
+        """Let evaluation choose among these classes alone; without any, among all again.
+
+        Source: as the authors of ImageNet-A and ImageNet-R do with networks of 1000 classes.
+        """
+        others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
+        self._others = torch.tensor(others, dtype=torch.int64) if others else None
+
+    def evaluated(self, batch: Batch) -> Tensor:
+        """Logits (B, K), minus infinity of classes that are not to be chosen."""
+        logits: Tensor = self.model.predict(batch)
+        if self._others is None:
+            return logits
+        return logits.index_fill(1, self._others.to(logits.device), -math.inf)
+
+    def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
+        """Count hits."""
+        self.accuracy.update(predictions, batch["label"])
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Accuracies in percent."""
+        return {name: 100 * value for name, value in self.accuracy.compute().items()}
+
+    def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
+        """Cross entropy over the images."""
+        return of_classes(predictions, batch["label"])
+
+    def reset_metrics(self) -> None:
+        """Forget all hits."""
+        self.accuracy.reset()
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; the five best ``classes`` and their ``probabilities``.
+
+        Where classes are ImageNet's synsets, ``names`` says what they mean.
+        """
+        probabilities = self.model.predict(batch).float().softmax(-1)
+        best = probabilities.topk(min(5, len(self.class_names)))
+        names = self.image_names(batch, datamodule)
+        indices, values = best.indices.tolist(), best.values.tolist()
+        return [
+            {
+                "image": name,
+                "classes": [self.class_names[i] for i in labels],
+                **(
+                    {"names": [self.shown_names[i] for i in labels]}
+                    if self._has_other_names
+                    else {}
+                ),
+                "probabilities": [round(share, 6) for share in shares],
+            }
+            for name, labels, shares in zip(names, indices, values, strict=True)
+        ]
+
+    def _meanings(self, labels: Sequence[int]) -> Row:
+        return {"names": [self.shown_names[i] for i in labels]} if self._has_other_names else {}
+
+    def answer(self, row: Row) -> str:
+        """The best classes with their probabilities."""
+        best = zip(row["names" if "names" in row else "classes"], row["probabilities"], strict=True)
+        return ", ".join(f"{name} ({share:.3f})" for name, share in best)
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write predictions.csv: the image, then its classes and probabilities by turns.
+
+        Where ``describe`` has names, they stand between the two.
+        """
+        kinds = ["class", "probability"]
+        keys = ["classes", "probabilities"]
+        if self._has_other_names:
+            kinds.insert(1, "name")
+            keys.insert(1, "names")
+        places = range(1, 1 + min(5, len(self.class_names)))
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
+        for row in rows:
+            groups = zip(*(row[key] for key in keys), strict=True)
+            writer.writerow([row["image"], *(value for group in groups for value in group)])
+        # Names of files need not be UTF-8; they are written as they are.
+        write_whole(folder / "predictions.csv", text.getvalue())
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """One sheet of images with the predicted class and its probability, green where right.
+
+        Where it is wrong the right class stands below; it is grey where a negative label says that
+        nobody knows.
+        """
+        # Outside the trainer nothing else brings them to the precision of the weights.
+        weights = next(self.model.parameters())
+        images = {"image": batch["image"].to(weights)}
+        best = self.model.predict(images).float().softmax(-1).max(-1)
+        tiles = []
+        for image, label, guess, share in zip(
+            batch["image"], batch["label"].tolist(), best.indices.tolist(), best.values.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            right = None if label < 0 else label == guess
+            truth = self.shown_names[label] if right is False else None
+            picture = to_image(image, *datamodule.normalisation)
+            tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
+        return [contact_sheet(tiles)]
+
+
+def check_token_labels(model: Any, mixup: Any) -> None:
+    """Refuse to train with token labels what cannot use them.
+
+    Raises:
+        ValueError: Says what to pass.
+    """
+    if not isinstance(getattr(model, "classifier", None), TokenClassifier):
+        raise ValueError(NO_TOKENS)
+    if mixup is not None:
+        raise ValueError(
+            "token labels are those of unmixed images, which MixToken mixes within the network: "
+            "pass task.mixup=null"
+        )
+
+
+def check_mixup(options: Mapping[str, Any]) -> None:
+    """Refuse values that timm's Mixup takes without a word.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    for name, value in options.items():
+        option = f"task.mixup.{name}"
+        if name == "mode":
+            check_value(option, value, Literal["batch", "pair", "elem"])
+        elif name == "correct_lam":
+            check_value(option, value, bool)
+        elif name == "cutmix_minmax":
+            check_value(option, value, Sequence[float] | None)
+            if value is not None and not (len(value) == 2 and 0 <= value[0] <= value[1] <= 1):
+                raise ValueError(
+                    f"{option}={value} is no range; give two shares, such as [0.2,0.8]"
+                )
+        else:
+            check_value(option, value, float)
+            most = math.inf if name.endswith("_alpha") else 1
+            if not 0 <= value <= most:
+                limits = "at least 0" if most > 1 else "from 0 to 1"
+                raise ValueError(f"{option} must be {limits}, got {value}")
+    if options and not any(options.get(name) for name in ("cutmix_alpha", "cutmix_minmax")):
+        if not options.get("mixup_alpha", 1.0):
+            raise ValueError("task.mixup mixes nothing; pass task.mixup=null, or an alpha above 0")

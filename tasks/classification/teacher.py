@@ -1,0 +1,317 @@
+"""The trained network that a student learns from: found, loaded, and asked about a batch."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_only
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+
+from backbones import list_backbones
+from backbones.checkpoints.opening import open_checkpoint
+from backbones.options import check_value
+from heads.distillation import Distillation, Taught
+from heads.linear import LinearClassifier
+from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
+from tasks.engine.saved_config import checkpoint_file, saved_run
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+OPTION = "task.distillation"
+data_config_of: Any = resolve_model_data_config  # timm's function is untyped
+Normalisation = tuple[Sequence[float], Sequence[float]]  # mean and deviation of the channels
+
+
+class TeacherOptions:
+    """What ``task.distillation`` says, checked without a look at any weights.
+
+    Args:
+        type: "hard" or "soft"; None is no distillation, and then nothing else may be given.
+        teacher: Name of a backbone here, which needs ``checkpoint``, or of one of timm's networks,
+            with its tag (``regnety_160.deit_in1k``) where timm has several weights of it. May be
+            left out where ``checkpoint`` lies in a run folder.
+        checkpoint: Weights of the teacher with its classifier: a file, or a run folder of ours.
+        alpha: Share of the teacher in the loss.
+        temperature: Of soft labels.
+        image_size: Side that images are resized to for the teacher; None leaves them as the student
+            sees them, but for networks of timm's that take one size only.
+
+    Raises:
+        ValueError: An option that cannot be, or a name that nobody knows.
+    """
+
+    def __init__(
+        self,
+        type: str | None = None,
+        teacher: str | None = None,
+        checkpoint: str | Path | None = None,
+        alpha: float = 0.5,
+        temperature: float = 1.0,
+        image_size: int | None = None,
+    ) -> None:
+        self.teacher, self.checkpoint, self.image_size = teacher, checkpoint, image_size
+        if type is None:
+            if teacher is not None or checkpoint is not None:
+                raise ValueError(
+                    f"{OPTION} has a teacher and no type; pass {OPTION}.type=hard or soft"
+                )
+            self.how = None
+            return
+        self.how = Distillation(type, alpha, temperature)  # type: ignore[arg-type] # checked there
+        for name, value, hint in (
+            ("teacher", teacher, str | None),
+            ("checkpoint", checkpoint, Path | None),
+            ("image_size", image_size, int | None),
+        ):
+            check_value(f"{OPTION}.{name}", value, hint)
+        if image_size is not None and image_size < 1:
+            raise ValueError(f"{OPTION}.image_size must be at least 1, got {image_size}")
+        if teacher is None and checkpoint is None:
+            raise ValueError(
+                f"{OPTION}.type={type} needs a teacher: pass {OPTION}.teacher=<a network of timm's,"
+                f" such as regnety_160.deit_in1k> or {OPTION}.checkpoint=<run folder>"
+            )
+        if teacher is not None and not _is_ours(teacher):
+            _check_timm(teacher)
+        elif teacher is not None and checkpoint is None:
+            raise ValueError(
+                f"{OPTION}.teacher={teacher} has no weights; pass {OPTION}.checkpoint=<its file or "
+                "run folder>, or name a network of timm's with its tag"
+            )
+
+
+class Teacher:
+    """A trained classifier in evaluation mode, that no gradient reaches.
+
+    It is no module, so that the task that holds it neither saves, averages, optimises, synchronises
+    nor exports it. It follows the images to their device and precision.
+
+    Args:
+        network: Maps images to logits (B, K).
+        name: For messages.
+        normalisation: Of the images that it was trained on.
+        image_size: Side that images are resized to for it, or None.
+        how: What the student makes of its logits.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        name: str,
+        normalisation: Normalisation,
+        image_size: int | None,
+        how: Distillation,
+    ) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.name, self.how, self.image_size = name, how, image_size
+        self.normalisation = normalisation
+        self._place: tuple[torch.device, torch.dtype] | None = None
+
+    @torch.no_grad()
+    def say_of(self, images: Tensor, normalisation: Normalisation) -> Taught:
+        """The logits of images (B, 3, H, W) that are normalised as the student's are.
+
+        Called within the precision of the training step, which is then the teacher's as well.
+        """
+        place = images.device, images.dtype
+        if self._place != place:
+            self.network.to(*place)
+            self._place = place
+        return Taught(self.network(self.as_trained_on(images, normalisation)), self.how)
+
+    def as_trained_on(self, images: Tensor, normalisation: Normalisation) -> Tensor:
+        """Images in the teacher's normalisation and size."""
+        if not _equal(normalisation, self.normalisation):
+            (mean, std), (own_mean, own_std) = (
+                (images.new_tensor(list(part))[:, None, None] for part in pair)
+                for pair in (normalisation, self.normalisation)
+            )
+            images = (images * std + (mean - own_mean)) / own_std
+        size = self.image_size
+        if size is not None and images.shape[-2:] != (size, size):
+            images = F.interpolate(
+                images, (size, size), mode="bicubic", align_corners=False, antialias=True
+            )
+        return images
+
+
+def load_teacher(
+    options: TeacherOptions,
+    class_names: Sequence[str],
+    normalisation: Normalisation,
+    other_orders: Orders | None = None,
+    order_option: str = ORDER,
+) -> Teacher:
+    """Build the teacher of a student.
+
+    The random numbers of the run are left as they are.
+
+    Args:
+        options: Which network teaches, and how.
+        class_names: Of the data.
+        normalisation: Of the student's images.
+        other_orders: The classes in each other order that the data can be read in; a teacher that
+            does not name its classes may know them in that one.
+        order_option: Name of the option that chooses the order, for the warning.
+
+    Raises:
+        ValueError: No such weights, weights of another network, or of other classes.
+    """
+    assert options.how is not None
+    with torch.random.fork_rng(devices=[]):
+        network, name, own, size = _load(options, class_names, normalisation)
+    _check_order(options, name, class_names, other_orders or {}, order_option)
+    teacher = Teacher(network, name, own, options.image_size or size, options.how)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    notes = [] if _equal(own, normalisation) else ["normalised as its own training's"]
+    if teacher.image_size is not None:
+        notes.append(f"resized to {teacher.image_size} pixels")
+    say(
+        f"Teacher: {name}, {count / 1e6:.1f} M parameters, {options.how.type} labels, alpha "
+        f"{options.how.alpha:g}; it sees the student's images"
+        + (f", {' and '.join(notes)}" if notes else "")
+    )
+    return teacher
+
+
+Loaded = tuple[nn.Module, str, Normalisation, int | None]
+
+
+def _load(
+    options: TeacherOptions, class_names: Sequence[str], normalisation: Normalisation
+) -> Loaded:
+    name, file = options.teacher, options.checkpoint
+    if file is not None and (name is None or _is_ours(name)):
+        run = saved_run(file)
+        if run is not None:
+            return _of_run(run.config, name, file, class_names)
+        if name is None:
+            raise ValueError(
+                f"{file} lies in no run folder, which would say what network it is of; pass "
+                f"{OPTION}.teacher=<its name>"
+            )
+        network = LinearClassifier.from_pretrained(name, file)
+        _check_count(network.classifier.out_features, class_names, str(file))
+        return network, name, normalisation, None
+    assert name is not None
+    network = _of_timm(name, file, class_names)
+    data = data_config_of(network)
+    fixed = data["input_size"][-1] if network.pretrained_cfg.get("fixed_input_size") else None
+    return network, name, (data["mean"], data["std"]), fixed
+
+
+def _check_order(
+    options: TeacherOptions, name: str, class_names: Sequence[str], others: Orders, option: str
+) -> None:
+    """Compare a teacher's classes by name and order, or warn where it does not name them.
+
+    Raises:
+        ValueError: They differ.
+    """
+    file = options.checkpoint
+    source = f"the teacher {file or name}"
+    opened = file and open_checkpoint(checkpoint_file(file), values_only=True)
+    if opened and opened.class_names is not None:
+        check_classes(opened.values, class_names, source, others, option)
+    else:
+        warn_of_order(source, class_names, others, option)
+
+
+def _of_run(
+    config: Mapping[str, Any], name: str | None, file: str | Path, class_names: Sequence[str]
+) -> Loaded:
+    from tasks.engine.loading import load_run
+
+    trained = config["backbone"]["name"]
+    if name not in (None, trained):
+        raise ValueError(
+            f"{file} is of a run of {trained}, not of {name}; leave {OPTION}.teacher out"
+        )
+    if config["task"]["_target_"] != "tasks.classification.task.ClassificationTask":
+        raise ValueError(
+            f"{file} is of a run of task={config['task_name']}, whose network gives no classes of "
+            "images; pass a run of task=classification or transfer"
+        )
+    task = load_run(file)
+    _check_count(len(task.class_names), class_names, str(file))
+    return task.model, trained, task.data.normalisation, None
+
+
+def _of_timm(name: str, file: str | Path | None, class_names: Sequence[str]) -> Any:
+    source = timm.get_pretrained_cfg(name)
+    if file is not None:
+        return _of_timm_from(name, file, class_names)
+    if source is None or not source.has_weights:
+        raise ValueError(
+            f"timm publishes no weights of {name}; pass {OPTION}.checkpoint=<file of its weights>"
+        )
+    _check_count(source.num_classes, class_names, name)
+    try:
+        return timm.create_model(name, pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"model.safetensors from huggingface.co/{source.hf_hub_id}"
+        raise ValueError(
+            f"timm could not fetch its weights of {name} ({type(error).__name__}); download "
+            f"{where if source.hf_hub_id else source.url} on a machine with network and pass "
+            f"{OPTION}.checkpoint=<its path>"
+        ) from error
+
+
+def _of_timm_from(name: str, file: str | Path, class_names: Sequence[str]) -> Any:
+    """A network of timm's with the weights and as many classes as a file has."""
+    tensors = open_checkpoint(file).state_dict
+    classifier = (timm.get_pretrained_cfg(name, allow_unregistered=True) or _NOTHING).classifier
+    classifiers = [classifier] if isinstance(classifier, str) else list(classifier or ())
+    counts = {len(tensors[f"{key}.weight"]) for key in classifiers if f"{key}.weight" in tensors}
+    count = counts.pop() if counts else len(class_names)
+    _check_count(count, class_names, str(file))
+    overlay = {"state_dict": dict(tensors), "num_classes": count}
+    try:
+        return timm.create_model(
+            name, pretrained=True, num_classes=count, pretrained_cfg_overlay=overlay
+        )
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"{file} holds another network than {name}: {reason}") from error
+
+
+class _NOTHING:
+    classifier = None
+
+
+def _is_ours(name: str) -> bool:
+    return name in list_backbones()
+
+
+def _check_timm(name: str) -> None:
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        known = [*list_backbones(), *timm.list_models()]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has all"
+        raise ValueError(f"there is no teacher called {name!r}, here or in timm; {hint}")
+    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
+    if tag and tag not in tags:
+        raise ValueError(
+            f"timm has no weights {name}; of {architecture} there are: {', '.join(tags) or 'none'}"
+        )
+
+
+def _check_count(count: int, class_names: Sequence[str], source: str) -> None:
+    if count != len(class_names):
+        raise ValueError(
+            f"the teacher {source} tells {count} classes apart, the data have {len(class_names)}; "
+            "pass one that was trained on these"
+        )
+
+
+def _equal(one: Normalisation, other: Normalisation) -> bool:
+    return all(tuple(a) == tuple(b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,169 @@
+"""Object detection and instance segmentation on COCO-format data."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.ops import nms
+
+from tasks.detection.coco_metric import KINDS, STATS, CocoMetric, instances
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import Batch, Row
+from tasks.engine.drawing import draw_instances, open_upright, side_by_side
+from tasks.engine.whole_files import write_whole
+
+PREVIEW_SCORE = 0.3
+SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
+
+
+class DetectionTask(BaseTask):
+    """A detector of MMDetection; COCO's average precision for boxes and, where predicted, masks.
+
+    The datamodule tells the ground truth: ``annotations`` and ``category_ids``.
+    """
+
+    monitor = "val/AP50"
+    headline = ("AP", "AP50", "mask_AP")
+    metric_stores = ("metric",)
+    why_no_loss = (
+        "a detector's losses are over anchors and proposals that training samples at random"
+    )
+    metric: CocoMetric
+
+    def prepare_training(self, datamodule: Any) -> None:
+        """Ask for the ground truth before there is a run: without a box in AP it is refused."""
+        super().prepare_training(datamodule)
+        datamodule.annotations  # noqa: B018
+
+    def setup(self, stage: str) -> None:
+        """Ask the datamodule for the ground truth, where there is any.
+
+        Raises:
+            ValueError: Tests are to have several views, which the detector cannot merge, or it
+                predicts masks and the data have none.
+        """
+        super().setup(stage)
+        trainer: Any = self.trainer
+        data = trainer.datamodule
+        if data is None:
+            raise ValueError(
+                "a detector is trained and tested with a datamodule, which knows the ground truth: "
+                "call trainer.fit(task, datamodule=...)"
+            )
+        if getattr(data, "has_views", False):
+            self.model.check_merges()
+        if stage == "predict":
+            return
+        with_masks = bool(getattr(self.model.model, "with_mask", False))
+        if with_masks and not getattr(data, "with_mask", True):
+            raise ValueError(
+                "this head predicts masks, but data.with_mask=false; pass a head of boxes alone, "
+                "such as head=retinanet, or data.with_mask=true"
+            )
+        self.metric = CocoMetric(data.annotations, data.category_ids, with_masks=with_masks)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """COCO's precisions of boxes, and of masks where the model has them."""
+        with_masks = bool(getattr(self.model.model, "with_mask", False))
+        return tuple(f"{prefix}AP{end}" for _, prefix in KINDS[: 1 + with_masks] for end in STATS)
+
+    def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
+        """Take in the detections."""
+        self.metric.update(predictions)
+
+    def compute_metrics(self) -> dict[str, torch.Tensor]:
+        """COCO's figures, in [0, 1]."""
+        figures = self.metric.compute()
+        found = self.metric.of_classes
+        self.class_figures = [
+            {"class": name, **found[category]}
+            for name, category in zip(self.class_names, self.metric.category_ids, strict=True)
+        ]
+        return {name: value.to(self.device) for name, value in figures.items()}
+
+    def reset_metrics(self) -> None:
+        """Forget all detections."""
+        self.metric.reset()
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; ``image_id``; ``detections``, the surest first.
+
+        A detection has ``bbox`` (x, y, width, height) in pixels of the image, ``score``, ``class``
+        and, of a detector with masks, ``segmentation``, a mask in COCO's run-length code.
+        """
+        labels = range(len(self.class_names))
+        results = []
+        for sample in self.model.predict(batch):
+            rows = instances(sample, labels)
+            for row in rows:
+                row["class"] = self.class_names[row.pop("category_id")]
+                row.pop("image_id")
+            number = int(sample.img_id)
+            results.append({"image": sample.img_path, "image_id": number, "detections": rows})
+        return results
+
+    def answer(self, row: Row) -> str:
+        """How many objects of each class are found with some certainty."""
+        found = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
+        named = ", ".join(f"{count} {name}" for name, count in found.most_common())
+        objects = "object" if found.total() == 1 else "objects"
+        return f"{found.total()} {objects} above {PREVIEW_SCORE}{': ' * bool(named)}{named}"
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write coco_results.json, a list of detections with the data set's category ids."""
+        ids = dict(zip(self.class_names, self.category_ids, strict=True))
+        results = [
+            {"image_id": row["image_id"], "category_id": ids[found["class"]]}
+            | {key: value for key, value in found.items() if key != "class"}
+            for row in rows
+            for found in row["detections"]
+        ]
+        lines = ",\n".join(map(json.dumps, results))
+        write_whole(folder / "coco_results.json", f"[\n{lines}\n]\n")
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Per image: the ground truth where there is one, and detections above a score of 0.3.
+
+        Of detections in one place, whatever their classes, the surest is drawn.
+        """
+        truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
+        pictures = []
+        for sample, truth in zip(self.model.predict(batch), truths, strict=True):
+            photo = open_upright(sample.img_path)
+            found = _to_draw(sample.pred_instances).cpu()
+            captions = [
+                f"{self.class_names[label]} {score:.2f}"
+                for label, score in zip(found.labels.tolist(), found.scores.tolist(), strict=True)
+            ]
+            masks = found.masks.numpy() if "masks" in found else None
+            drawn = draw_instances(
+                photo, found.bboxes.tolist(), found.labels.tolist(), captions, masks
+            )
+            if truth is not None and len(truth):
+                drawn = side_by_side(
+                    self._draw_truth(photo, truth), drawn, ("annotated", "predicted")
+                )
+            pictures.append(drawn)
+        return pictures
+
+    def _draw_truth(self, photo: Image.Image, truth: Any) -> Image.Image:
+        boxes = getattr(truth.bboxes, "tensor", truth.bboxes)
+        labels = truth.labels.tolist()
+        masks = truth.masks.to_ndarray().astype(bool) if "masks" in truth else None
+        names = [self.class_names[label] for label in labels]
+        return draw_instances(photo, np.asarray(boxes.cpu()).tolist(), labels, names, masks)
+
+
+def _to_draw(found: Any) -> Any:
+    """The detections that are sure enough, without those that lie over a surer one."""
+    found = found[found.scores > PREVIEW_SCORE]
+    return found[nms(found.bboxes.float(), found.scores.float(), SAME_PLACE)]

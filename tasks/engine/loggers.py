@@ -1,0 +1,181 @@
+"""What a run writes down while it trains: metrics.csv and TensorBoard's events."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from tasks.engine.run_files import read_rows
+from tasks.engine.whole_files import make_folder, write_whole
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+__all__ = ["CsvLog", "Row", "RunLog", "TensorBoardLog", "read_rows"]
+
+
+class RunLog(Logger):
+    """What both logs share: no subfolders, no hyperparameters, and going on after a break."""
+
+    @property
+    def name(self) -> str:
+        """No subfolder."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """No subfolder."""
+        return ""
+
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Forget what was logged from this step on: it comes again.
+
+        Args:
+            step: Optimiser steps done.
+            validates: Whether the validation after the last of them comes again too.
+        """
+        raise NotImplementedError
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml holds them."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is left."""
+        self.save()
+
+
+class CsvLog(RunLog):
+    """metrics.csv: a row for what is logged at a step, with the columns that any row has.
+
+    Args:
+        path: The file.
+        flush_every: Rows between two writes.
+    """
+
+    def __init__(self, path: str | Path, flush_every: int = 50) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.flush_every = flush_every
+        self._columns: list[str] = []
+        self._pending: list[Row] = []
+        self._last_step: float | None = None  # of the last row that was written
+
+    @rank_zero_only
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Keep the rows before this step; a line that was cut off goes with the others."""
+        found = [] if self.path.is_symlink() else read_rows(self.path)  # a file replaces the link
+        rows = [row for row in found if row["step"] < step]
+        if validates and rows and rows[-1]["step"] == step - 1:
+            # Its figures have the number of the step that it follows, and maybe that step's row.
+            last = {k: v for k, v in rows.pop().items() if not k.startswith("val/")}
+            rows += [last] * bool(last.keys() - {"step", "epoch"})
+        self._write_all(rows)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add the metrics of a step, which share a row."""
+        if self._pending and self._pending[-1]["step"] == step:
+            self._pending[-1].update(metrics)
+            return
+        if len(self._pending) >= self.flush_every:
+            self.save()
+        self._pending.append({"step": step, **metrics})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Append the new rows; for a new column or more of the last step the file is rewritten."""
+        if not self._pending:
+            return
+        first = self._pending[0]
+        is_new = any(key not in self._columns for row in self._pending for key in row)
+        try:
+            if is_new or first["step"] == self._last_step:
+                written = read_rows(self.path)
+                if written and written[-1]["step"] == first["step"]:
+                    self._pending[0] = {**written.pop(), **first}
+                self._write_all([*written, *self._pending])
+            else:
+                with open(self.path, "a", newline="", opener=_without_links) as file:
+                    csv.DictWriter(file, self._columns).writerows(self._pending)
+        except OSError as error:
+            # A full disk must not end a training whose checkpoints may lie elsewhere.
+            reason = error.strerror or error
+            logger.warning("%s cannot be written (%s); rows are lost", self.path, reason)
+        self._last_step = self._pending[-1]["step"]
+        self._pending = []
+
+    def _write_all(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        columns = ["step", *sorted({key for row in rows for key in row} - {"step"})]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.path, text.getvalue())
+        self._columns = columns
+        self._last_step = rows[-1]["step"] if rows else None
+
+
+class TensorBoardLog(RunLog):
+    """TensorBoard's event file, and nothing beside it.
+
+    Args:
+        folder: Made with the first metric.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self._purge_step: int | None = None
+        self._writer: Any = None
+        self._failed = False
+
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Hide what earlier files hold from this step on; a validation may come twice, equal."""
+        self._purge_step = step
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add the metrics of a step, until that fails for the first time."""
+        if self._failed or not self.folder.parent.is_dir():
+            return  # a run folder that was removed does not come back
+        with self._giving_up():
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(make_folder(self.folder), purge_step=self._purge_step)
+            for name, value in metrics.items():
+                if name != "epoch":
+                    self._writer.add_scalar(name, value, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what is queued; the file stays open, as evaluation follows training."""
+        if self._writer is not None and not self._failed:
+            with self._giving_up():
+                self._writer.flush()
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed = True
+            reason = error.strerror or error
+            logger.warning("%s cannot be written (%s); training goes on", self.folder, reason)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, unless it is a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -1,0 +1,169 @@
+"""How fast training goes and how long it will take, measured and shown."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+
+from tasks.engine.batches import batch_size
+
+
+class Pace(Callback):
+    """Images per second and the time left.
+
+    The rate counts what lies between the ends of two batches, waiting for data included; the first
+    batch of each epoch, which waits for the loaders to start, and validation do not count. The time
+    left goes by all that has passed.
+    """
+
+    def __init__(self) -> None:
+        self._images = 0
+        self._seconds = self._waited = 0.0
+        self._mark: float | None = None
+        self._came = 0.0
+        self._began = 0.0
+        self._first_step = 0
+        self._steps = 0.0
+        self._left: float | None = None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Of all processes together; None before a second batch."""
+        return self._images / self._seconds if self._seconds else None
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Of the time that counts, what this process waited for batches; None before a second."""
+        return self._waited / self._seconds if self._seconds else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the end of training; None while nothing is known."""
+        return self._left
+
+    def __str__(self) -> str:
+        """``85.3 images/s, 3 min 20 s left``, as far as known."""
+        rate, left = self.images_per_second, self.seconds_left
+        parts = [] if rate is None else [f"{rate:.3g} images/s"]
+        return ", ".join([*parts, f"{duration(left)} left"] if left else parts)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._began, self._first_step = time.perf_counter(), trainer.global_step
+        self._steps = float(trainer.estimated_stepping_batches)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The loaders start."""
+        self._mark = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training may go on within the epoch."""
+        self._mark = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is there, for which the run has waited since the one before ended."""
+        self._came = time.perf_counter()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Count the images of a batch, if it is known when the one before ended."""
+        now = time.perf_counter()
+        if self._mark is not None:
+            self._images += batch_size(batch) * trainer.world_size
+            self._seconds += now - self._mark
+            self._waited += self._came - self._mark
+        self._mark = now
+        done, left = trainer.global_step - self._first_step, self._steps - trainer.global_step
+        if done and left < float("inf"):
+            self._left = left * (now - self._began) / done
+
+
+def epochs_to_run(trainer: Any) -> int:
+    """How many epochs a training begins, by ``max_epochs`` and ``max_steps``; -1: without end."""
+    if trainer.max_steps < 0:
+        return int(trainer.max_epochs)
+    begun = math.ceil(trainer.max_steps / _steps_per_epoch(trainer))
+    return begun if trainer.max_epochs < 0 else min(begun, trainer.max_epochs)
+
+
+def batches_to_run(trainer: Any) -> int:
+    """How many batches the present epoch has, of which ``max_steps`` may leave some out."""
+    batches = trainer.num_training_batches
+    if trainer.max_steps < 0:
+        return int(batches)
+    left = trainer.max_steps - trainer.current_epoch * _steps_per_epoch(trainer)
+    return int(min(batches, left * trainer.accumulate_grad_batches))
+
+
+def _steps_per_epoch(trainer: Any) -> int:
+    return max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+
+
+def latest(task: Any) -> dict[str, Any]:
+    """The loss of the last training batch as progress shows it; nothing before the first."""
+    loss = getattr(task, "latest_loss", None)
+    return {} if loss is None else {"train/loss": loss}
+
+
+class PaceBar(RichProgressBar):
+    """Lightning's bar with the images per second and the time left of the whole training."""
+
+    def __init__(self, pace: Pace, refresh_rate: int = 5) -> None:
+        super().__init__(refresh_rate=refresh_rate)
+        self._pace = pace
+        self._drawn = 0.0
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Look at the losses, for which a GPU waits, only as often as the bar is drawn anew."""
+        due = time.perf_counter() - self._drawn >= 1 / self.refresh_rate
+        if due or batch_idx + 1 == batches_to_run(trainer):
+            self._drawn = time.perf_counter()
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @property
+    def total_train_batches(self) -> int:
+        """Where the bar of an epoch ends."""
+        return batches_to_run(self.trainer)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        text = f"Epoch {current_epoch}"
+        epochs = epochs_to_run(self.trainer)
+        text += f"/{epochs - 1}" if epochs > 0 else ""
+        return f"{text:{len(self.validation_description)}}"  # as long as the other, not to flicker
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """What stands behind the bar."""
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
+        rate, left = self._pace.images_per_second, self._pace.seconds_left
+        metrics |= {} if rate is None else {"images/s": f"{rate:.3g}"}
+        return metrics | ({"left": duration(left)} if left else {})
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

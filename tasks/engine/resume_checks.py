@@ -1,0 +1,142 @@
+"""Checks that a training run can go on from a checkpoint, before any part of it is used."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from backbones.checkpoints.adoption import refuse_other_model
+from backbones.checkpoints.opening import Checkpoint
+from backbones.checkpoints.seal import DamagedCheckpoint
+from tasks.engine.base import EMA, UNREPORTED, BaseTask
+from tasks.engine.optim import build_optimizer
+
+# What a run goes on from, as far as training alone needs it.
+NEEDED = (
+    "state_dict", "random_state", "callbacks", "optimizer_states", "lr_schedulers",
+    "pytorch-lightning_version",
+)  # fmt: skip
+# Flags that this run's device decides, and those in which the scheduler notes where it is.
+FREE_FLAGS = ("fused", "_is_initial", "_get_lr_called_within_step")
+
+
+def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = False) -> None:
+    """Check that a checkpoint holds all of a training run of this task's model and optimiser.
+
+    Args:
+        checkpoint: After ``open_own``, which checks the form of each part.
+        task: The run's.
+        sharded: True if the run's processes share out the weights.
+
+    Raises:
+        DamagedCheckpoint: A part is missing, or of another form than this run's.
+        ValueError: Weights of another model.
+    """
+    content, path = checkpoint.content, checkpoint.path
+    missing = [name for name in NEEDED if name not in content]
+    if missing:
+        raise _damaged(path, f"the entry {missing[0]} is missing")
+    # Training goes on from the weights themselves, not from their average.
+    for name in ("state_dict", EMA, UNREPORTED):
+        if name in content:
+            refuse_other_model(task.model, content[name], path)
+    states, schedules = content["optimizer_states"], content["lr_schedulers"]
+    if len(states) != 1 or len(schedules) != 1:
+        raise _damaged(path, "optimizer_states and lr_schedulers must have one entry each")
+    if sharded:
+        return  # torch itself compares the states of sharded weights, by name
+    optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
+    schedule = LambdaLR(optimizer, lambda step: 1.0).state_dict()
+    own = optimizer.state_dict()["param_groups"]
+    problem = (
+        _misfit(states[0]["param_groups"], own, "param_groups")
+        or _misfit(schedules[0], schedule, "lr_schedulers.0")
+        or next((f"lr_schedulers.0.{k} is unknown" for k in schedules[0].keys() - schedule), None)
+        or _state_misfit(states[0], optimizer)
+    )
+    if problem is not None:
+        raise _damaged(path, problem)
+
+
+def _damaged(path: str, problem: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{path} holds no training run to go on with: {problem}; pass another checkpoint of the "
+        "run, or the settings that it was trained with"
+    )
+
+
+def _misfit(found: Any, own: Any, place: str) -> str | None:
+    """Describe where values differ in form: keys, lengths, types and flags, not numbers.
+
+    Flags may be missing, as torch adds them from release to release.
+    """
+    if isinstance(own, Mapping):
+        if not isinstance(found, Mapping):
+            return f"{place} must be a dictionary"
+        items = [(f"{place}.{key}", found.get(key), value) for key, value in own.items()]
+    elif isinstance(own, list | tuple):
+        if not isinstance(found, list | tuple) or len(found) != len(own):
+            return f"{place} must be a list of {len(own)}"
+        items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
+    elif own is None or isinstance(own, bool):
+        free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
+        return None if found is None or free or found is bool(own) else f"{place} must be {own}"
+    elif isinstance(own, Tensor) and own.ndim:
+        fits = isinstance(found, Tensor) and found.shape == own.shape
+        return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"
+    elif isinstance(own, torch.dtype):
+        return None if found == own else f"{place} must be {own}"
+    else:
+        right = type(found) is type(own) if isinstance(own, int | str) else _is_number(found)
+        return None if right else f"{place} must be of type {type(own).__name__}"
+    return next(filter(None, (_misfit(*item[1:], item[0]) for item in items)), None)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _state_misfit(found: Mapping[str, Any], optimizer: Optimizer) -> str | None:
+    """Describe a parameter whose state has another form than the optimiser would give it."""
+    groups = zip(found["param_groups"], optimizer.param_groups, strict=True)
+    parameters = {
+        key: parameter
+        for saved, own in groups
+        for key, parameter in zip(saved["params"], own["params"], strict=True)
+    }
+    probes = _probe(optimizer, {parameter.shape for parameter in parameters.values()})
+    for key, state in found["state"].items():
+        if key not in parameters:
+            return f"optimizer_states.0.state.{key} is of no parameter"
+        expected = probes[parameters[key].shape]
+        if state.keys() != expected.keys():
+            return f"optimizer_states.0.state.{key} must have {', '.join(expected) or 'no entry'}"
+        for name, value in expected.items():
+            place = f"optimizer_states.0.state.{key}.{name}"
+            problem = _misfit(state[name], value, place)
+            if problem is not None:
+                return problem
+    return None
+
+
+def _probe(optimizer: Optimizer, shapes: set[torch.Size]) -> dict[torch.Size, dict[str, Any]]:
+    """Return the state that a first step gives to a parameter of each shape."""
+    known = inspect.signature(type(optimizer)).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in known}
+    probes = {shape: torch.ones(shape, requires_grad=True) for shape in shapes}
+    group = {**optimizer.defaults, "params": list(probes.values())}  # not all are arguments
+    trial = type(optimizer)([group], **options)
+    for probe in probes.values():
+        probe.grad = torch.ones_like(probe)
+    trial.step()
+    return {shape: trial.state[probe] for shape, probe in probes.items()}

@@ -1,0 +1,237 @@
+"""The schemas of what a run folder holds, and its files after their check."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from backbones.options.schemas import OpenPart, validate
+from tasks.engine.old_names import with_current_targets
+from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_yaml
+
+M = TypeVar("M", bound=BaseModel)
+GROUPS = ("backbone", "head", "data", "task")
+MOST_BYTES_OF_ROWS = 2**28
+# The default of entries that may be missing and must not be null.
+ABSENT: Any = None
+
+Word = Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=200)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Side = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Options = dict[str, Any]
+
+
+class NetworkConfig(OpenPart):
+    """The group ``backbone`` of a config."""
+
+    name: Word
+
+
+class BuiltConfig(OpenPart):
+    """A group whose class is named."""
+
+    target: Word = Field(alias="_target_")
+    name: Word | None = None
+
+
+class PaperConfig(OpenPart):
+    """The row of a paper that a run claims to be."""
+
+    name: Word = ABSENT
+    table: Count | Word = ABSENT
+    experiment: Word | None = None
+
+
+class BuiltNetwork(OpenPart):
+    """What a checkpoint of a task says of its network."""
+
+    backbone: NetworkConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_names(cls, content: Any) -> Any:
+        odd = next(_odd_names(content), None)
+        if odd is not None:
+            raise ValueError(f"has an option named {str(odd)[:60]!r}")
+        return content
+
+
+class RunConfig(BuiltNetwork):
+    """config.yaml."""
+
+    task_name: Word
+    head: BuiltConfig
+    data: BuiltConfig
+    task: BuiltConfig
+    mode: Literal["fit", "validate", "test", "predict"] = "fit"
+    seed: Count = 0
+    ckpt: str | None = None
+    input: str | None = None
+    output_dir: str = ABSENT
+    overrides: list[str] = ABSENT
+    protocol: Word | None = None
+    paper: PaperConfig | None = None
+    trainer: Options = ABSENT
+    optimizer: Options = ABSENT
+    schedule: Options = ABSENT
+    callbacks: Options = ABSENT
+    logger: Options = ABSENT
+    automatic: Options = ABSENT
+
+    @model_validator(mode="after")
+    def _is_resolved(self) -> Self:
+        for group in GROUPS:
+            if "${" in str(getattr(self, group)):
+                raise ValueError(f"refers in {group} to other values by ${{...}}")
+        return self
+
+
+def _odd_names(part: Any) -> Iterator[Any]:
+    """Names of options that are no words, which exporters could not write into Python files."""
+    if isinstance(part, Mapping):
+        yield from (k for k in part if not (isinstance(k, str) and re.fullmatch(r"[\w.-]+", k)))
+    items = part.values() if isinstance(part, Mapping) else part
+    if isinstance(part, Mapping | list | tuple):
+        for item in items:
+            yield from _odd_names(item)
+
+
+class DataFacts(OpenPart):
+    """What a summary says of the data."""
+
+    name: str = ABSENT
+    root: str | None = None
+    images: dict[str, Count | None] = ABSENT
+    left_out: str = ABSENT
+    classes: Count | None = None
+    fingerprints: dict[str, str] = ABSENT
+
+
+class PaperFigure(OpenPart):
+    """A figure beside the paper's."""
+
+    paper: Finite
+    ours: float | None
+    difference: float | None = None
+
+
+class PaperFacts(OpenPart):
+    """What a summary says of the row of a paper."""
+
+    row: str
+    metrics: dict[str, PaperFigure]
+    why_not: str = ABSENT
+
+
+class RunSummary(OpenPart):
+    """summary.json of a run that has come to its end; null stands for a figure that is NaN."""
+
+    metrics: dict[str, float | None]
+    parameters: float
+    backbone_macs: float
+    seconds: float
+    task: str = ABSENT
+    mode: str = ABSENT
+    backbone_parameters: Amount = ABSENT
+    macs_at: Side = ABSENT
+    network: Options | None = None
+    data: DataFacts | None = None
+    paper: PaperFacts = ABSENT
+    overrides: list[str] = ABSENT
+    images_per_second: Amount | None = None
+    waiting_for_data: Amount | None = None
+    num_workers: Count | None = None
+
+    @model_validator(mode="after")
+    def _pace_is_whole(self) -> Self:
+        if self.images_per_second and None in (self.waiting_for_data, self.num_workers):
+            raise ValueError("has images_per_second without waiting_for_data or num_workers")
+        return self
+
+
+def _checked(path: Path, schema: type[M], content: Any) -> dict[str, Any]:
+    try:
+        validate(schema, content)
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from None
+    found: dict[str, Any] = content
+    return found
+
+
+def read_run_config(path: Path) -> dict[str, Any]:
+    """Read a run's config.yaml as plain values, of which nothing is built or resolved.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedFile: It cannot be read, or does not fit the schema.
+    """
+    return with_current_targets(_checked(path, RunConfig, read_yaml(path)))
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a run's summary.json; of metrics null is NaN.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedFile: It cannot be read, or does not fit the schema.
+    """
+    content = _checked(path, RunSummary, read_json(path))
+    metrics = content["metrics"].items()
+    return content | {"metrics": {k: math.nan if v is None else float(v) for k, v in metrics}}
+
+
+def read_classes(path: Path) -> list[dict[str, Any]]:
+    """Read a run's classes.csv: the first column names the class, the others are figures or empty.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedFile: It cannot be read, or has other cells.
+    """
+    (first, *names), *lines = [line for line in read_csv(path) if line] or [[""]]
+    try:
+        return [
+            {first: line[0], **dict(zip(names, map(_figure, line[1:]), strict=True))}
+            for line in lines
+        ]
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error
+
+
+def _figure(cell: str) -> float | None:
+    return float(cell) if cell else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.csv, without empty cells; none where there is no file.
+
+    A last line without an end was cut off by a kill and is left out, and so is every line that is
+    no row of numbers.
+
+    Raises:
+        DamagedFile: It cannot be read.
+    """
+    if not path.exists():
+        return []
+    columns, *lines = list(read_csv(path, MOST_BYTES_OF_ROWS))[:-1] or [[]]
+    rows = (_row(columns, cells) for cells in lines if len(cells) == len(columns))
+    return [row for row in rows if isinstance(row.get("step"), int)]
+
+
+def _row(columns: list[str], cells: list[str]) -> dict[str, Any]:
+    """The numbers of a line by their columns; empty if any of them is none."""
+    try:
+        return {
+            key: int(cell) if cell.isdecimal() else float(cell)
+            for key, cell in zip(columns, cells, strict=True)
+            if cell
+        }
+    except ValueError:
+        return {}

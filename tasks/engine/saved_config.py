@@ -1,0 +1,131 @@
+"""A run as its folder holds it: the checkpoint that a path means, and the config it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backbones.checkpoints.folders import find_weights
+from tasks.engine.plain_files import DamagedFile
+from tasks.engine.sources import check_sources
+
+CONFIG = "config.yaml"
+SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
+CHECKPOINTS = "checkpoints"
+# What decides how a checkpoint is used, and by what each part of it is told from another one.
+IDENTITY = {
+    "backbone": ("name",),
+    "head": ("_target_", "name"),
+    "data": ("_target_",),
+    "task": ("_target_",),
+}
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A training run on disk.
+
+    Attributes:
+        folder: Run folder.
+        checkpoint: One of its checkpoints.
+        config: Its config, as plain values.
+    """
+
+    folder: Path
+    checkpoint: Path
+    config: dict[str, Any]
+
+
+def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
+    """The checkpoint that a path means: a file, or the one in a run's or another tool's folder.
+
+    Of a run with ``checkpoints=last`` it is the last one.
+
+    Raises:
+        ValueError: Neither exists, or the folder has several.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        inside = path / CHECKPOINTS / name
+        if not inside.is_file() and _keeps_last(path):
+            inside = inside.with_name("last.ckpt")
+        if inside.is_file():
+            return inside
+        found = None if (path / CONFIG).is_file() else find_weights(path)
+        if found is None:
+            raise ValueError(_without_checkpoint(path, inside))
+        return found
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint or run folder at {path}")
+    return path
+
+
+def saved_run(path: str | Path) -> SavedRun | None:
+    """The run that a folder or one of its checkpoints belongs to; None for a file on its own.
+
+    Raises:
+        ValueError: There is nothing at the path, the folder's config is none of a run, or this
+            checkout lacks the run's host or mixer.
+    """
+    checkpoint = checkpoint_file(path)
+    # Links lead to folders (latest), and to checkpoints from elsewhere.
+    for file in (checkpoint.absolute(), checkpoint.resolve()):
+        folder = file.parent.parent
+        if file.parent.name == CHECKPOINTS and (folder / CONFIG).exists():
+            config = read_config(folder / CONFIG)
+            check_sources(folder.resolve(), config["backbone"])
+            return SavedRun(folder.resolve(), checkpoint, config)
+    return None
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The config of a run, of which nothing is built or resolved here.
+
+    Raises:
+        ValueError: It is no YAML of plain values, or does not fit the schema of a run's config.
+    """
+    from tasks.engine.run_files import read_run_config
+
+    try:
+        return read_run_config(file)
+    except (FileNotFoundError, DamagedFile) as error:
+        raise ValueError(
+            f"{error}; restore it, or copy the checkpoint to another folder and type task, "
+            "backbone, head and data beside it"
+        ) from error
+
+
+def identity(group: str, part: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a backbone, head, dataset or task of a config from another one."""
+    return tuple(part.get(key) for key in IDENTITY[group])
+
+
+def _keeps_last(folder: Path) -> bool:
+    """Return True for the folder of a run that keeps its last checkpoint only."""
+    try:
+        return read_config(folder / CONFIG).get("checkpoints") == "last"
+    except ValueError:
+        return False
+
+
+def _without_checkpoint(folder: Path, inside: Path) -> str:
+    """What a folder without the checkpoint that was looked for is instead."""
+    text = f"{folder} is no run folder with a checkpoint: there is no {inside}"
+    try:
+        config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    except ValueError:
+        return text
+    if config.get("mode", "fit") != "fit":
+        return (
+            f"{folder} is the folder of an evaluation (mode={config['mode']}), which has no "
+            f"weights; pass the run that it evaluated: ckpt={config.get('ckpt')}"
+        )
+    if str(config.get("head", {}).get("_target_")).startswith(SOLVED):
+        return (
+            f"{folder} is a run of protocol={config.get('protocol')}, which leaves no weights; its "
+            "figures are in summary.json, and backbone.pretrained=<checkpoint> with the same "
+            "protocol gives them again"
+        )
+    return text

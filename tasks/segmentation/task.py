@@ -1,0 +1,180 @@
+"""Semantic segmentation on ADE20K-format data."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import Batch, Row
+from tasks.engine.classes import check_several
+from tasks.engine.drawing import draw_segments, label_map, open_upright, side_by_side
+from tasks.engine.evaluation_loss import Summed, of_segments
+from tasks.engine.whole_files import whole_file
+
+# Not Lightning's own logger, whose remarks a run keeps quiet.
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+LABELS = "labels"  # folder of predicted label maps
+LONGEST_NAME = 255  # bytes of a file's name
+MOST = 8  # classes of an image that are named in a line
+IGNORED = 255  # MMSegmentation's label of pixels that do not count.
+
+
+class SegmentationTask(BaseTask):
+    """A segmentor of MMSegmentation; mean IoU, mean class accuracy and pixel accuracy in percent.
+
+    The counts are summed over the whole set before dividing, as MMSegmentation does. A class that
+    neither occurs nor is predicted has no IoU and is left out of the mean. The loss of validation
+    is the decode head's cross entropy alone, see ``evaluation_loss``.
+    """
+
+    monitor = "val/mIoU"
+    headline = ("mIoU", "aAcc")
+    metric_stores = ("confusion",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        check_several(self.class_names, "a class of the other pixels, which 0 would leave ignored")
+        self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
+        self._said_absent = False
+        self._stems: Counter[str] = Counter()
+        self._names: Counter[str] = Counter()
+        self._above = Path()
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Mean IoU, mean accuracy of the classes, accuracy of all pixels."""
+        return ("mIoU", "mAcc", "aAcc")
+
+    def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
+        """Count pixels by label (rows) and prediction (columns)."""
+        for sample in predictions:
+            predicted, truth = sample.pred_sem_seg.data, sample.gt_sem_seg.data
+            self.confusion.update(predicted.flatten(), truth.to(predicted.device).flatten())
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """mIoU, mAcc and aAcc."""
+        counts = self.confusion.compute().double()
+        hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+        union = truth + predicted - hits
+        self._say_absent(truth)
+        self.class_figures = [
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "pixels": int(own)}
+            for name, hit, joint, own in zip(
+                self.class_names, hits.tolist(), union.tolist(), truth.tolist(), strict=True
+            )
+        ]
+        figures = {
+            "mIoU": (hits / union)[union > 0].mean(),
+            "mAcc": (hits / truth)[truth > 0].mean(),
+            "aAcc": hits.sum() / truth.sum(),
+        }
+        return {name: (100 * value).float() for name, value in figures.items()}
+
+    def _say_absent(self, truth: Tensor) -> None:
+        absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
+        trainer: Any = self._trainer  # None outside of a run
+        told = getattr(getattr(trainer, "datamodule", None), "told_absent", False)
+        if absent and not (told or self._said_absent):
+            self._said_absent = True
+            shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
+            say(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
+
+    def evaluation_loss(self, batch: Batch, predictions: list[Any]) -> Summed:
+        """Cross entropy over the pixels that count, at the size of the annotations."""
+        return of_segments(predictions, IGNORED)
+
+    def reset_metrics(self) -> None:
+        """Forget all counts."""
+        self.confusion.reset()
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Per image: ``image``, its name; ``shares`` of the pixels by class; ``labels``.
+
+        ``labels`` is a uint8 array (H, W) of indices into ``class_names``.
+        """
+        results = []
+        for sample in self.model.predict(batch):
+            predicted = sample.pred_sem_seg.data[0]
+            labels, counts = predicted.unique(return_counts=True)
+            shares = (counts / counts.sum()).tolist()
+            named = {
+                self.class_names[i]: round(s, 6)
+                for i, s in zip(labels.tolist(), shares, strict=True)
+            }
+            drawn = predicted.cpu().numpy().astype(np.uint8)
+            results.append({"image": sample.img_path, "shares": named, "labels": drawn})
+        return results
+
+    def on_predict_start(self) -> None:
+        """Find out which files share a name, or a name but for its ending."""
+        trainer: Any = self.trainer
+        paths = [Path(name) for name in trainer.datamodule.predict_names()]
+        self._stems = Counter(path.stem for path in paths)
+        self._names = Counter(path.name for path in paths)
+        folders = {str(path.parent) for path in paths}
+        self._above = Path(os.path.commonpath(folders)) if len(folders) > 1 else Path()
+
+    def filed(self, row: Row) -> Row:
+        """The row with its labels in a file."""
+        trainer: Any = self.trainer
+        folder = Path(trainer.default_root_dir) / LABELS
+        path = Path(row["image"])
+        name = path.stem if self._stems[path.stem] == 1 else path.name
+        # Of sub-folders that hold files of one name the label maps have sub-folders as well.
+        inner = path.parent.relative_to(self._above) if self._names[path.name] > 1 else Path()
+        if len(os.fsencode(f"{name}.png")) > LONGEST_NAME:
+            name = f"{path.stem[:50]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        target = folder / inner / f"{name}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        colours = trainer.datamodule.metainfo["palette"]
+        with whole_file(target) as file:
+            label_map(row["labels"], self.category_ids, colours).save(file, "PNG")
+        return row | {"labels": f"{LABELS}/{target.relative_to(folder).as_posix()}"}
+
+    def answer(self, row: Row) -> str:
+        """The classes with their shares of the pixels, the largest first."""
+        shares = sorted(row["shares"].items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
+        return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Per image: the labels where there are any, and the prediction."""
+        draw = partial(draw_segments, names=self.class_names, background=datamodule.background)
+        pictures = []
+        for sample in self.model.predict(batch):
+            photo = open_upright(sample.img_path)
+            drawn = draw(photo, sample.pred_sem_seg.data[0].cpu().numpy())
+            if "gt_sem_seg" in sample:
+                truth = draw(photo, sample.gt_sem_seg.data[0].cpu().numpy())
+                drawn = side_by_side(truth, drawn, ("annotated", "predicted"))
+            pictures.append(drawn)
+        return pictures
+
+
+def _share(part: float, whole: float) -> float | None:
+    """In percent; None of nothing."""
+    return 100 * part / whole if whole else None

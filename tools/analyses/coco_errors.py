@@ -1,0 +1,123 @@
+"""COCO's breakdown of a detector's errors: precision over recall as kinds of error are forgiven.
+
+    C75, C50   as counted, at an IoU of 0.75 and 0.5
+    Loc        at 0.1: errors of localisation forgiven
+    Sim        besides, boxes on objects of other classes of the same supercategory not counted
+    Oth        besides, boxes on objects of any other class not counted
+    BG         besides, boxes on no object not counted
+    FN         besides, missed objects found: 1
+
+Source: "Analyze errors" of https://cocodataset.org/#detection-eval and its analyzeResults, after
+Hoiem et al., "Diagnosing Error in Object Detectors", ECCV 2012; 100 boxes an image, all sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.detection.coco_ranks import RankedTruth
+
+KINDS = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
+Array = NDArray[np.float64]
+
+
+def precision_curves(
+    annotations: Mapping[str, Any],
+    found: Sequence[Mapping[str, Any]],
+    image_ids: Sequence[int],
+    category_ids: Sequence[int] | None = None,
+) -> dict[int, Array]:
+    """Precision at 101 recalls for each of ``KINDS``, (7, 101), by category id.
+
+    Args:
+        annotations: Content of a json in COCO's format; ids may be any integers.
+        found: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
+        image_ids: The images that count.
+        category_ids: The categories that count, all by default.
+
+    Returns:
+        Only of categories that occur on these images.
+    """
+    truth = RankedTruth(annotations)
+    content = truth.content
+    wanted = {truth.images[image] for image in image_ids}
+    known = truth.categories if category_ids is None else category_ids
+    ranks = {category: truth.categories[category] for category in known}
+    counted = set(ranks.values())
+    images = [image for image in content["images"] if image["id"] in wanted]
+    categories = [one for one in content["categories"] if one["id"] in counted]
+    objects = [
+        one
+        for one in content["annotations"]
+        if one["image_id"] in wanted and one["category_id"] in counted
+    ]
+    above = {one["id"]: one.get("supercategory") for one in categories}
+    detections = truth.rows(found)
+    curves = {}
+    for category, own in ranks.items():
+        if not any(one["category_id"] == own and not one["iscrowd"] for one in objects):
+            continue
+        rows = [row for row in detections if row["category_id"] == own]
+        similar = {c for c, group in above.items() if group is not None and group == above[own]}
+        plain = _precisions(images, categories, objects, rows, own, (0.75, 0.5, 0.1))
+        forgiven = [
+            _precisions(images, categories, _ignored(objects, own, others), rows, own, (0.1,))[0]
+            for others in (similar, set(above))
+        ]
+        background = (forgiven[1] > 0).astype(np.float64)
+        curves[category] = np.stack([*plain, *forgiven, background, np.ones_like(background)])
+    return curves
+
+
+def _ignored(
+    objects: Sequence[Mapping[str, Any]], own: int, others: set[int]
+) -> list[dict[str, Any]]:
+    """Objects of other classes as ones of this class that do not count."""
+    return [
+        {**one, "category_id": own, "iscrowd": 1, "ignore": 1}
+        if one["category_id"] in others and one["category_id"] != own
+        else dict(one)
+        for one in objects
+    ]
+
+
+def _precisions(
+    images: Sequence[Mapping[str, Any]],
+    categories: Sequence[Mapping[str, Any]],
+    objects: Sequence[Mapping[str, Any]],
+    rows: Sequence[dict[str, Any]],
+    category: int,
+    thresholds: Sequence[float],
+) -> Array:
+    """Precision at 101 recalls by pycocotools, (thresholds, 101)."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if not rows:
+        return np.zeros((len(thresholds), 101))
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO()
+        truth.dataset = copy.deepcopy({
+            "images": list(images), "categories": list(categories),
+            "annotations": list(objects),
+        })  # fmt: skip
+        truth.createIndex()
+        boxes = [{key: row[key] for key in ("image_id", "category_id", "bbox", "score")}
+                 for row in rows]  # fmt: skip
+        evaluation = COCOeval(truth, truth.loadRes(boxes), "bbox")
+        evaluation.params.catIds = [category]
+        evaluation.params.iouThrs = np.array(thresholds)
+        evaluation.params.maxDets = [100]
+        evaluation.params.areaRng = [[0, 1e10]]
+        evaluation.params.areaRngLbl = ["all"]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    found: Array = evaluation.eval["precision"][:, :, 0, 0, 0]
+    return found.clip(min=0)

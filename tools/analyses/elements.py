@@ -1,0 +1,146 @@
+"""The parts of an HTML page that needs no other file: text, tables, pictures, sections."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.engine.whole_files import is_own_file
+from tools.cli.tables import Columns, Record
+
+STYLE = Path(__file__).with_name("page.css")
+MOST_ROWS = 40  # of a table; the rest is in the CSV of the analysis itself
+FOLDED = 15  # rows from which a table opens on a click
+PNG = b"\x89PNG\r\n\x1a\n"  # how each PNG begins
+LONG = 60  # characters from which a cell is a sentence, broken into lines
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading; ``about`` is set small below it."""
+
+    anchor: str
+    title: str
+    content: str
+    about: str = ""
+
+
+def document(title: str, head: str, sections: Sequence[Section]) -> str:
+    """The page: what stands above, the contents, and the sections.
+
+    Args:
+        title: Of the window.
+        head: HTML.
+        sections: In order.
+    """
+    items = "\n".join(
+        f'<li><a href="#{text(one.anchor)}">{text(one.title)}</a></li>' for one in sections
+    )
+    parts = "\n".join(map(_section, sections))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title>\n<style>\n{STYLE.read_text(encoding='utf-8')}</style></head>"
+        f"\n<body>\n{head}\n<nav><ul>\n{items}\n</ul></nav>\n{parts}\n</body></html>\n"
+    )
+
+
+def table(records: Sequence[Record], columns: Columns) -> str:
+    """A table in a box that scrolls where the window is narrow; a long one opens on a click.
+
+    Args:
+        records: Rows; those beyond ``MOST_ROWS`` are left out, and counted below.
+        columns: Key -> heading and how its values are written; None is a dash.
+    """
+    if not records:
+        return ""
+    shown = {key: columns[key] for key in records[0] if key in columns}
+    marks = {key: _mark([record[key] for record in records]) for key in shown}
+    heads = "".join(f"<th{marks[key]}>{text(heading)}</th>" for key, (heading, _) in shown.items())
+    lines = []
+    for record in records[:MOST_ROWS]:
+        values = [(marks[key], record[key], form) for key, (_, form) in shown.items()]
+        cells = [
+            (mark, "-" if value is None else form.format(value)) for mark, value, form in values
+        ]
+        lines.append("<tr>" + "".join(_cell(mark, cell) for mark, cell in cells) + "</tr>")
+    rows = "\n".join(lines)
+    box = (
+        f'<div class="wide"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>'
+        "</div>"
+    )
+    more = len(records) - MOST_ROWS
+    if more > 0:
+        box += f'<p class="what">{more} more {"row" if more == 1 else "rows"} left out</p>'
+    if len(records) < FOLDED:
+        return box
+    return f"<details><summary>Table of {len(records)} rows</summary>{box}</details>"
+
+
+def pairs(rows: Mapping[str, str]) -> str:
+    """A table of names and what they are."""
+    lines = "\n".join(
+        f"<tr><th>{text(name)}</th>{_cell('', value)}</tr>" for name, value in rows.items()
+    )
+    return f'<div class="wide"><table><tbody>{lines}</tbody></table></div>' if rows else ""
+
+
+def tiles(values: Mapping[str, str]) -> str:
+    """The few figures that are looked for first."""
+    each = "".join(
+        f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>'
+        for name, value in values.items()
+    )
+    return f'<div class="tiles">{each}</div>' if each else ""
+
+
+def figures(parts: Iterable[str], *, halves: bool = False) -> str:
+    """Pictures and tables side by side where there is room.
+
+    Args:
+        parts: HTML.
+        halves: Whether each is at most half as wide as the page, where that is wide.
+    """
+    together = "\n".join(part for part in parts if part)
+    return f'<div class="figures{" halves" * halves}">{together}</div>' if together else ""
+
+
+def picture(path: Path, words: str, caption: str = "") -> str:
+    """An image file within the page itself.
+
+    Args:
+        path: A PNG; anything else, such as a link to another file, is left out.
+        words: What it shows, for those who cannot see it.
+        caption: Below it.
+    """
+    content = path.read_bytes() if is_own_file(path) else b""
+    if not content.startswith(PNG):
+        return ""
+    data = base64.b64encode(content).decode()
+    below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    return f'<figure><img alt="{text(words)}" src="data:image/png;base64,{data}">{below}</figure>'
+
+
+def text(words: str) -> str:
+    """Words as they are, in HTML."""
+    return html.escape(words, quote=True)
+
+
+def _section(one: Section) -> str:
+    about = f'<p class="what">{one.about}</p>\n' if one.about else ""
+    return f'<h2 id="{text(one.anchor)}">{text(one.title)}</h2>\n{about}{one.content}'
+
+
+def _mark(values: Iterable[object]) -> str:
+    """Numbers stand flush right."""
+    known = [value for value in values if value is not None]
+    numbers = known and all(isinstance(value, int | float) for value in known)
+    return ' class="number"' if numbers else ""
+
+
+def _cell(mark: str, value: str) -> str:
+    mark = mark or (' class="text"' if len(value) > LONG else "")
+    return f"<td{mark}>{text(value)}</td>"

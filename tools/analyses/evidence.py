@@ -1,0 +1,174 @@
+"""How much evidence a network finds for each class: the scores that class activation maps explain.
+
+Of a classifier it is the logit; of a segmentor the sum of a class's logit over the pixels that are
+taken for it (pytorch-grad-cam's SemanticSegmentationTarget); of a detector the sum of the scores of
+the boxes of a class that it gives in the end. Which pixels and boxes these are is held fixed.
+
+Axes: B images, K classes, (H, W) the images, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from backbones.options import unknown
+from tasks.detection.task import DetectionTask
+from tasks.segmentation.task import SegmentationTask
+from tools.analyses.subjects import Batch, Size, Subject
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a network finds in images.
+
+    Attributes:
+        scores: (B, K), which gradients flow through.
+        amounts: (B, K) probabilities, shares of the pixels, or numbers of boxes.
+        predicted: (B,) the class that is found most of.
+    """
+
+    scores: Tensor
+    amounts: Tensor
+    predicted: Tensor
+
+
+def amount_of(subject: Subject) -> str:
+    """What ``Evidence.amounts`` are: "probability", "pixels" or "boxes"."""
+    if isinstance(subject.task, SegmentationTask):
+        return "pixels"
+    return "boxes" if isinstance(subject.task, DetectionTask) else "probability"
+
+
+def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
+    """What the network of a subject finds.
+
+    Args:
+        subject: With a classifier, a segmentor or a detector.
+        batch: That the images are of.
+        images: (B, 3, H, W), normalised and padded.
+
+    Raises:
+        ValueError: There is no classifier, or one logit stands for two classes.
+    """
+    kind = amount_of(subject)
+    if kind == "probability":
+        logits = subject.logits(images)
+        return Evidence(logits, logits.softmax(-1), logits.argmax(1))
+    task: Any = subject.task
+    count = len(task.class_names)
+    find = _of_segmentor if kind == "pixels" else _of_detector
+    scores, amounts = find(task.model.model, images, batch.inside, count)
+    # Of pixels the class of most; of boxes, many of which are doubtful, that of the surest.
+    predicted = (amounts if kind == "pixels" else scores).argmax(1)
+    return Evidence(scores, amounts, predicted)
+
+
+def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
+    """The class of each image that class= asks for, or None for the predicted ones.
+
+    Args:
+        subject: Whose classes they are.
+        batch: Of images.
+        wanted: "predicted", "label", the name of a class or its number.
+
+    Raises:
+        ValueError: A class that there is not, or labels that nobody knows.
+    """
+    if wanted == "predicted":
+        return None
+    if wanted == "label":
+        if amount_of(subject) != "probability":
+            raise ValueError(
+                f"class=label is for classifiers, and the images of {subject.label} have several "
+                f"classes: name one of its {len(subject.class_names)}, as class=<name>"
+            )
+        if int(batch.labels.min()) < 0:
+            raise ValueError("class=label, but nobody knows the classes of these images")
+        return batch.labels
+    if wanted in subject.class_names:  # which may be digits
+        label = subject.class_names.index(wanted)
+    elif wanted.isdecimal():
+        label = int(wanted)
+    else:
+        raise ValueError(unknown("class", wanted, list(subject.class_names)))
+    return torch.full((len(batch.images),), label)
+
+
+def _of_segmentor(
+    model: Any, images: Tensor, inside: Sequence[Size], classes: int
+) -> tuple[Tensor, Tensor]:
+    """Of whole images, also where they are predicted in windows that slide."""
+    logits = model.encode_decode(images, [_meta(images, size) for size in inside])
+    if logits.shape[1] != classes:
+        raise ValueError(
+            f"this segmentor gives {logits.shape[1]} logits a pixel for {classes} classes; class "
+            "maps need one for each class"
+        )
+    scores, shares = [], []
+    for own, (height, width) in zip(logits, inside, strict=True):
+        greatest, taken = own[:, :height, :width].flatten(1).max(0)
+        scores.append(greatest.new_zeros(classes).index_add(0, taken, greatest))
+        shares.append(taken.bincount(minlength=classes) / len(taken))
+    return torch.stack(scores), torch.stack(shares)
+
+
+def _of_detector(
+    model: Any, images: Tensor, inside: Sequence[Size], classes: int
+) -> tuple[Tensor, Tensor]:
+    from mmdet.structures import DetDataSample
+
+    samples = [DetDataSample(metainfo=_meta(images, size)) for size in inside]
+    scores, counts = [], []
+    with _attached(getattr(model, "bbox_head", None)):
+        predictions = model.predict(images, samples, rescale=False)
+    for sample in predictions:
+        found, labels = sample.pred_instances.scores, sample.pred_instances.labels
+        scores.append(found.new_zeros(classes).index_add(0, labels, found))
+        counts.append(labels.bincount(minlength=classes))
+    return torch.stack(scores), torch.stack(counts)
+
+
+class _NoDetach(TorchFunctionMode):
+    """Within it ``tensor.detach()`` is the tensor itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _attached(head: Any) -> Iterator[None]:
+    """Within it the scores of a one-stage detector's boxes depend on its maps.
+
+    MMDetection detaches them where it reads boxes from the head's maps. What is before that, such
+    as the reference points of a DETR, is left as it is; heads of two stages detach no scores.
+    """
+    if head is None:
+        yield
+        return
+    plain = head.predict_by_feat
+
+    def predict_by_feat(*args: Any, **kwargs: Any) -> Any:
+        with _NoDetach():
+            return plain(*args, **kwargs)
+
+    head.predict_by_feat = predict_by_feat
+    try:
+        yield
+    finally:
+        del head.predict_by_feat
+
+
+def _meta(images: Tensor, inside: Size) -> dict[str, Any]:
+    """What the toolkits want to know of an image: it fills ``inside``, the rest is padding."""
+    padded = tuple(images.shape[2:])
+    return {
+        "ori_shape": inside, "img_shape": inside, "pad_shape": padded,
+        "batch_input_shape": padded, "scale_factor": (1.0, 1.0),
+    }  # fmt: skip

@@ -1,0 +1,179 @@
+"""Parts of pictures that several analyses draw, by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.plotting.colours import colour_bar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tools.analyses.subjects import Subject
+
+COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
+COARSE = 5  # cells of a side from which on a map is smoothed
+Array = NDArray[Any]
+
+
+def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: float = 3.0) -> Any:
+    """A figure of equal panels and its axes, an array (rows, columns).
+
+    Args:
+        rows: Of panels.
+        columns: Of panels.
+        width: Of a panel, in inches.
+        height: The same.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "mixerlab"  # the same picture is the same file
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+    )
+
+
+def picture_of(image: Tensor, subject: Subject) -> Array:
+    """A normalised image (3, H, W) as RGB values from 0 to 1, (H, W, 3)."""
+    mean, std = (np.array(part) for part in subject.normalisation)
+    values = image.detach().float().cpu().permute(1, 2, 0).numpy() * std + mean
+    return values.clip(0, 1)
+
+
+def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
+    """A map (h, w) at the size of an image, bilinear."""
+    import torch.nn.functional as F
+
+    grown = F.interpolate(map_[None, None].float(), size, mode="bilinear", align_corners=False)
+    return grown[0, 0].cpu().numpy()
+
+
+def as_drawn(map_: Tensor, size: tuple[int, int]) -> Array:
+    """Enlarge a map (h, w) to the size of an image; one of few cells keeps their borders."""
+    import torch.nn.functional as F
+
+    if min(map_.shape) >= COARSE:
+        return enlarged(map_, size)
+    grown = F.interpolate(map_[None, None].float(), size, mode="nearest-exact")
+    return grown[0, 0].cpu().numpy()
+
+
+def overlaid(axis: Any, picture: Array, heat: Array, greatest: float, share: float = 0.5) -> None:
+    """Draw a heat map over an image; ``greatest`` has the hottest colour."""
+    import matplotlib as mpl
+
+    colours = mpl.colormaps["jet"](np.clip(heat / greatest if greatest > 0 else heat, 0, 1))
+    axis.imshow((1 - share) * picture + share * colours[..., :3])
+    bare(axis)
+
+
+def bare(axis: Any) -> None:
+    """Take ticks and frame away."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def curves(
+    lines: Mapping[str, Sequence[float]], title: str, ylabel: str, xlabel: str = "block"
+) -> Any:
+    """A figure with one line a network over its blocks, from 1.
+
+    Networks of other depths share the axis by the number of the block.
+    """
+    figure, axes = new_figure(width=7.0, height=4.0)
+    axis = axes[0, 0]
+    for index, (name, values) in enumerate(lines.items()):
+        axis.plot(range(1, len(values) + 1), values, marker="o", markersize=4, label=name,
+                  color=COLOURS[index % len(COLOURS)])  # fmt: skip
+    axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    finish(axis, len(lines) > 1)
+    return figure
+
+
+def finish(axis: Any, legend: bool = True) -> None:
+    """A light grid, no upper frame, and a legend."""
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    if legend:
+        axis.legend(fontsize=8, frameon=False)
+
+
+Panels = Mapping[str, Sequence[tuple[str, Any]]]  # name of a row -> titles and maps (h, w)
+
+
+def panel_grid(
+    networks: Mapping[str, Panels], *, colours: str = "turbo", symmetric: bool = False
+) -> Any:
+    """One picture of maps: networks side by side, their layers below each other.
+
+    Row i of all networks shares one scale of colours, so that they can be compared; it stands at
+    the end of the row.
+
+    Args:
+        networks: By label.
+        colours: Matplotlib's name of a colour map.
+        symmetric: Whether the scale reaches as far below 0 as above.
+    """
+    rows = max(map(len, networks.values()))
+    widths = [max(map(len, panels.values())) for panels in networks.values()]
+    scales = [_scale(networks, row, symmetric) for row in range(rows)]
+    figure, axes = new_figure(rows, sum(widths), 1.5, 1.7)
+    for axis in axes.flat:
+        bare(axis)
+    start, drawn = 0, {}
+    for (label, panels), width in zip(networks.items(), widths, strict=True):
+        for row, (name, maps) in enumerate(panels.items()):
+            axes[row, start].set_ylabel(wrapped(name, 26), fontsize=7)
+            for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
+                low, high = scales[row]
+                drawn[row] = axis.imshow(
+                    _array(map_), cmap=colours, vmin=low, vmax=high, aspect="auto"
+                )
+                axis.set_title(title, fontsize=7)
+        above = axes[0, start]
+        above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=7)
+        start += width
+    for row, image in drawn.items():
+        colour_bar(figure, image, list(axes[row]))
+    return figure
+
+
+def _scale(networks: Mapping[str, Panels], row: int, symmetric: bool) -> tuple[float, float]:
+    values = [
+        _array(map_)
+        for panels in networks.values()
+        if row < len(panels)
+        for _, map_ in list(panels.values())[row]
+    ]
+    low, high = (min(float(np.nanmin(v)) for v in values), max(float(np.nanmax(v)) for v in values))
+    reach = max(abs(low), abs(high))
+    return (-reach, reach) if symmetric else (low, high)
+
+
+def _array(map_: Any) -> Array:
+    return np.asarray(map_.detach().cpu().float() if hasattr(map_, "detach") else map_, dtype=float)
+
+
+def evenly(names: Sequence[str], count: int) -> list[str]:
+    """Some of the names, evenly spaced, the first and the last among them."""
+    if count >= len(names) or count < 2:
+        return list(names)[: max(count, 1)] if count < len(names) else list(names)
+    return [names[round(index * (len(names) - 1) / (count - 1))] for index in range(count)]
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text in lines of at most so many characters, broken at dots too."""
+    import textwrap
+
+    spaced = text.replace(".", ". ").replace("_", "_ ")
+    lines = textwrap.wrap(spaced, width, break_long_words=True)
+    return "\n".join(lines).replace(". ", ".").replace("_ ", "_")

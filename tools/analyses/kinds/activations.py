@@ -1,0 +1,91 @@
+"""Learnt shapes of AGeLU, PReLU and RPReLU against GELU, per layer and channel (IFFN Fig. 3).
+
+A thin line a channel, the thick line GELU; below it how the learnt coefficients are distributed.
+Weights alone tell; no image is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import COLOURS, evenly, finish, new_figure, wrapped
+from tools.cli.arguments import number
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"reach": "4", "layers": "6"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "kind": ("kind", "{}"),
+    "coefficient": ("coefficient", "{}"),
+    "least": ("least", "{:.3f}"),
+    "mean": ("mean", "{:.3f}"),
+    "greatest": ("greatest", "{:.3f}"),
+    "negative": ("below 0", "{:.1%}"),
+}
+MOST_CHANNELS = 64  # lines of a panel; of more channels evenly spaced ones
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The activations of each network; ``layers`` of them, evenly spaced, are drawn."""
+    import torch
+
+    from backbones.analysis.learnt_activations import learnt_activations
+
+    reach = number("reach", options["reach"])
+    points = torch.linspace(-reach, reach, 101)
+    rows, shown = [], []
+    drawn: list[tuple[str, dict[str, Any]]] = []
+    for subject in subjects:
+        found = learnt_activations(subject.backbone, points)
+        for name, one in found.items():
+            for key, values in one.coefficients.items():
+                shown.append({
+                    "backbone": subject.label, "layer": name, "kind": one.kind, "coefficient": key,
+                    "least": float(values.min()), "mean": float(values.mean()),
+                    "greatest": float(values.max()),
+                    "negative": float((values < 0).double().mean()),
+                })  # fmt: skip
+                rows += [
+                    {"backbone": subject.label, "layer": name, "kind": one.kind,
+                     "coefficient": key, "channel": channel, "value": value}
+                    for channel, value in enumerate(values.tolist())
+                ]  # fmt: skip
+        names = evenly(list(found), number("layers", options["layers"]))
+        drawn.append((subject.label, {name: found[name] for name in names}))
+    return Findings(rows, shown, COLUMNS, {"activations": _draw(drawn, points)})
+
+
+def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any:
+    """Two rows of panels a network; all curves have one vertical axis."""
+    import torch.nn.functional as F
+
+    columns = max(len(found) for _, found in networks)
+    figure, axes = new_figure(2 * len(networks), columns, 2.6, 2.4)
+    gelu = F.gelu(points)
+    curves = [one.curves for _, found in networks for one in found.values()]
+    low, high = min(float(c.min()) for c in curves), max(float(c.max()) for c in curves)
+    for place, (label, found) in enumerate(networks):
+        upper, lower = axes[2 * place], axes[2 * place + 1]
+        for axis in (*upper[len(found) :], *lower[len(found) :]):
+            axis.set_visible(False)
+        for above, below, (name, one) in zip(upper, lower, found.items(), strict=False):
+            step = max(1, -(-len(one.curves) // MOST_CHANNELS))
+            lines = one.curves[::step].T.float()
+            above.plot(points, lines, color=COLOURS[0], linewidth=0.4, alpha=0.5)
+            # Thin and dotted, as learnt curves may lie upon it.
+            above.plot(points, gelu, color="black", linewidth=1.0, linestyle=":", label="GELU")
+            above.set_ylim(low, high)
+            above.set_title(wrapped(name, 30), fontsize=6)
+            finish(above, above is upper[0])
+            for index, (key, values) in enumerate(one.coefficients.items()):
+                below.hist(values.float().numpy(), bins=30, histtype="step", label=key,
+                           color=COLOURS[index % len(COLOURS)])  # fmt: skip
+            finish(below, below is lower[0])
+        upper[0].set_ylabel(wrapped(label, 24), fontsize=8)
+        lower[0].set_ylabel("channels", fontsize=8)
+    return figure

@@ -1,0 +1,128 @@
+"""Attention maps, rollout, and mean attention distance per layer and head.
+
+The maps are what the class token reads, or without one the token in the middle (of windows, the
+middle one), mean over heads, for ``layers`` layers. Rollout follows all layers, where each attends
+over one whole map. The distance is in pixels of the image, one point a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import (
+    COLOURS,
+    Panels,
+    as_drawn,
+    bare,
+    evenly,
+    finish,
+    new_figure,
+    overlaid,
+    panel_grid,
+    picture_of,
+    wrapped,
+)
+from tools.cli.arguments import number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"layers": "6", "images": "4"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "heads": ("heads", "{}"),
+    "distance": ("mean distance px", "{:.1f}"),
+    "least": ("least head", "{:.1f}"),
+    "greatest": ("greatest head", "{:.1f}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The attention of each network."""
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    heads: dict[str, list[Tensor]] = {}
+    grids: dict[str, Panels] = {}
+    rolled: list[tuple[str, Any, Any]] = []
+    for subject in subjects:
+        distances, maps = _measure(subject, rolled)
+        heads[subject.label] = list(distances.values())
+        for name, values in distances.items():
+            shown.append({
+                "backbone": subject.label, "layer": name, "heads": len(values),
+                "distance": float(values.mean()), "least": float(values.min()),
+                "greatest": float(values.max()),
+            })  # fmt: skip
+            rows += [
+                {"backbone": subject.label, "layer": name, "head": head, "distance": value}
+                for head, value in enumerate(values.tolist(), start=1)
+            ]
+        names = evenly(list(maps), number("layers", options["layers"]))
+        grids[subject.label] = {
+            name: [(f"image {i + 1}", map_ / map_.max()) for i, map_ in enumerate(maps[name])]
+            for name in names
+        }
+    figures = {"attention": panel_grid(grids, colours="viridis"), "distance": _draw_heads(heads)}
+    if rolled:
+        figures["rollout"] = _draw_rollout(rolled)
+    return Findings(rows, shown, COLUMNS, figures)
+
+
+def _measure(
+    subject: Subject, rolled: list[tuple[str, Any, Any]]
+) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+    """Mean distance of each head, and what is read of each image; rollouts are added."""
+    import torch
+
+    from backbones.analysis.attention import attention_of, rollout
+
+    distances: dict[str, list[Tensor]] = {}
+    maps: dict[str, list[Tensor]] = {}
+    for batch in subject.batches():
+        found = attention_of(subject.backbone, batch.images)
+        for name, one in found.items():
+            distances.setdefault(name, []).append(one.distances())
+            maps.setdefault(name, []).extend(one.maps().mean(1))
+        if len(found) < len(subject.backbone.block_names()):
+            continue
+        with suppress(ValueError):  # of windows and reduced keys there is none
+            total = rollout(found)
+            last = list(found.values())[-1]
+            prefix = last.num_prefix_tokens
+            # What the class token has read in the end, or all tokens together.
+            read = total[:, 0, prefix:] if prefix else total.mean(1)
+            for image, row in zip(batch.images, read, strict=True):
+                size = (image.shape[1], image.shape[2])
+                map_ = as_drawn(row.unflatten(0, last.key_size), size)
+                rolled.append((subject.label, picture_of(image, subject), map_))
+    return {name: torch.cat(parts).mean(0) for name, parts in distances.items()}, maps
+
+
+def _draw_heads(heads: Mapping[str, Sequence[Tensor]]) -> Any:
+    figure, axes = new_figure(width=7.0, height=4.0)
+    axis = axes[0, 0]
+    for index, (label, layers) in enumerate(heads.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        means = [float(values.mean()) for values in layers]
+        axis.plot(range(1, len(layers) + 1), means, color=colour, label=label)
+        for place, values in enumerate(layers, start=1):
+            axis.scatter([place] * len(values), values.tolist(), s=12, color=colour, alpha=0.6)
+    axis.set(title="Mean attention distance", xlabel="layer", ylabel="pixels")
+    finish(axis, len(heads) > 1)
+    return figure
+
+
+def _draw_rollout(rolled: Sequence[tuple[str, Any, Any]]) -> Any:
+    figure, axes = new_figure(2, len(rolled), 2.0, 2.1)
+    for column, (label, picture, map_) in enumerate(rolled):
+        axes[0, column].imshow(picture)
+        axes[0, column].set_title(wrapped(label, 24), fontsize=8)
+        bare(axes[0, column])
+        overlaid(axes[1, column], picture, map_, float(map_.max()))
+    return figure

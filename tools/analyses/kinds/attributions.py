@@ -1,0 +1,123 @@
+"""How much each pixel counts for a class: integrated gradients, occlusion and more (by Captum).
+
+A row an image, a column a network; red speaks for the class, blue against it. Of saliency and
+smoothgrad, which have no sign, bright is much. Without class= it is the class that the network
+predicts; class=label is the right one. steps are the images on the way from a plain one of the mean
+colour, or with noise; window is the side in pixels of what occlusion covers, by default an eighth
+of the image. For classifiers. Integrated gradients sum to the difference of the logits of the image
+and of the plain one: what is missing to it stands in the table, and more steps make it smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import bare, new_figure, picture_of, wrapped
+from tools.cli.arguments import number
+from tools.plotting.colours import colour_bar
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Batch, Subject
+
+OPTIONS = {
+    "method": "integrated_gradients", "class": "predicted", "steps": "50", "window": "0",
+    "images": "6",
+}  # fmt: skip
+CHOICES = {
+    "method": (
+        "integrated_gradients", "gradient_shap", "input_x_gradient", "saliency", "smoothgrad",
+        "occlusion",
+    )
+}  # fmt: skip
+COLUMNS = {
+    "image": ("image", "{}"),
+    "backbone": ("backbone", "{}"),
+    "label": ("right", "{}"),
+    "class": ("for", "{}"),
+    "probability": ("probability", "{:.3f}"),
+    "difference": ("logit over plain image's", "{:.4f}"),
+    "sum": ("sum", "{:.4f}"),
+    "missing": ("missing", "{:.2g}"),
+}
+REACH = 0.99  # of the pixels are within the scale of colours; single ones stand out far
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The attributions of each network on the same images."""
+    number("steps", options["steps"])
+    number("window", options["window"], least=0)
+    rows: list[dict[str, Any]] = []
+    seen = []
+    for subject in subjects:
+        subject.classifier()
+        column = [one for batch in subject.batches() for one in _of_batch(subject, batch, options)]
+        rows += [row for row, _, _ in column]
+        seen.append(column)
+    figure = _draw(subjects, seen, options["method"])
+    return Findings(rows, rows, COLUMNS, {"attributions": figure})
+
+
+def _of_batch(
+    subject: Subject, batch: Batch, options: Mapping[str, str]
+) -> list[tuple[dict[str, Any], Any, Any]]:
+    """What is said of each image, its picture and its map."""
+    import torch
+
+    from tools.analyses.attributing import COMPLETE, attributions
+    from tools.analyses.evidence import asked_classes
+
+    model = subject.classifier()
+    with torch.no_grad():
+        logits, plain = model(batch.images), model(torch.zeros_like(batch.images[:1]))
+    classes = asked_classes(subject, batch, options["class"])
+    classes = logits.argmax(1) if classes is None else classes
+    if int(classes.max()) >= logits.shape[1]:
+        raise ValueError(
+            f"the network has classes 0 to {logits.shape[1] - 1}, got {int(classes.max())}"
+        )
+    maps = attributions(
+        model, batch.images, classes, steps=int(options["steps"]), window=int(options["window"]),
+        method=options["method"],  # type: ignore[arg-type]
+    )  # fmt: skip
+    found: list[tuple[dict[str, Any], Any, Any]] = []
+    for index, chosen in enumerate(classes.tolist()):
+        label = int(batch.labels[index])
+        own = logits[index]
+        row: dict[str, Any] = {
+            "image": Path(batch.names[index]).name,
+            "backbone": subject.label,
+            "label": subject.class_name(label) if label >= 0 else None,
+            "class": subject.class_name(chosen),
+            "probability": float(own.softmax(0)[chosen]),
+        }
+        if options["method"] in COMPLETE:
+            difference = float(own[chosen] - plain[0, chosen])
+            total = float(maps[index].double().sum())
+            row |= {"difference": difference, "sum": total, "missing": difference - total}
+        found.append((row, picture_of(batch.images[index], subject), maps[index]))
+    return found
+
+
+def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[Any]], method: str) -> object:
+    from tools.analyses.attributing import SIGNED
+
+    count = min(map(len, seen))
+    figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
+    for index in range(count):
+        axes[index, 0].imshow(seen[0][index][1])
+        bare(axes[index, 0])
+        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+            row, _, map_ = column[index]
+            reach = float(map_.abs().double().flatten().quantile(REACH)) or 1.0
+            axis = axes[index, place]
+            low, colours = (-reach, "RdBu_r") if method in SIGNED else (0.0, "magma")
+            image = axis.imshow(map_.cpu().numpy(), cmap=colours, vmin=low, vmax=reach)
+            bare(axis)
+            colour_bar(figure, image, axis, size=5)
+            axis.set_xlabel(wrapped(f"{row['class']} ({row['probability']:.2f})", 28), fontsize=7)
+            if index == 0:
+                axis.set_title(wrapped(subject.label, 24), fontsize=8)
+    return figure

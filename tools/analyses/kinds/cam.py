@@ -1,0 +1,169 @@
+"""Class activation maps at any block, over the images (Grad-CAM and its relatives; AFBO Fig. 3, 4).
+
+A row an image, a column a network; the colours of each map reach to its own maximum, or with
+scale=shared to that of all networks. Without class= the map is for the class that the network
+predicts; class=label is the right one. Of a segmentor the map is for the pixels that are taken for
+a class, by default the one of most pixels; of a detector for its boxes of a class, by default the
+one whose scores sum to most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import (
+    as_drawn,
+    bare,
+    enlarged,
+    new_figure,
+    overlaid,
+    picture_of,
+    wrapped,
+)
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Batch, Subject
+
+OPTIONS = {"method": "gradcam", "block": "-1", "class": "predicted", "scale": "own", "images": "6"}
+# How much of the class there is, below a map.
+TITLES = {"probability": "{:.2f}", "pixels": "{:.0%} of the pixels", "boxes": "boxes: {}"}
+CHOICES = {
+    "method": ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "eigencam"),
+    "scale": ("own", "shared"),
+}
+COLUMNS = {
+    "image": ("image", "{}"),
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "label": ("right", "{}"),
+    "class": ("map for", "{}"),
+    "probability": ("probability", "{:.3f}"),
+    "pixels": ("of the pixels", "{:.1%}"),
+    "boxes": ("boxes", "{}"),
+    "peak_row": ("peak row", "{}"),
+    "peak_column": ("column", "{}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The maps of each network on the same images."""
+    from tools.analyses.evidence import amount_of
+
+    if len({amount_of(subject) for subject in subjects}) > 1:
+        raise ValueError(
+            "networks of several tasks look at different images; draw their maps apart"
+        )
+    seen: list[list[_Panel]] = []
+    rows: list[dict[str, Any]] = []
+    notes = []
+    for subject in subjects:
+        column = [
+            panel for batch in subject.batches() for panel in _panels(subject, batch, options)
+        ]
+        rows += [panel.row for panel in column]
+        empty = [panel.row["image"] for panel in column if not panel.found]
+        if empty:
+            notes.append(
+                f"{subject.label} finds nothing of the class in {len(empty)} of {len(column)} "
+                f"images, whose maps are empty: {', '.join(empty)}"
+            )
+        against = [panel.row["image"] for panel in column if panel.found and not panel.heat.any()]
+        if against:
+            notes.append(
+                f"nothing at {column[0].row['layer']} of {subject.label} speaks for the class in "
+                f"{len(against)} of {len(column)} images, whose maps are empty: "
+                f"{', '.join(against)}"
+            )
+        seen.append(column)
+    figure = _draw(subjects, seen, shared=options["scale"] == "shared")
+    return Findings(rows, rows, COLUMNS, {"cam": figure}, notes)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """The map of one image, both without padding, and what is said of it."""
+
+    row: dict[str, Any]
+    picture: Any
+    heat: Any
+    title: str
+    found: bool
+
+
+def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[_Panel]:
+    import torch
+
+    from backbones.analysis.capturing import choose_blocks
+    from backbones.analysis.class_activation import class_activation
+    from tools.analyses.evidence import amount_of, asked_classes, evidence
+
+    (block,) = choose_blocks(subject.backbone, [options["block"]])
+    with torch.no_grad():
+        found = evidence(subject, batch, batch.images)
+    classes = asked_classes(subject, batch, options["class"])
+    classes = found.predicted if classes is None else classes
+    if int(classes.max()) >= found.scores.shape[1]:
+        raise ValueError(
+            f"the network has classes 0 to {found.scores.shape[1] - 1}, got {int(classes.max())}"
+        )
+    amounts = found.amounts.gather(1, classes[:, None]).flatten().tolist()
+    maps = torch.zeros(len(classes), 1, 1)
+    if any(amounts):
+        maps, _ = class_activation(
+            lambda images: evidence(subject, batch, images).scores, subject.backbone,
+            batch.images, classes, block=block,
+            method=options["method"],  # type: ignore[arg-type]
+        )  # fmt: skip
+    kind = amount_of(subject)
+    panels = []
+    for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
+        height, width = batch.inside[index]
+        size = (image.shape[1], image.shape[2])
+        heat = enlarged(map_, size)[:height, :width]
+        peak = divmod(int(heat.argmax()), width) if heat.any() else (None, None)
+        label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
+        right = {"label": subject.class_name(label) if label >= 0 else None}
+        row = {
+            "image": Path(batch.names[index]).name,
+            "backbone": subject.label,
+            "layer": subject.backbone.cam_layer(block),
+            **(right if kind == "probability" else {}),
+            "class": name,
+            kind: amounts[index],
+            "peak_row": peak[0],
+            "peak_column": peak[1],
+            "greatest": float(map_.max()),
+        }
+        title = f"{name} ({TITLES[kind].format(amounts[index])})"
+        picture = picture_of(image[:, :height, :width], subject)
+        panels.append(
+            _Panel(
+                row,
+                picture,
+                as_drawn(map_, size)[:height, :width],
+                title,
+                kind == "probability" or amounts[index] > 0,
+            )
+        )
+    return panels
+
+
+def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared: bool) -> object:
+    count = min(map(len, seen))
+    figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
+    for row in range(count):
+        axes[row, 0].imshow(seen[0][row].picture)
+        bare(axes[row, 0])
+        greatest = max(float(column[row].heat.max()) for column in seen)
+        for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
+            panel = column[row]
+            most = greatest if shared else float(panel.heat.max())
+            overlaid(axes[row, place], panel.picture, panel.heat, most)
+            axes[row, place].set_xlabel(wrapped(panel.title, 28), fontsize=7)
+            if row == 0:
+                axes[row, place].set_title(wrapped(subject.label, 24), fontsize=8)
+    return figure

@@ -1,0 +1,194 @@
+"""Coefficients of mixers: sparsity, keys of classes, coefficient maps (FFNet Fig. 2, 4 to 7).
+
+The coefficient of a key is what a hidden channel of an FFN has behind its activation. Sparsity is
+the share of them above ``threshold``, layer by layer. Of the mixer ``mixer`` (a name, or the last
+one) the most activated keys of each class are listed, with the share of classes that have a key
+among their first five, and the map of the first key of an image's class is drawn over the image;
+the number is its mean. key=N draws another key for all images. More images than the usual 16 make
+the ranking of keys steadier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import (
+    as_drawn,
+    bare,
+    curves,
+    new_figure,
+    overlaid,
+    picture_of,
+    wrapped,
+)
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"threshold": "0", "mixer": "", "key": "", "images": "100"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "keys": ("keys", "{}"),
+    "activated": ("activated", "{:.1%}"),
+    "mean": ("mean", "{:.4f}"),
+    "first_key": ("key in most top 5", "{}"),
+    "share_in_top5": ("of classes", "{:.1%}"),
+}
+DRAWN = 6  # images
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Sparsity of all mixers, and the keys of one."""
+    threshold = _threshold(options["threshold"])
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    lines: dict[str, list[float]] = {}
+    columns = []
+    for subject in subjects:
+        found = _measure(subject, threshold, options["mixer"])
+        lines |= _lines(subject, found.layers)
+        shown += found.layers
+        rows += [*found.layers, *found.classes()]
+        columns.append((subject, found.tiles(subject, options["key"])))
+    figures = {
+        "sparsity": curves(lines, f"Coefficients above {threshold:g}", "share", "mixer"),
+        "coefficients": _draw(columns),
+    }
+    return Findings(rows, shown, COLUMNS, figures)
+
+
+def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The activated shares over depth: one line a network, or one for each kind of its mixers."""
+    kinds = {
+        "token mixers": subject.backbone.token_mixers(),
+        "channel mixers": subject.backbone.channel_mixers(),
+    }
+    found = {
+        kind: [record["activated"] for record in layers if record["layer"] in names]
+        for kind, names in kinds.items()
+    }
+    found = {kind: values for kind, values in found.items() if values}
+    if len(found) < 2:
+        return {subject.label: [record["activated"] for record in layers]}
+    return {f"{subject.label}, {kind}": values for kind, values in found.items()}
+
+
+class _Measured:
+    """What the images of a network have told."""
+
+    def __init__(self, subject: Subject, mixer: str) -> None:
+        self.subject, self.mixer = subject, mixer
+        self.layers: list[dict[str, Any]] = []
+        self.ranking: Any = None
+        self.drawn: list[tuple[Any, Any, int]] = []
+
+    def classes(self) -> list[dict[str, Any]]:
+        """A row for each class: its five most activated keys and how strongly they fire."""
+        if self.ranking is None:
+            return []
+        means, keys = self.ranking.means(), self.ranking.top_keys(5)
+        return [
+            {
+                "backbone": self.subject.label,
+                "layer": self.mixer,
+                "class": self.subject.class_name(int(label)),
+                "top_keys": " ".join(map(str, own.tolist())),
+                "top_means": " ".join(f"{float(values[key]):.5g}" for key in own),
+            }
+            for label, own, values in zip(self.ranking.seen(), keys, means, strict=True)
+        ]
+
+    def tiles(self, subject: Subject, key: str) -> list[tuple[Any, Any, str]]:
+        """Image, coefficient map and title of those that are drawn."""
+        tiles = []
+        first = {}
+        if self.ranking is not None:
+            keys = self.ranking.top_keys(1).flatten().tolist()
+            first = dict(zip(self.ranking.seen().tolist(), keys, strict=True))
+        for image, maps, label in self.drawn:
+            if key and (not key.isdecimal() or int(key) >= len(maps)):
+                raise ValueError(
+                    f"key must be from 0 to {len(maps) - 1} of {self.mixer}; got {key!r}"
+                )
+            # Without a class the key that fires most in this image.
+            own = int(key) if key else first.get(label, int(maps.mean((1, 2)).argmax()))
+            named = subject.class_name(label) if label >= 0 else ""
+            tiles.append((image, maps[own], f"{named} key {own} ({float(maps[own].mean()):.3g})"))
+        return tiles
+
+
+def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
+    from backbones.analysis.capturing import coefficients
+    from backbones.analysis.keys import KeyRanking, activated_share
+
+    totals: dict[str, list[float]] = {}
+    found = _Measured(subject, mixer)
+    images = 0
+    for batch in subject.batches():
+        maps = coefficients(subject.backbone, batch.images)
+        if not maps:
+            raise ValueError(
+                f"{subject.label} has no mixer that sums values by coefficients on its maps"
+            )
+        found.mixer = mixer or list(maps)[-1]
+        if found.mixer not in maps:
+            from backbones.options import unknown
+
+            raise ValueError(unknown("mixer with coefficients", found.mixer, list(maps)))
+        for name, one in maps.items():
+            total = totals.setdefault(name, [0.0, 0.0, float(one.shape[1])])
+            total[0] += activated_share(one, threshold) * len(one)
+            total[1] += float(one.double().mean()) * len(one)
+        own = maps[found.mixer]
+        known = batch.labels >= 0
+        if subject.class_names and known.any():
+            if found.ranking is None:
+                found.ranking = KeyRanking.empty(len(subject.class_names), own.shape[1])
+            found.ranking.add(own[known], batch.labels[known])
+        # A few of each batch, as sets have their images class by class.
+        free = min(DRAWN - len(found.drawn), max(1, DRAWN * len(batch.images) // subject.count))
+        found.drawn += list(zip(batch.images[:free], own[:free], batch.labels[:free].tolist(),
+                                strict=True))  # fmt: skip
+        images += len(batch.images)
+    for name, (share, mean, keys) in totals.items():
+        record: dict[str, Any] = {
+            "backbone": subject.label, "layer": name, "keys": int(keys),
+            "activated": share / images, "mean": mean / images,
+            "first_key": None, "share_in_top5": None,
+        }  # fmt: skip
+        if found.ranking is not None and name == found.mixer:
+            shares = found.ranking.shares_in_top(5)
+            record |= {
+                "first_key": int(shares.argmax()),
+                "share_in_top5": float(shares.max()),
+            }
+        found.layers.append(record)
+    return found
+
+
+def _threshold(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"threshold must be a number; got {text!r}") from None
+
+
+def _draw(columns: Sequence[tuple[Subject, Sequence[tuple[Any, Any, str]]]]) -> Any:
+    """Images in rows, networks in columns; the maps of a row share one scale."""
+    count = min(len(tiles) for _, tiles in columns)
+    figure, axes = new_figure(count, 1 + len(columns), 2.0, 2.2)
+    for row in range(count):
+        axes[row, 0].imshow(picture_of(columns[0][1][row][0], columns[0][0]))
+        bare(axes[row, 0])
+        greatest = max(float(tiles[row][1].max()) for _, tiles in columns)
+        for place, (subject, tiles) in enumerate(columns, start=1):
+            image, map_, title = tiles[row]
+            axis, size = axes[row, place], (image.shape[1], image.shape[2])
+            overlaid(axis, picture_of(image, subject), as_drawn(map_, size), greatest)
+            axis.set_xlabel(wrapped(title, 28), fontsize=7)
+            if row == 0:
+                axis.set_title(wrapped(subject.label, 24), fontsize=8)
+    return figure

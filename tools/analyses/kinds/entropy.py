@@ -1,0 +1,56 @@
+"""Feature entropy of every block, as a curve (AFBO Table 18).
+
+Of each image a histogram of the block's values, 256 bins between the least and the greatest, and
+its entropy in bits; the mean over images. The paper does not define its entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tools.analyses import Findings
+from tools.analyses.figures import curves
+from tools.cli.arguments import number
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"bins": "256"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "block": ("block", "{}"),
+    "layer": ("module", "{}"),
+    "entropy": ("entropy bits", "{:.3f}"),
+    "deviation": ("+- over images", "{:.3f}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The entropy of each block of each network."""
+    import torch
+
+    from backbones.analysis.entropy import feature_entropy
+
+    bins = number("bins", options["bins"])
+    rows, lines = [], {}
+    for subject in subjects:
+        found = [
+            feature_entropy(subject.backbone, batch.images, bins=bins)
+            for batch in subject.batches()
+        ]
+        values = {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        lines[subject.label] = [float(value.mean()) for value in values.values()]
+        rows += [
+            {
+                "backbone": subject.label,
+                "block": block,
+                "layer": name,
+                "entropy": float(value.mean()),
+                "deviation": float(value.std(correction=0)),
+                "images": len(value),
+            }
+            for block, (name, value) in enumerate(values.items(), start=1)
+        ]
+    figure = curves(lines, "Feature entropy", "bits")
+    return Findings(rows, rows, COLUMNS, {"entropy": figure})

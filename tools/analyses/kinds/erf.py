@@ -1,0 +1,70 @@
+"""Effective receptive field and high-contribution ratios (FFNet Fig. 10, RepLKNet's protocol).
+
+The papers take 50 validation images at 1024x1024 (images=50 image_size=1024, the defaults): the
+positive part of the gradient of the middle of the last map, before any norm, summed over colours,
+averaged over images. r(t) is the area of the smallest centred square that holds more than t of
+log10(score + 1), over the image's; "-" where none within the image does. A batch norm keeps its
+statistics; images are resized (bicubic) if they are smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import bare, new_figure, wrapped
+from tools.plotting.colours import colour_bar
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"images": "50", "image_size": "1024"}  # in place of the usual ones
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "size": ("image", "{}"),
+    "images": ("images", "{}"),
+    "r20": ("r(20%)", "{:.4f}"),
+    "r30": ("r(30%)", "{:.4f}"),
+    "r50": ("r(50%)", "{:.4f}"),
+    "r99": ("r(99%)", "{:.4f}"),
+}
+DRAWN = 128  # pixels of a side in the picture, at most; it shows the mean of those between
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The receptive field of each network; its map beside the others', on one scale."""
+    import torch.nn.functional as F
+
+    from backbones.analysis.receptive_field import high_contribution, log_scores, receptive_field
+
+    figure, axes = new_figure(1, len(subjects), 3.4, 3.6)
+    shown, rows = [], []
+    for axis, subject in zip(axes[0], subjects, strict=True):
+        # Large images one by one, as many as a batch would not fit.
+        batches = [image[None] for batch in subject.batches() for image in batch.images]
+        field = receptive_field(subject.backbone, batches)
+        height, width = field.shape
+        record: dict[str, Any] = {
+            "backbone": subject.label, "size": f"{height}x{width}", "images": len(batches)
+        }  # fmt: skip
+        for found in high_contribution(field):
+            record[f"r{round(100 * found.threshold)}"] = found.ratio
+            record[f"side{round(100 * found.threshold)}"] = found.side
+        shown.append(record)
+        scores = log_scores(field)[None, None]
+        drawn = F.adaptive_max_pool2d(scores, (min(height, DRAWN), min(width, DRAWN)))[0, 0]
+        image = axis.imshow(
+            drawn.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0)
+        )
+        axis.set_title(
+            f"{wrapped(subject.label, 30)}\nr(50%) = {_ratio(record['r50'])}", fontsize=9
+        )
+        bare(axis)
+        rows.append(record)
+    colour_bar(figure, image, list(axes[0]), "root of the score")
+    return Findings(rows, shown, COLUMNS, {"erf": figure})
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,172 @@
+"""The loss along two filter-normalised directions, and the Hessian's largest eigenvalue.
+
+Cross entropy of the images with their labels, of segmentors the mean over the pixels that count at
+the size of the annotations, without auxiliary heads; on a grid of ``points`` x ``points`` from
+-``span`` to ``span`` filter lengths around the weights. All networks have the same colours and
+levels. The eigenvalue is found by power iteration in double precision; "unsettled" is by how much
+its last iteration still changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import new_figure, wrapped
+from tools.cli.arguments import number
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"points": "9", "span": "1.0", "iterations": "20", "seed": "0"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "images": ("images", "{}"),
+    "loss": ("loss", "{:.4f}"),
+    "eigenvalue": ("largest eigenvalue", "{:.4g}"),
+    "unsettled": ("unsettled", "{:.1%}"),
+    "rise": ("mean loss at the edge", "{:.4f}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The surface of each network."""
+    import torch
+
+    from backbones.analysis.landscape import largest_curvature, surface
+
+    points = number("points", options["points"], 2)
+    span = _span(options["span"])
+    seed = number("seed", options["seed"], 0)
+    places = torch.linspace(-span, span, points).tolist()
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    surfaces = []
+    for subject in subjects:
+        network, objective, images = _objective(subject)
+        values = surface(network, objective, places, seed)
+        network.double()
+        iterations = number("iterations", options["iterations"])
+        eigenvalue, unsettled = largest_curvature(network, objective, iterations, seed)
+        edge = torch.cat([values[0], values[-1], values[1:-1, 0], values[1:-1, -1]])
+        with torch.no_grad():
+            own = float(objective())
+        shown.append({
+            "backbone": subject.label, "images": images, "loss": own, "eigenvalue": eigenvalue,
+            "unsettled": unsettled, "rise": float(edge.mean()),
+        })  # fmt: skip
+        rows += [
+            {"backbone": subject.label, "a": a, "b": b, "loss": float(value)}
+            for a, line in zip(places, values, strict=True)
+            for b, value in zip(places, line, strict=True)
+        ]
+        surfaces.append((subject.label, values))
+    figures = {"landscape": _draw(surfaces, places)}
+    return Findings([*shown, *rows], shown, COLUMNS, figures)
+
+
+def _objective(subject: Subject) -> tuple[Any, Any, int]:
+    """A copy of the network, its cross entropy on the images, and how many images there are."""
+    from tasks.detection.task import DetectionTask
+    from tasks.segmentation.task import SegmentationTask
+
+    if isinstance(subject.task, DetectionTask):
+        raise ValueError(
+            f"the loss of {subject.label} draws boxes and matches them to objects anew at every "
+            "weight, so that it jumps and has no surface; pass a classifier or a segmentor"
+        )
+    if isinstance(subject.task, SegmentationTask):
+        return _of_segmentor(subject)
+    return _of_classifier(subject)
+
+
+def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+    import copy
+
+    import torch
+    import torch.nn.functional as F
+
+    network: Any = copy.deepcopy(subject.classifier())
+    batches = [(batch.images, batch.labels) for batch in subject.batches()]
+    labels = torch.cat([own for _, own in batches])
+    if int(labels.min()) < 0:
+        raise ValueError(_unlabelled(subject))
+
+    def objective() -> torch.Tensor:
+        weights = next(network.parameters())
+        parts = [
+            F.cross_entropy(network(images.to(weights)), own, reduction="sum")
+            for images, own in batches
+        ]
+        return torch.stack(parts).sum() / len(labels)
+
+    return network, objective, len(labels)
+
+
+def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+    import copy
+
+    import torch
+    import torch.nn.functional as F
+
+    from tasks.segmentation.task import IGNORED
+
+    if subject.size is not None:
+        raise ValueError(
+            f"the landscape of {subject.label} is at the size that it validates at; leave "
+            "image_size= out"
+        )
+    task: Any = subject.task
+    network = copy.deepcopy(task.model)
+    batches = [batch.samples for batch in subject.batches()]
+    truths = [sample.get("gt_sem_seg") for one in batches for sample in one["data_samples"]]
+    if any(truth is None for truth in truths):
+        raise ValueError(_unlabelled(subject))
+    pixels = sum(int((truth.data != IGNORED).sum()) for truth in truths)
+
+    def objective() -> torch.Tensor:
+        parts = [
+            F.cross_entropy(
+                sample.seg_logits.data[None], sample.gt_sem_seg.data.long(),
+                ignore_index=IGNORED, reduction="sum",
+            )
+            for batch in batches
+            for sample in network.predict(copy.deepcopy(batch))
+        ]  # fmt: skip
+        return torch.stack(parts).sum() / pixels
+
+    return network, objective, len(truths)
+
+
+def _unlabelled(subject: Subject) -> str:
+    return (
+        f"the landscape of {subject.label} needs images of known classes: leave input= out, or "
+        "name a data set"
+    )
+
+
+def _span(text: str) -> float:
+    try:
+        span = float(text)
+    except ValueError:
+        span = 0.0
+    if not 0 < span < 1e6:
+        raise ValueError(f"span must be a number above 0; got {text!r}")
+    return span
+
+
+def _draw(surfaces: Sequence[tuple[str, Any]], places: Sequence[float]) -> Any:
+    import numpy as np
+
+    figure, axes = new_figure(1, len(surfaces), 3.6, 3.6)
+    finite = np.concatenate([np.asarray(v).ravel() for _, v in surfaces])
+    finite = finite[np.isfinite(finite)]
+    levels = np.linspace(finite.min(), np.quantile(finite, 0.98) + 1e-9, 16)
+    for axis, (label, values) in zip(axes[0], surfaces, strict=True):
+        drawn = axis.contourf(places, places, np.asarray(values), levels, cmap="viridis",
+                              extend="max")  # fmt: skip
+        axis.plot([0], [0], marker="+", color="white")
+        axis.set_title(wrapped(label, 32), fontsize=9)
+    figure.colorbar(drawn, ax=axes[0, -1], label="cross entropy", shrink=0.8)
+    return figure

@@ -1,0 +1,77 @@
+"""Channel-mapping matrices, structure and weights, and which channels interact (AFBO Fig. 2).
+
+A row a layer: |weights| of each mapping from C channels to hidden ones, white where an output does
+not read an input, and for mixers that multiply two branches how strongly the products of two
+channels count in the output. Weights alone tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import Panels, evenly, panel_grid
+from tools.cli.arguments import number
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"layers": "4"}
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "mapping": ("mapping", "{}"),
+    "size": ("size", "{}"),
+    "density": ("not zero", "{:.1%}"),
+    "mean": ("mean |w|", "{:.4f}"),
+    "greatest": ("greatest", "{:.4f}"),
+}
+SIDE = 192  # entries of a side in pictures and in the CSV; larger matrices are averaged in blocks
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The mappings of each network."""
+    from backbones.analysis.mappings import channel_mappings
+
+    rows: list[dict[str, Any]] = []
+    weights: dict[str, Panels] = {}
+    products: dict[str, Panels] = {}
+    for subject in subjects:
+        found = channel_mappings(subject.backbone)
+        names = evenly(list(found), number("layers", options["layers"]))
+        weights[subject.label], products[subject.label] = {}, {}
+        for name, one in found.items():
+            density = one.density()
+            matrices = dict(one.matrices)
+            if one.interactions is not None:
+                matrices["interactions"] = one.interactions
+                density["interactions"] = float((one.interactions != 0).double().mean())
+            for mapping, matrix in matrices.items():
+                height, width = matrix.shape
+                rows.append({
+                    "backbone": subject.label, "layer": name, "mapping": mapping,
+                    "size": f"{height}x{width}", "density": density[mapping],
+                    "mean": float(matrix.abs().mean()), "greatest": float(matrix.abs().max()),
+                })  # fmt: skip
+        weights[subject.label] = {
+            name: [(key, _reduced(m)) for key, m in found[name].matrices.items()] for name in names
+        }
+        products[subject.label] = {
+            name: [("interactions", _reduced(pairs))]
+            for name in names
+            if (pairs := found[name].interactions) is not None
+        }
+    figures = {"mappings": panel_grid(weights, colours="magma_r")}
+    multiplied = {label: panels for label, panels in products.items() if panels}
+    if multiplied:
+        figures["interactions"] = panel_grid(multiplied, colours="magma_r")
+    return Findings(rows, rows, COLUMNS, figures)
+
+
+def _reduced(matrix: Any) -> Any:
+    """|w| in at most SIDE x SIDE means; zeros beside nothing but zeros stay zeros."""
+    import torch.nn.functional as F
+
+    size = tuple(min(SIDE, side) for side in matrix.shape)
+    return F.adaptive_avg_pool2d(matrix.abs()[None].float(), size)[0]

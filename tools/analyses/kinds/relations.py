@@ -1,0 +1,200 @@
+"""Token-mixing matrices and position terms, by group or head (PosMLP Fig. 1, 5, 7, 8).
+
+One row a layer: what a token takes from each, for up to ``groups`` groups or heads; the bias b as a
+map where there is one. Of window attention it is the position term, logits. Matrices that are sums
+have their parts besides. ``matrices`` draws whole N x N matrices, parts first, and their rows at
+the token. ``token`` is its row-major index in the window, from 0; by default it is the one in the
+middle (PosMLP's Fig. 7 has 40). The curve is the mean distance of the weights, and of Gaussians the
+non-locality g of Eq. 16 (smaller reaches further), without groups that have an eigenvalue below
+``singular`` times the layer's largest. Weights alone tell; windows of PosMLP are as large as the
+maps of the run's images, or of image_size=, let them be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tools.analyses import Findings
+from tools.analyses.figures import (
+    COLOURS,
+    Panels,
+    bare,
+    curves,
+    evenly,
+    new_figure,
+    panel_grid,
+    wrapped,
+)
+from tools.cli.arguments import number
+from tools.plotting.colours import colour_bar
+
+if TYPE_CHECKING:
+    from backbones.analysis.relations import Relation
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"groups": "6", "layers": "6", "token": "middle", "singular": "1e-4"}
+MOST_DRAWN = 512  # tokens of a matrix; larger ones are drawn as means of their neighbours
+COLUMNS = {
+    "backbone": ("backbone", "{}"),
+    "layer": ("module", "{}"),
+    "kind": ("kind", "{}"),
+    "groups": ("groups", "{}"),
+    "window": ("map", "{}"),
+    "distance": ("mean distance", "{:.3f}"),
+    "non_locality": ("g (Eq. 16)", "{:.4f}"),
+    "left_out": ("singular", "{}"),
+}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The matrices of each network."""
+    from backbones.analysis.relations import token_relations
+
+    most, singular = number("groups", options["groups"]), _share(options["singular"])
+    rows, shown, notes = [], [], []
+    drawn: dict[str, Panels] = {}
+    biases: dict[str, Panels] = {}
+    whole: dict[str, Panels] = {}
+    distances: dict[str, list[float]] = {}
+    localities: dict[str, list[float]] = {}
+    for subject in subjects:
+        found = token_relations(subject.backbone, _image_size(subject), singular=singular)
+        tokens = _tokens(options["token"], found)
+        maps: dict[str, list[tuple[str, Any]]] = {}
+        distances[subject.label] = []
+        for name, one in found.items():
+            distance = float(one.mean_distance().nanmean())
+            distances[subject.label].append(distance)
+            if one.non_locality is not None:
+                localities.setdefault(subject.label, []).append(one.non_locality)
+            shown.append({
+                "backbone": subject.label, "layer": name, "kind": one.kind,
+                "groups": len(one.matrix), "window": f"{one.size[0]}x{one.size[1]}",
+                "distance": distance, "non_locality": one.non_locality,
+                "left_out": one.left_out if one.non_locality is not None else None,
+            })  # fmt: skip
+            if name not in tokens:
+                continue
+            maps[name] = _maps(one, tokens[name], most)
+            rows += [
+                {"backbone": subject.label, "layer": name, "map": title, "row": row,
+                 "column": column, "value": value}
+                for title, map_ in maps[name]
+                for row, line in enumerate(map_.tolist()) for column, value in enumerate(line)
+            ]  # fmt: skip
+        left_out = sum(one.left_out for one in found.values())
+        groups = sum(len(one.matrix) for one in found.values() if one.non_locality is not None)
+        if groups:
+            notes.append(
+                f"{subject.label}: g leaves {left_out} of {groups} matrices out, which have an "
+                f"eigenvalue below {singular:g} of their layer's largest"
+            )
+        if len(tokens) < len(found):
+            notes.append(
+                f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
+                f"drawn, as their windows have no token {options['token']}"
+            )
+        names = evenly(list(maps), number("layers", options["layers"]))
+        # The bias is another quantity, so it has a picture and a scale of its own.
+        drawn[subject.label] = {
+            name: [panel for panel in maps[name] if panel[0] != "b"] for name in names
+        }
+        biases[subject.label] = {
+            name: [panel for panel in maps[name] if panel[0] == "b"] for name in names
+        }
+        whole[subject.label] = {name: _matrices(found[name], most) for name in names}
+    figures = {"relations": panel_grid(drawn), "matrices": _drawn_matrices(whole, drawn)}
+    biased = {label: {n: p for n, p in one.items() if p} for label, one in biases.items()}
+    if any(biased.values()):
+        figures["bias"] = panel_grid({label: one for label, one in biased.items() if one})
+    figures["distance"] = curves(distances, "Mean distance of the weights", "tokens", "layer")
+    if localities:
+        figures["non_locality"] = curves(localities, "Non-locality g, Eq. 16", "g", "layer")
+    return Findings(rows, shown, COLUMNS, figures, notes)
+
+
+def _share(text: str) -> float:
+    """The option ``singular``."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < 1:
+        raise ValueError(f"singular must be a number from 0 to below 1; got {text!r}")
+    return share
+
+
+def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
+    """The option ``token`` in every layer whose window has it.
+
+    Raises:
+        ValueError: No window has it.
+    """
+    from backbones.analysis.relations import middle
+
+    if text == "middle":
+        return {name: middle(one.size) for name, one in found.items()}
+    last = max(one.size[0] * one.size[1] for one in found.values()) - 1
+    if not text.isdecimal() or int(text) > last:
+        raise ValueError(
+            f"token must be middle or a whole number from 0 to {last}, the last token of the "
+            f"largest window; got {text!r}"
+        )
+    return {name: int(text) for name, one in found.items() if int(text) < one.size[0] * one.size[1]}
+
+
+def _maps(relation: Relation, token: int, most: int) -> list[tuple[str, Any]]:
+    """What a token takes from each, by group and by part, and the bias."""
+    from backbones.analysis.relations import token_row
+
+    groups = token_row(relation.matrix, relation.size, token)[:most]
+    panels = [(f"group {i + 1}", map_) for i, map_ in enumerate(groups)]
+    panels += [(k, token_row(part, relation.size, token)[0]) for k, part in relation.parts.items()]
+    return panels if relation.bias is None else [*panels, ("b", relation.bias)]
+
+
+def _matrices(relation: Relation, most: int) -> list[tuple[str, Any]]:
+    """Whole matrices, (N, N): the parts and their sum, or those of the first groups."""
+    from torch.nn.functional import adaptive_avg_pool2d
+
+    named = [(key, part[0]) for key, part in relation.parts.items()]
+    named += [(f"group {i + 1}", matrix) for i, matrix in enumerate(relation.matrix[:most])]
+    return [
+        (title, adaptive_avg_pool2d(m[None].float(), MOST_DRAWN)[0] if len(m) > MOST_DRAWN else m)
+        for title, m in named
+    ]
+
+
+def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> Any:
+    """Each layer's matrices, and behind them what the token takes, in row-major order."""
+    widths = [1 + max(map(len, layers.values())) for layers in whole.values()]
+    figure, axes = new_figure(max(map(len, whole.values())), sum(widths), 1.7, 1.7)
+    for axis in axes.flat:
+        bare(axis)
+    start = 0
+    for (label, layers), width in zip(whole.items(), widths, strict=True):
+        axes[0, start].annotate(wrapped(label, 24), (0, 1.25), xycoords="axes fraction", fontsize=7)
+        for line, (layer, matrices) in enumerate(layers.items()):
+            axes[line, start].set_ylabel(wrapped(layer, 26), fontsize=7)
+            for axis, (title, matrix) in zip(axes[line, start:], matrices, strict=False):
+                image = axis.imshow(matrix.cpu().float().numpy(), cmap="turbo")
+                axis.set_title(title, fontsize=7)
+                colour_bar(figure, image, axis, size=5)  # each matrix has a scale of its own
+            cut = axes[line, start + len(matrices)]
+            for index, (_, row) in enumerate(rows[label][layer]):
+                colour = COLOURS[index % len(COLOURS)]
+                cut.plot(row.flatten().tolist(), linewidth=0.6, color=colour)
+            cut.set_title("rows of the token", fontsize=7)
+        start += width
+    return figure
+
+
+def _image_size(subject: Subject) -> tuple[int, int] | None:
+    """(H, W) of the images; of a network of no run, whose windows are whole, None."""
+    from tools.runs.report import training_size
+
+    if subject.size is not None or subject.config is None:
+        return subject.size
+    return training_size(subject.config["data"])

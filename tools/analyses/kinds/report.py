@@ -1,0 +1,32 @@
+"""One self-contained HTML page of a run: settings, curves, predictions and all analyses.
+
+only=cam,entropy leaves the other analyses out. Those that do not apply to the run say why in one
+sentence. Here they look at fewer images than by themselves, so that a page takes minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tools.analyses import Findings, find_analysis
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+OPTIONS = {"only": ""}
+
+
+def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """The page of each run, report.html, numbered where there are several."""
+    from tools.analyses.page import page
+
+    chosen = [name for name in options["only"].split(",") if name]
+    for name in chosen:
+        find_analysis(name)
+    pages = {}
+    for place, subject in enumerate(subjects, start=1):
+        name = "report.html" if len(subjects) == 1 else f"report_{place}.html"
+        pages[name] = page(subject, options, lambda line: print(line, file=sys.stderr), chosen)
+    return Findings([], [], {}, files=pages)

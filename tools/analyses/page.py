@@ -1,0 +1,238 @@
+"""One HTML page of a run that needs no other file and no network.
+
+What is in it: the closing table with the paper's figures, curves, predictions, every analysis that
+applies to the run, the sentences in which the others are refused, and the settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tasks.engine.plain_files import read_yaml
+from tasks.engine.run_files import read_classes, read_summary
+from tasks.engine.whole_files import write_whole
+from tools.analyses import Analysis, Findings, analyses
+from tools.analyses.elements import (
+    Section,
+    document,
+    figures,
+    pairs,
+    picture,
+    table,
+    text,
+    tiles,
+)
+
+if TYPE_CHECKING:
+    from tools.analyses.subjects import Subject
+
+# What keeps a page within minutes and megabytes; what is typed to the command replaces it.
+SHORT = {
+    "erf": {"images": "4", "image_size": ""},
+    "coefficients": {"images": "32"},
+    "errors": {"images": "512"},
+    "similarity": {"images": "16"},
+    "landscape": {"images": "16", "points": "5", "iterations": "5"},
+    "attention": {"images": "3"},
+    "cam": {"images": "4"},
+    "attributions": {"images": "4", "steps": "20"},
+}
+REPORT = "report"  # the analysis that makes the page, and is not in it
+TILES = 3  # metrics that stand above, beside parameters and operations
+BESIDE = {
+    "metric": ("metric", "{}"),
+    "paper": ("paper", "{:.4g}"),
+    "ours": ("ours", "{:.4g}"),
+    "difference": ("difference", "{:+.2g}"),
+}
+
+
+def page(
+    subject: Subject,
+    options: Mapping[str, str],
+    say: Callable[[str], None],
+    chosen: Sequence[str] = (),
+) -> str:
+    """The page of a run.
+
+    Args:
+        subject: Opened from its run folder.
+        options: What was typed for the command: the rest is each analysis' own.
+        say: Takes a line about what is being done.
+        chosen: Names of analyses; all by default.
+
+    Raises:
+        ValueError: The subject comes from no run folder.
+    """
+    folder = subject.folder
+    if folder is None:
+        raise ValueError(
+            f"{subject.label} comes from no run folder, and a report is of one: pass ckpt=<run "
+            "folder>"
+        )
+    path = folder / "summary.json"
+    summary = read_summary(path) if path.exists() else {}
+    if summary.get("finished") is False:
+        summary = {}
+    curves = picture(folder / "curves.png", "losses and validation metrics by step")
+    drawn = folder / "preview"
+    previews = [] if drawn.is_symlink() else sorted(drawn.glob("*.png"))
+    predictions = figures(
+        (picture(path, f"predictions {path.stem}") for path in previews), halves=len(previews) > 1
+    )
+    sections = [
+        Section("results", "Results", _results(folder, summary)),
+        Section("curves", "Curves", curves or "<p>None were measured.</p>"),
+        Section("predictions", "Predictions", predictions or "<p>None were drawn.</p>"),
+        *_analyses(subject, options, say, chosen),
+        Section("settings", "Settings", _settings(folder, summary)),
+    ]
+    return document(subject.label, _head(subject.label, folder, summary), sections)
+
+
+def write_page(folder: Path) -> Path:
+    """Write report.html into the folder of a run that has ended, and return its path."""
+    from tools.analyses.subjects import open_subjects
+
+    typed = {"ckpt": str(folder), "backbone": "", "input": "", "images": "16", "image_size": ""}
+    path = folder / "report.html"
+    # The run has said which data it reads, and its folder stays the last thing that it prints.
+    data = logging.getLogger("datamodules")
+    level = data.level
+    data.setLevel(logging.WARNING)
+    try:
+        (subject,) = open_subjects(typed, ())
+        write_whole(path, page(subject, typed, lambda line: None))
+    finally:
+        data.setLevel(level)
+    return path
+
+
+def _analyses(
+    subject: Subject, options: Mapping[str, str], say: Callable[[str], None], chosen: Sequence[str]
+) -> Iterator[Section]:
+    refused = {}
+    for name, analysis in analyses().items():
+        if name == REPORT or (chosen and name not in chosen):
+            continue
+        say(f"{name} ...")
+        title, rest = _divided(analysis.summary)
+        command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
+        about = f"{text(rest)} · {command}" if rest else command
+        try:
+            content = _analysis(subject, analysis, options)
+        except ValueError as error:
+            refused[name] = str(error)
+        else:
+            yield Section(name, title, content, about)
+    if refused:
+        yield Section("refused", "Analyses that do not apply", pairs(refused))
+
+
+def _divided(summary: str) -> tuple[str, str]:
+    """A heading, and what the summary of an analysis says besides."""
+    title = re.split(r"[(:;]", summary)[0].strip()
+    rest = summary.removeprefix(title).strip(" :;")
+    whole = rest.startswith("(") and rest.find(")") == len(rest) - 1
+    rest = rest[1:-1] if whole else rest
+    return title, rest[:1].upper() + rest[1:]
+
+
+def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) -> str:
+    own = {**options, **analysis.options, **SHORT.get(analysis.name, {})}
+    count, size = subject.count, subject.size
+    subject.count = int(own["images"])
+    try:
+        found = analysis.analyse([subject], own)
+    finally:
+        subject.count, subject.size = count, size
+    # One network is on the page, so its name need not stand in every row.
+    columns = {key: column for key, column in found.columns.items() if key != "backbone"}
+    notes = "".join(f"<p>{text(note)}</p>" for note in found.notes)
+    return figures([*_figures(found), table(found.shown, columns)]) + notes
+
+
+def _figures(found: Findings) -> Iterator[str]:
+    from tools.analyses.writing import write_findings
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = write_findings("numbers", found, Path(folder))
+        drawn = [path for path in written if path.suffix == ".png"]
+        for path in drawn:
+            name = path.stem.replace("_", " ")
+            yield picture(path, name, name if len(drawn) > 1 else "")
+
+
+def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
+    """What is looked for first: which run it is, and its main figures."""
+    known = [str(summary["task"])] if "task" in summary else []
+    data = summary.get("data") or {}
+    if "name" in data:
+        counts = data.get("images", {}).items()
+        images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
+        known.append(f"{data['name'].rpartition('.')[2]} ({images} images)")
+    facts = " · ".join([*known, f"run {folder.name}"])
+    first = dict(list(_metrics(summary).items())[:TILES])
+    costs = _cost(summary)
+    if costs:
+        operations, _, size = costs["backbone MACs"].partition(" at ")
+        first["parameters"] = costs["parameters"].partition(" (")[0]
+        first[f"backbone MACs at {size}"] = operations
+    return f'<h1>{text(label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
+
+
+def _results(folder: Path, summary: Mapping[str, Any]) -> str:
+    from tools.runs.report import CLASSES, left_out
+
+    if not summary:
+        return "<p>The run has not ended, so there are no results yet.</p>"
+    shown = pairs(_metrics(summary) | left_out(summary) | _cost(summary))
+    return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
+
+
+def _metrics(summary: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{value:.4g}" for name, value in summary.get("metrics", {}).items()}
+
+
+def _beside_paper(summary: Mapping[str, Any]) -> str:
+    paper = summary.get("paper")
+    if not paper:
+        return ""
+    rows = [
+        {"metric": name, "difference": None, **values} for name, values in paper["metrics"].items()
+    ]
+    why = f"<p>They do not compare: {text(paper['why_not'])}</p>" if "why_not" in paper else ""
+    ordered = [{key: row[key] for key in BESIDE} for row in rows]
+    return f"<div><h3>Beside {text(paper['row'])}</h3>\n{table(ordered, BESIDE)}{why}</div>"
+
+
+def _of_classes(path: Path) -> str:
+    """The metrics of each class, of the runs that have such a file."""
+    if not path.exists():
+        return ""
+    records = read_classes(path)
+    first, *names = records[0] if records else ["class"]
+    columns = {first: (first, "{}"), **{name: (name, "{:.4g}") for name in names}}
+    return f"<div><h3>By class</h3>\n{table(records, columns)}</div>"
+
+
+def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
+    """What was typed, and all settings of the run as its folder has them."""
+    typed = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
+    written = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
+    return f"<pre>{text(typed)}</pre>\n<pre>{written}</pre>"
+
+
+def _cost(summary: Mapping[str, Any]) -> dict[str, str]:
+    """How large and fast a run was; nothing of older versions' runs, which did not say it."""
+    from tools.runs.report import cost
+
+    return cost(summary) if {"macs_at", "backbone_parameters"} <= summary.keys() else {}

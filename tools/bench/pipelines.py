@@ -1,0 +1,154 @@
+"""Images on their way from file to batch: our datamodules against timm's loader and the toolkits'.
+
+Both read the same training files with the same augmentation, a batch each by turns, in this
+process: what one worker of a loader does. Ours differ in that each sample has random numbers of its
+own, and that a broken file is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from datamodules import (
+    ADE20KDataModule,
+    BaseDataModule,
+    CocoDataModule,
+    ImageFolderDataModule,
+    SampleClassification,
+    SampleDetection,
+    SampleSegmentation,
+)
+from datamodules.dense.masks import StrictMask
+from datamodules.dense.toolkit_data import StrictImage
+from datamodules.images.transforms import PaperAugmentation, guard_posterize
+from tools.bench.timing import interleave, prepare, spread, tell
+from tools.cli.arguments import number
+from tools.cli.tables import Record
+
+# Sides of sample images, near those of the usual data sets.
+PHOTOGRAPH, SCENE = 384, 512
+
+
+def pipeline_records(options: Mapping[str, str]) -> list[Record]:
+    """Time batches of a task's training data; a record of the other pipeline and one of ours."""
+    rounds, batch = number("rounds", options["rounds"], least=2), number("batch", options["batch"])
+    prepare(options)
+    ours = datamodule(options["task"], options["root"] or None, batch)
+    with contextlib.redirect_stdout(sys.stderr):  # the toolkits print when they are imported
+        ours.prepare_data()
+        ours.setup()
+        name, other = counterpart(options["task"], ours)
+    tell(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
+    batches = [endless(other), endless(ours.train_dataloader())]
+    steps = [lambda own=own: next(own) and None for own in batches]
+    seconds = interleave(steps, rounds, "cpu", options["clock"])
+    return [
+        {
+            "task": options["task"],
+            "pipeline": label,
+            "batch": batch,
+            "images_per_second": batch / statistics.median(own),
+            **spread(own, seconds[0]),
+        }
+        for label, own in zip((name, "ours"), seconds, strict=True)
+    ]
+
+
+def datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
+    """The training data of a task, by default sample data, loaded in this process.
+
+    Args:
+        task: Classification, detection or segmentation.
+        root: Folder of real data: classes, COCO, or ADE20K.
+        batch: Images per batch.
+    """
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
+    if task == "classification":
+        if root is None:
+            sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
+            sample.prepare_data()
+            root = str(sample.folder)
+        return ImageFolderDataModule(root, image_size=224, **options)
+    if task == "detection":
+        if root is not None:
+            return CocoDataModule(root, **options)
+        return SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    if root is not None:
+        return ADE20KDataModule(root, **options)
+    return SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+
+
+def counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
+    """What loads the same files elsewhere, and whose it is."""
+    if task == "classification":
+        return "timm", timm_loader(ours)
+    return ("mmdet" if task == "detection" else "mmseg"), toolkit_loader(ours)
+
+
+def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
+    """Timm's dataset and loader with the augmentation of ours."""
+    from timm.data import ImageDataset, create_loader
+
+    how = ours.augmentation
+    assert isinstance(how, PaperAugmentation)
+    made: Any = ImageDataset  # timm has no types for it
+    loader: Any = create_loader(
+        made(str(ours.folder / "train")),
+        input_size=(3, ours.image_size, ours.image_size),
+        batch_size=ours.batch_size,
+        is_training=True,
+        use_prefetcher=False,
+        re_prob=how.random_erasing,
+        re_mode="pixel",
+        scale=(how.crop_scale[0], how.crop_scale[1]),
+        ratio=(how.crop_ratio[0], how.crop_ratio[1]),
+        hflip=how.flip,
+        color_jitter=how.color_jitter,
+        auto_augment=how.auto_augment,
+        interpolation=how.interpolation,
+        mean=tuple(how.mean),
+        std=tuple(how.std),
+        num_workers=0,
+        persistent_workers=False,
+        pin_memory=False,
+    )
+    guard_posterize(loader.dataset.transform)  # which would end the comparison now and then
+    return loader
+
+
+def toolkit_loader(ours: Any) -> DataLoader[Any]:
+    """The toolkit's dataset with its own reading and packing, in its order of steps."""
+    from mmcv.transforms import LoadImageFromFile
+    from mmengine.dataset import Compose, DefaultSampler, pseudo_collate
+    from mmseg.datasets.transforms import LoadAnnotations
+
+    dataset = copy.copy(ours.dataset("train").dataset)
+    readers = {StrictImage: LoadImageFromFile, StrictMask: LoadAnnotations}
+    steps = [
+        readers[type(step)]() if type(step) in readers else step for step in ours.train_steps()
+    ]
+    steps[-1] = steps[-1].pack
+    dataset.pipeline = Compose(steps)
+    return DataLoader(
+        dataset,
+        batch_size=ours.batch_size,
+        sampler=DefaultSampler(dataset, shuffle=True, seed=0),
+        collate_fn=pseudo_collate,
+        drop_last=True,
+    )
+
+
+def endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Batches, epoch after epoch, each with random numbers of its own."""
+    for epoch in itertools.count():
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        yield from loader

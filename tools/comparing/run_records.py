@@ -1,0 +1,150 @@
+"""Finds run folders and reads what they hold, whatever state they were left in."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.engine.plain_files import DamagedFile
+from tasks.engine.run_files import read_rows, read_run_config, read_summary
+from tasks.engine.saved_config import CONFIG
+from tools.cli.catalogue import catalogue
+from tools.cli.flat_config import flatten
+from tools.config.usual_values import with_token_mixer_name
+from tools.runs.outcome import read_failure
+
+ENDLESS = 1e30  # sums of figures this large may overflow
+SUMMARY, METRICS = "summary.json", "metrics.csv"
+Status = Literal["finished", "evaluation", "unfinished", "failed", "unreadable"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says.
+
+    Attributes:
+        folder: Its true path, no link.
+        status: Only a finished run has figures that can be compared.
+        reason: For people: how far it came, or what is wrong with it.
+        config: Settings by dotted name.
+        summary: Of a finished run, the content of summary.json.
+        metrics: Of a finished run, its closing metrics.
+    """
+
+    folder: Path
+    status: Status
+    reason: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.config["task_name"])
+
+    @property
+    def host(self) -> str | None:
+        """The host of its backbone; None where this checkout has no backbone of that name."""
+        registered = catalogue()  # what is wrong with the files of backbones is said
+        try:
+            return registered.host_of(self.config["backbone.name"])
+        except ValueError:
+            return None
+
+
+def find_runs(places: Sequence[str]) -> list[Path]:
+    """Run folders in and below folders and patterns; each once, in the order of their names.
+
+    Links to folders, such as ``latest``, are followed where they are named, not where they are met.
+
+    Raises:
+        ValueError: A place that does not exist, or none that has a run.
+    """
+    found: dict[Path, None] = {}
+    for place in places:
+        path = Path(place).expanduser()
+        here = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
+        if not here:
+            raise ValueError(
+                f"there is no folder {place}; pass run folders, folders above them, or patterns "
+                "such as 'outputs/detection/swin_*'"
+            )
+        for path in here:
+            found |= dict.fromkeys(_below(path))
+    if not found:
+        raise ValueError(f"no run folder in {', '.join(places)}: none has a {CONFIG}")
+    return sorted(found)
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(path.anchor)) if path.anchor else str(path)
+
+
+def _below(path: Path) -> list[Path]:
+    if path.is_dir() and _is_run([inside.name for inside in path.iterdir()]):
+        return [path.resolve()]
+    found = []
+    for folder, names, files in os.walk(path):
+        if _is_run(files):
+            found.append(Path(folder).resolve())
+            names.clear()
+    return found
+
+
+def _is_run(files: Sequence[str]) -> bool:
+    return CONFIG in files or SUMMARY in files
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder; what is broken in it is said, never raised."""
+    config: dict[str, Any] = {}
+    try:
+        config = {"mode": "fit", "seed": 0} | with_token_mixer_name(
+            flatten(read_run_config(folder / CONFIG))
+        )
+        if not (folder / SUMMARY).exists():
+            return _unfinished(folder, config)
+        summary = read_summary(folder / SUMMARY)
+        if summary.get("finished") is False:
+            return _unfinished(folder, config)
+    except FileNotFoundError as error:
+        return RunRecord(folder, "unreadable", f"it has no {Path(error.filename).name}", config)
+    except DamagedFile as error:
+        reason = str(error).replace(f"{folder}/", "")
+        return RunRecord(folder, "unreadable", reason, config)
+    metrics = summary["metrics"]
+    if config["mode"] != "fit":
+        return RunRecord(folder, "evaluation", f"mode={config['mode']}", config, summary, metrics)
+    figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
+    wrong = [name for name, value in (metrics | figures).items() if not abs(value) < ENDLESS]
+    if wrong or not metrics:
+        what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
+        return RunRecord(folder, "failed", what, config, summary, metrics)
+    return RunRecord(folder, "finished", "", config, summary, metrics)
+
+
+def _unfinished(folder: Path, config: Mapping[str, Any]) -> RunRecord:
+    """Return the record of a run that failed or was broken off."""
+    failure = read_failure(folder)
+    if failure is not None:
+        return RunRecord(folder, "failed", failure, config)
+    return RunRecord(folder, "unfinished", _progress(folder, config), config)
+
+
+def _progress(folder: Path, config: Mapping[str, Any]) -> str:
+    """How far a run without a summary has come, by the last whole line of its metrics.csv."""
+    if not (folder / METRICS).exists():
+        return "nothing was logged"
+    rows = read_rows(folder / METRICS)
+    if not rows:
+        return f"{METRICS} has no whole line"
+    epoch = rows[-1].get("epoch")
+    words = f"logged last at step {rows[-1]['step']}"
+    if epoch is None or not math.isfinite(epoch):
+        return words
+    return f"{words}, epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"

@@ -1,0 +1,1 @@
+"""Read, check and compose what a run command says."""

@@ -1,0 +1,395 @@
+"""Exports to MMDetection, MMSegmentation and MMPretrain: config, checkpoint and two commands.
+
+A run folder of task=detection (or segmentation) gives the whole detector (segmentor); anything else
+gives the backbone in the toolkit's own Mask R-CNN or UperNet, to be trained. MMPretrain gets the
+classification network, with its classifier where the checkpoint has one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from mmengine import Config
+from mmengine.registry import DefaultScope
+from torch import Tensor, nn
+
+from backbones import Backbone, create_backbone
+from backbones.checkpoints.adoption import adopt
+from backbones.layers.classifier import Classifier
+from datamodules.dense.toolkit_data import require_package
+from heads.linear import LinearClassifier
+from heads.toolkits.toolkit import quiet
+from tools.bench.timed_networks import unusual
+from tools.exports import NUM_CLASSES, ExportRequest, check_equal
+from tools.exports.class_lists import (
+    ANNOTATIONS,
+    class_names,
+    write_annotations,
+    write_names,
+)
+from tools.exports.mm_configs import (
+    FOLDER_SUFFIXES,
+    base_files,
+    dataset_config,
+    model_base,
+    model_config,
+    modules_of,
+    training_config,
+)
+from tools.exports.mm_inherit import write_config
+from tools.exports.networks import held_by
+from tools.exports.preprocessing import preprocessing_of
+from tools.exports.standalone import check_standalone, write_standalone
+
+CONFIG, README = "config.py", "README.md"
+HERE = "{{ fileDirname }}"  # mmengine puts the config's folder there
+# The task whose whole models a toolkit opens.
+TASKS = {"mmdet": "detection", "mmseg": "segmentation"}
+
+
+@dataclass(frozen=True)
+class Package:
+    """What is written, and what it has to reproduce.
+
+    Attributes:
+        model: The toolkit's config of the model, its backbone in it.
+        tensors: The checkpoint, by the names of the toolkit's model.
+        metainfo: Names and perhaps colours of the classes; empty if the checkpoint knows none.
+        backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
+        whole: The original model around it, if the toolkit's model is trained.
+        data: Config of datasets and evaluators.
+        base: The toolkit's config that the detector or segmentor begins as.
+    """
+
+    model: dict[str, Any]
+    tensors: dict[str, Tensor]
+    metainfo: dict[str, Any]
+    backbone: Backbone
+    whole: nn.Module | None
+    data: dict[str, Any]
+    base: str | None = None
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write the folder, open it with the toolkit and compare.
+
+    Raises:
+        ValueError: The outputs differ, or the checkpoint is of another model.
+    """
+    require_package(f"{request.to}.datasets")  # first of all, as it says what it does not find
+    task = (request.run or {}).get("task_name")
+    if request.to == "mmpretrain":
+        package = classifier_package(request)
+    elif task == TASKS[request.to]:
+        package = whole_package(request)
+    else:
+        package = backbone_package(request)
+    modules = modules_of(package.model)
+    if "heads.mm" in modules and request.settings["standalone"] == "true":
+        raise ValueError(
+            "standalone=true copies the package backbones, and this segmentor needs MixerLab's "
+            "heads too; leave standalone=true out"
+        )
+    name, folder = request.label, request.folder
+    files = [folder / CONFIG, folder / f"{name}.pth", folder / f"{name}.safetensors"]
+    tensors = {key: value.detach().contiguous().clone() for key, value in package.tensors.items()}
+    meta = {"dataset_meta": package.metainfo} if package.metainfo else {}
+    torch.save({"state_dict": tensors, "meta": meta}, files[1])
+    safetensors.torch.save_file(tensors, files[2])
+    start = f"{HERE}/{files[1].name}"
+    if package.whole is None:
+        package.model["backbone"]["init_cfg"] = {"type": "Pretrained", "checkpoint": start}
+    config = {
+        "custom_imports": {"imports": modules, "allow_failed_imports": False},
+        "default_scope": request.to,
+        **package.data,
+        **training_config(request.to, package.backbone),
+        "model": package.model,
+        "load_from": start if package.whole is not None else None,
+    }
+    bases = base_files(request.to, package.base, with_mask="roi_head" in package.model)
+    files += write_config(folder, CONFIG, request.to, bases, config, f"{name} in {request.to}.")[1:]
+    if request.settings["standalone"] == "true":
+        files.append(write_standalone(name, request.options, folder))
+        before = _outputs(package, request.images())
+        check_standalone(folder, files[1], request.images(), before)
+    files += write_names(folder, package.metainfo.get("classes", ()))
+    if _lists_images(package):
+        files.append(write_annotations(folder, FOLDER_SUFFIXES))
+    files.append(write_readme(request, package))
+    compare(request, package)
+    return files
+
+
+def backbone_package(request: ExportRequest) -> Package:
+    """The backbone alone, in a detector or segmentor of the toolkit that is still to be trained."""
+    backbone = request.create_backbone(dense=True)
+    return Package(
+        model=model_config(request.to, backbone) | {"backbone": _backbone_config(request)},
+        tensors=_prefixed(backbone),
+        metainfo={},
+        backbone=backbone,
+        whole=None,
+        data=dataset_config(request.to),
+        base=model_base(
+            request.to, {"name": {"mmdet": "mask_rcnn", "mmseg": "upernet"}[request.to]}
+        ),
+    )
+
+
+def whole_package(request: ExportRequest) -> Package:
+    """The detector or segmentor of a run, with its classes and image sizes."""
+    from tasks.engine.instantiate import build
+
+    assert request.run is not None
+    assert request.checkpoint is not None
+    datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
+    names = request.checkpoint.class_names
+    if names:
+        datamodule.class_names = names
+    else:  # checkpoints of an earlier version do not say
+        datamodule.prepare_data()
+        datamodule.setup()
+    options = {**request.options, "dense": True}
+    backbone = create_backbone(request.backbone, **options)
+    whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
+    adopt(whole, request.checkpoint)  # of two sets of tensors the average, which was validated
+    model = dict(whole.config) | {"backbone": _backbone_config(request)}
+    neck = model.get("neck") or {}
+    first = neck.get("start_level", 0) if isinstance(neck, dict) else 0
+    if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
+        own = {"start_level": 0, "in_channels": list(neck["in_channels"])[first:]}
+        model["neck"] = {**neck, **own}
+    model["backbone"]["out_indices"] = whole.maps[first:]
+    return Package(
+        model=model,
+        tensors=whole.model.state_dict(),
+        metainfo=datamodule.metainfo,
+        backbone=backbone.eval(),
+        whole=whole.eval(),
+        data=dataset_config(request.to, datamodule, with_mask=bool(model.get("roi_head"))),
+        base=model_base(request.to, request.run["head"]),
+    )
+
+
+def classifier_package(request: ExportRequest) -> Package:
+    """The classification network, as MMPretrain's ImageClassifier."""
+    whole: LinearClassifier | None = None
+    metainfo, num_classes = {}, NUM_CLASSES
+    # Without checkpoint there is no classifier worth handing on.
+    held = held_by(request) if request.checkpoint is not None else None
+    if held is None or held.content == "dense":
+        backbone = request.create_backbone(dense=False)
+    else:
+        backbone = held.network.backbone
+    if request.checkpoint is not None and held is not None and held.content == "classifier":
+        whole = cast("LinearClassifier", held.network)
+        if type(whole.classifier) is not Classifier:
+            raise ValueError(
+                f"the classifier of {request.backbone} is more than the linear layer that "
+                "MMPretrain has; export it to=timm or to=onnx, or its backbone to=mmdet"
+            )
+        num_classes = whole.classifier.out_features
+        names = class_names(request, num_classes)
+        metainfo = {"classes": names} if names else {}
+    tensors = _prefixed(backbone)
+    if whole is not None:
+        head = whole.classifier.state_dict()
+        tensors |= {f"head.fc.{key}": value for key, value in head.items()}
+    model = model_config("mmpretrain", backbone, num_classes)
+    model["backbone"] = _backbone_config(request) | {"out_type": "embedding"}
+    return Package(
+        model=model,
+        tensors=tensors,
+        metainfo=metainfo,
+        backbone=backbone,
+        whole=whole,
+        data=dataset_config(
+            "mmpretrain",
+            num_classes=num_classes,
+            class_names=metainfo.get("classes", ()),
+            prepared=preprocessing_of(request.run),
+        ),
+    )
+
+
+def _backbone_config(request: ExportRequest) -> dict[str, Any]:
+    options = {key: value for key, value in request.options.items() if value is not None}
+    config = {"type": request.backbone, **unusual(request.backbone, options)}
+    maps = {} if request.to == "mmpretrain" else {"out_indices": (0, 1, 2, 3)}
+    return {**config, **maps, "frozen_stages": -1}
+
+
+def _prefixed(backbone: Backbone) -> dict[str, Tensor]:
+    return {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
+
+
+def compare(request: ExportRequest, package: Package) -> None:
+    """Open the written config and checkpoint as a user does, and compare the outputs.
+
+    Raises:
+        ValueError: They differ.
+    """
+    folder = request.folder
+    config = Config.fromfile(folder / CONFIG)
+    images = request.images()
+    with quiet(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
+        if package.whole is None:
+            backbone = _models(request.to).build(config.model.backbone)
+            backbone.init_weights()
+            check_equal(request.backbone, _outputs(package, images), backbone.eval()(images))
+            return
+        opened = open_whole(request.to, config, folder / f"{request.label}.pth")
+        own = opened.state_dict()
+        differ = [key for key in package.tensors if not own[key].equal(package.tensors[key])]
+        if differ or own.keys() != package.tensors.keys():
+            raise ValueError(
+                f"{request.to} reads other weights than were written: "
+                f"{differ or sorted(own.keys() ^ package.tensors.keys())}"
+            )
+        if request.to == "mmpretrain":
+            after = [opened(images, mode="tensor")]
+            check_equal(request.backbone, [package.whole(images)], after)
+        else:
+            check_equal(request.backbone, _outputs(package, images), opened.backbone(images))
+
+
+def _lists_images(package: Package) -> bool:
+    """Return True if the config reads lists of images, which number the classes."""
+    return bool(package.data["train_dataloader"]["dataset"].get("ann_file") == "train.txt")
+
+
+def _outputs(package: Package, images: Tensor) -> list[Tensor]:
+    """What the toolkit's backbone has to give: the maps of its config, or the embedding."""
+    config = package.model["backbone"]
+    with torch.no_grad():
+        if config.get("out_type") == "embedding":
+            return [package.backbone.embed(images)]
+        maps = package.backbone(images)
+    return [maps[index] for index in config["out_indices"]]
+
+
+def open_whole(toolkit: str, config: Config, checkpoint: Path) -> Any:
+    """The toolkit's own way to open a trained model on the CPU."""
+    if toolkit == "mmdet":
+        from mmdet.apis import init_detector
+
+        return init_detector(config, str(checkpoint), device="cpu")
+    if toolkit == "mmseg":
+        from mmseg.apis import init_model
+
+        return init_model(config, str(checkpoint), device="cpu")
+    from mmpretrain.apis import get_model
+
+    return get_model(config, pretrained=str(checkpoint), device="cpu").eval()
+
+
+def _models(toolkit: str) -> Any:
+    importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
+    return importlib.import_module(f"{toolkit}.registry").MODELS
+
+
+# Beside a standalone folder MixerLab need not be installed: the config imports what lies in it.
+FIRST_LINES = {
+    False: "import heads  # MixerLab's: torchvision's operators serve where mmcv has none",
+    True: 'import sys; sys.path.insert(0, "<this folder>")  # has the network',
+}
+OPENED = {
+    "mmdet": """from mmdet.apis import inference_detector, init_detector
+
+model = init_detector("{config}", "{weights}", device="cpu")
+result = inference_detector(model, "image.jpg")""",
+    "mmseg": """from mmseg.apis import inference_model, init_model
+
+model = init_model("{config}", "{weights}", device="cpu")
+result = inference_model(model, "image.jpg")""",
+    "mmpretrain": """from mmpretrain.apis import get_model, inference_model
+
+model = get_model("{config}", pretrained="{weights}", device="cpu")
+result = inference_model(model, "image.jpg")""",
+}
+BUILT = """from mmengine import Config
+from {to}.registry import MODELS
+from {to}.utils import register_all_modules
+
+register_all_modules()
+model = MODELS.build(Config.fromfile("{config}").model)
+model.init_weights()  # loads the backbone's; the rest is to be trained"""
+
+
+def script_lines(to: str, weights: str, *, whole: bool, standalone: bool) -> str:
+    """Write what a plain Python script types, the one line first that MixerLab's part needs.
+
+    Args:
+        to: The toolkit.
+        weights: File of the checkpoint.
+        whole: Whether the checkpoint has the whole model.
+        standalone: True if the folder has a copy of the package backbones.
+    """
+    first, rest = FIRST_LINES[standalone], OPENED[to] if whole else BUILT
+    return f"{first}\n{rest.format(to=to, config=CONFIG, weights=weights)}"
+
+
+def write_readme(request: ExportRequest, package: Package) -> Path:
+    """Say in two commands how the folder is used."""
+    to, name = request.to, request.label
+    standalone = request.settings["standalone"] == "true"
+    path = "PYTHONPATH=." if standalone else "PYTHONPATH=<folder of MixerLab>"
+    needs = (
+        "The folder `backbones` here holds the network; it needs torch, timm and mmengine only."
+        if standalone
+        else "`backbones.mm`, which the config imports, is part of MixerLab; installed with pip "
+        "it needs no PYTHONPATH."
+    )
+    tools = f"$(python -c 'import {to}; print({to}.__path__[0])')/.mim/tools"
+    trained = (
+        "the whole trained model" if package.whole is not None else "the weights of the backbone"
+    )
+    slash = " (with the slash at its end)" if to == "mmdet" else ""
+    masks = ""
+    if to == "mmseg":
+        zero = package.data["train_dataloader"]["dataset"].get("reduce_zero_label", True)
+        first = "0 is ignored and the first class is 1" if zero else "the first class is 0"
+        masks = (
+            f"\nThe config reads masks of 8 bits in which {first}; 255 is ignored. Convert others "
+            "first: MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
+        )
+    listed = (
+        "MMPretrain would number these class folders in another order. First run\n"
+        f"`python {ANNOTATIONS} <data_root>`, which writes the lists of images that the config "
+        "reads.\n\n"
+        if _lists_images(package)
+        else ""
+    )
+    whole = package.whole is not None
+    script = script_lines(to, f"{name}.pth", whole=whole, standalone=standalone)
+    file = request.folder / README
+    file.write_text(
+        f"""# {name} in {to}
+
+`{name}.pth` and `{name}.safetensors` hold {trained}, tensors only. {needs}
+
+{listed}`{CONFIG}` says what differs from {to}'s own base configs, of which `_base_` has copies.
+Train and test, in this folder, after setting `data_root` in it{slash}:
+
+```
+{path} python "{tools}/train.py" {CONFIG}
+{path} python "{tools}/test.py" {CONFIG} {name}.pth
+```
+{masks}
+A plain script needs one line before it imports {to}, the first of these:
+
+```python
+{script}
+```
+
+Where mmcv has no compiled operators, write for `python`, to have torchvision's serve:
+`PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
+"""
+    )
+    return file

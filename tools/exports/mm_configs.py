@@ -1,0 +1,239 @@
+"""Configs of the MM toolkits, put together from those that the installed toolkit ships."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mmengine import Config
+
+from backbones import Backbone
+from datamodules.files import IMAGE_SUFFIXES
+from datamodules.images.synsets import SYNSETS
+from heads.toolkits.detectors import DETECTORS, base_detector
+from heads.toolkits.segmentors import DECODE_HEADS, SEGMENTORS, base_segmentor
+from heads.toolkits.toolkit import base_configs, set_classes
+from tools.exports.preprocessing import Preprocessing
+
+# Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
+DATASETS = {"mmdet": "coco_instance", "mmseg": "ade20k", "mmpretrain": "imagenet_bs64_swin_224"}
+SCHEDULES = {
+    "mmdet": "schedule_1x",
+    "mmseg": "schedule_160k",
+    "mmpretrain": "imagenet_bs1024_adamw_swin",
+}
+FOLDER_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
+# The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
+LEARNING = {
+    "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
+    "mmseg": {"lr": 6e-5, "weight_decay": 0.01},
+}
+
+
+def base_files(toolkit: str, model: str | None, *, with_mask: bool = True) -> list[str]:
+    """The toolkit's base files that the values here begin as.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        model: Name of the detector's or segmentor's base config, if it is one of the base files;
+            MMPretrain's classifier has none, and others are written out.
+        with_mask: Whether a detector predicts masks.
+    """
+    return [
+        *([f"models/{model}"] if model and "/" not in model else []),
+        f"datasets/{_dataset(toolkit, with_mask)}",
+        f"schedules/{SCHEDULES[toolkit]}",
+        "default_runtime",
+    ]
+
+
+def model_base(toolkit: str, head: Mapping[str, Any]) -> str:
+    """The config of the toolkit's that a run's detector or segmentor begins as."""
+    names = {"mmdet": DETECTORS, "mmseg": SEGMENTORS}[toolkit]
+    return str(head.get("base") or names[head["name"]])
+
+
+def modules_of(model: Mapping[str, Any]) -> list[str]:
+    """What a config has to import for a toolkit to know all parts of a model around a backbone."""
+    types = set(_types(model))
+    modules = ["backbones.mm"]
+    if types & set(DECODE_HEADS):
+        modules.append("heads.mm")
+    if any(name.startswith("mmdet.") for name in types):
+        modules.append("mmdet.models")
+    return modules
+
+
+def _types(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("type"), str):
+            yield value["type"]
+        for item in value.values():
+            yield from _types(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _types(item)
+
+
+def _dataset(toolkit: str, with_mask: bool) -> str:
+    return "coco_detection" if toolkit == "mmdet" and not with_mask else DATASETS[toolkit]
+
+
+def shipped(toolkit: str, name: str) -> dict[str, Any]:
+    """A base config of an installed toolkit as plain values."""
+    config: dict[str, Any] = Config.fromfile(base_configs(toolkit) / f"{name}.py").to_dict()
+    return config
+
+
+def model_config(toolkit: str, backbone: Backbone, num_classes: int = 0) -> dict[str, Any]:
+    """A model around a backbone, which itself is left out: Mask R-CNN, UperNet or a classifier.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        backbone: Channels and strides are read from it.
+        num_classes: Of MMPretrain's classifier; the others have those of COCO and ADE20K.
+    """
+    if toolkit == "mmpretrain":
+        head = {
+            "type": "LinearClsHead",
+            "num_classes": num_classes,
+            "in_channels": backbone.num_features,
+            "loss": {"type": "LabelSmoothLoss", "label_smooth_val": 0.1, "mode": "original"},
+        }
+        augments = [{"type": "Mixup", "alpha": 0.8}, {"type": "CutMix", "alpha": 1.0}]
+        # A vector comes out of the backbone, so there is no neck.
+        return {
+            "type": "ImageClassifier", "neck": None, "head": head,
+            "train_cfg": {"augments": augments},
+        }  # fmt: skip
+    if toolkit == "mmdet":
+        config, _ = base_detector(backbone, "mask_rcnn")
+    else:
+        config = base_segmentor(backbone, "upernet")
+        set_classes(config, 150)
+    del config["backbone"]
+    return dict(config)
+
+
+def dataset_config(
+    toolkit: str,
+    datamodule: Any = None,
+    *,
+    with_mask: bool = True,
+    num_classes: int = 1000,
+    class_names: Sequence[str] = (),
+    prepared: Preprocessing | None = None,
+) -> dict[str, Any]:
+    """Datasets, pipelines and evaluators.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        datamodule: One of ours, whose classes and image sizes are taken.
+        with_mask: Whether a detector of the datamodule's predicts masks.
+        num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
+        class_names: Of MMPretrain's, in label order; empty if they are not known.
+        prepared: How MMPretrain's images are prepared; None means as for its own Swin.
+    """
+    config = shipped(toolkit, f"datasets/{_dataset(toolkit, with_mask)}")
+    if toolkit == "mmpretrain":
+        config["data_root"] = config["train_dataloader"]["dataset"]["data_root"]
+        if prepared is not None:
+            _set_preprocessing(config, prepared)
+        if num_classes != 1000 or tuple(class_names or SYNSETS) != SYNSETS:
+            _set_folders(config, num_classes, class_names)
+    if datamodule is not None:
+        _take_over(config, datamodule, toolkit)
+    return config
+
+
+def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
+    """Give a toolkit's datasets the classes and image sizes of one of our datamodules."""
+    metainfo = {key: list(value) for key, value in datamodule.metainfo.items()}
+    config["metainfo"] = metainfo
+    zero_is_ignored = toolkit == "mmseg" and bool(datamodule.reduces_zero_label)
+    for step in _steps(config):
+        if step["type"] == "LoadImageFromFile":
+            step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
+        if step["type"] == "LoadAnnotations" and "reduce_zero_label" in step:
+            step["reduce_zero_label"] = zero_is_ignored
+        if step["type"] in ("Resize", "RandomResize"):
+            step["scale"] = tuple(datamodule.scale)
+        if step["type"] == "RandomFlip":
+            step["prob"] = datamodule.flip
+        if step["type"] == "RandomCrop":
+            step["crop_size"] = tuple(datamodule.crop_size)
+    for split in ("train", "val", "test"):
+        dataset = config[f"{split}_dataloader"]["dataset"]
+        dataset["metainfo"] = metainfo
+        if toolkit == "mmseg":  # the dataset's class has ADE20K's names; any will do
+            dataset |= {"type": "BaseSegDataset", "reduce_zero_label": zero_is_ignored}
+
+
+def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
+    """Let MMPretrain's evaluation prepare images as the run's did."""
+    resize = {"backend": "pillow", "interpolation": prepared.interpolation}
+    for step in _steps(config):
+        if step["type"] == "LoadImageFromFile":  # decoders differ, and the run turned no image
+            step |= {"imdecode_backend": "pillow", "color_type": "color_ignore_orientation"}
+        if step["type"] == "RandomResizedCrop":
+            step["scale"] = prepared.size
+        if step["type"] == "CenterCrop":
+            step["crop_size"] = prepared.size
+        if step["type"] == "ResizeEdge" and prepared.squash:
+            step.clear()
+            step |= {"type": "Resize", "scale": (prepared.resized, prepared.resized), **resize}
+        elif step["type"] == "ResizeEdge":
+            step |= {"scale": prepared.resized, **resize}
+    statistics = {"mean": prepared.mean, "std": prepared.std}
+    config["data_preprocessor"] |= {
+        name: [255 * value for value in values] for name, values in statistics.items()
+    }
+
+
+def _set_folders(config: dict[str, Any], num_classes: int, class_names: Sequence[str]) -> None:
+    """Let MMPretrain read class folders with these classes in this order.
+
+    Its dataset sorts folders as text. Classes in another order are read from lists of images.
+    """
+    config["data_preprocessor"]["num_classes"] = num_classes
+    config["data_root"] = "data"
+    for split in ("val", "test"):  # of few classes the five best are all of them
+        topk = tuple(k for k in (1, 5) if k == 1 or k < num_classes)
+        config[f"{split}_evaluator"]["topk"] = topk
+    for split in ("train", "val", "test"):
+        dataset = config[f"{split}_dataloader"]["dataset"]
+        folder = "train" if split == "train" else "val"
+        dataset.pop("split")
+        dataset |= {"type": "CustomDataset", "data_prefix": folder, "data_root": "data"}
+        dataset["extensions"] = FOLDER_SUFFIXES
+        if class_names:
+            dataset["metainfo"] = {"classes": tuple(class_names)}
+        if list(class_names) != sorted(class_names):
+            dataset["ann_file"] = f"{folder}.txt"
+
+
+def _steps(value: Any) -> Iterator[dict[str, Any]]:
+    """Every step of every pipeline in a config."""
+    for item in value if isinstance(value, Sequence) and not isinstance(value, str) else []:
+        if isinstance(item, dict) and "type" in item:
+            yield item
+        yield from _steps(item)
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _steps(item)
+
+
+def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
+    """Runtime, schedule and optimiser; biases, norms and tables have no weight decay."""
+    config = shipped(toolkit, "default_runtime")
+    config |= shipped(toolkit, f"schedules/{SCHEDULES[toolkit]}")
+    exempt = sorted(backbone.no_weight_decay)
+    keys = {key.rpartition(".")[2]: {"decay_mult": 0.0} for key in exempt}
+    paramwise = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.0, "custom_keys": keys}
+    wrapper = config["optim_wrapper"]
+    if toolkit in LEARNING:
+        wrapper["optimizer"] = {"type": "AdamW", "betas": (0.9, 0.999), **LEARNING[toolkit]}
+        config["optimizer"] = wrapper["optimizer"]
+    wrapper["paramwise_cfg"] = wrapper.get("paramwise_cfg", {}) | paramwise
+    config.pop("load_from", None)
+    return config

@@ -1,0 +1,150 @@
+"""Configs of the MM toolkits that inherit: the toolkit's own base files, and what differs.
+
+The base files are copied beside the config (``_base_/``), so that it opens offline with any
+distribution of the toolkit; mmengine's ``mmseg::`` knows one of them by name only. The folder of
+the data, the classes and the pipelines are variables, written once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine import Config
+
+from heads.toolkits.toolkit import base_configs
+
+BASES = "_base_"
+# Written first, in this order, as later lines name them.
+PIPELINES = ("train_pipeline", "test_pipeline")
+VARIABLES = ("custom_imports", "default_scope", "data_root", "metainfo", *PIPELINES)
+# Where a value is taken from a variable.
+NAMED = {"metainfo": ("metainfo",), "pipeline": PIPELINES}
+MARK = "<variable {}>"
+
+
+def write_config(
+    folder: Path,
+    file: str,
+    toolkit: str,
+    bases: Sequence[str],
+    config: Mapping[str, Any],
+    title: str,
+) -> list[Path]:
+    """Write a config and copies of its bases; the files.
+
+    Args:
+        folder: Where to.
+        file: Name of the config.
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        bases: Of the toolkit's base files, such as ``datasets/coco_instance``.
+        config: All that the written config shall say.
+        title: First line of the file.
+    """
+    copies = [_copy(toolkit, base, folder) for base in bases]
+    inherited: dict[str, Any] = {}
+    for copy in copies:
+        inherited |= Config.fromfile(copy).to_dict()
+    differing = _differing(config, inherited, ())
+    # What stands in a replaced part as well is named, though it is inherited.
+    repeated = [key for key in PIPELINES if _holds(differing, config.get(key))]
+    differing = _differing(config, inherited, repeated)
+    order = [*(key for key in VARIABLES if key in differing), *sorted(differing.keys() - VARIABLES)]
+    parents = [f'    "{copy.relative_to(folder).as_posix()}",' for copy in copies]
+    lines = [f'"""{title}"""', "", f"{BASES} = [", *parents, "]", ""]
+    for key in order:
+        text = Config({key: differing[key]}).pretty_text
+        lines.append(_name_variables(text).rstrip())
+    path = folder / file
+    path.write_text("\n".join(lines) + "\n")
+    found = Config.fromfile(path).to_dict()
+    # mmengine puts the folder's path, by this very function, where the text has a name for it.
+    here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
+    lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
+    assert not lost, f"the written config has other values of {lost}"
+    return [path, *copies]
+
+
+def _differing(
+    config: Mapping[str, Any], inherited: Mapping[str, Any], repeated: Sequence[str]
+) -> dict[str, Any]:
+    named = [
+        key
+        for key in VARIABLES
+        if key in config and (key in ("data_root", *repeated) or config[key] != inherited.get(key))
+    ]
+    differing = changes(inherited, _with_variables(config, named))
+    return differing | {key: config[key] for key in named}
+
+
+def _holds(value: Any, sought: Any) -> bool:
+    """Whether a value stands anywhere in nested dicts."""
+    if isinstance(value, Mapping):
+        return any(_holds(item, sought) for item in value.values())
+    return sought is not None and bool(value == sought)
+
+
+def changes(inherited: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config has to say so that, merged into what it inherits, it is what is wanted.
+
+    Keys at the top that are inherited and not wanted stay, as no config can take them back.
+    """
+    differing = {}
+    for key, value in wanted.items():
+        if key in inherited and inherited[key] == value:
+            continue
+        old = inherited.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inherits = old.keys() <= value.keys()
+            value = changes(old, value) if inherits else {"_delete_": True, **value}
+        differing[key] = value
+    return differing
+
+
+def _copy(toolkit: str, base: str, folder: Path) -> Path:
+    """Copy a base file of the installed toolkit under its own name."""
+    target = folder / BASES / f"{base}.py"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(base_configs(toolkit) / f"{base}.py", target)
+    return target
+
+
+def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The config with marks where one of these variables is to be named."""
+    root = config.get("data_root")
+
+    def marked(key: str, value: Any) -> Any:
+        for name in NAMED.get(key, ()):
+            if name in named and value == config[name]:
+                return MARK.format(name)
+        if isinstance(value, Mapping):
+            return {name: marked(name, item) for name, item in value.items()}
+        if key in ("data_root", "ann_file") and root and str(value).startswith(root):
+            return MARK.format("data_root") + value.removeprefix(root)
+        return value
+
+    return {key: value if key in VARIABLES else marked("", value) for key, value in config.items()}
+
+
+def _name_variables(text: str) -> str:
+    """A config's text with variables in place of their marks."""
+    mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[1]} + '{found[2]}'" if found[2] else found[1]
+
+    return re.sub(f"'{mark}([^']*)'", named, text)
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, texts) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, texts) for item in value)
+    for old, new in texts.items():
+        value = value.replace(old, new) if isinstance(value, str) else value
+    return value

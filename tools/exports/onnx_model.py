@@ -1,0 +1,122 @@
+"""To ONNX: models for onnxruntime and what else reads the format (``.onnx``)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnxruntime
+import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as states
+from torch import Tensor
+
+from heads.linear import LinearClassifier
+from tools.exports import ExportRequest, check_equal
+from tools.exports.networks import Maps, names_of, outputs_of, parts_of
+from tools.exports.tracing import INPUT, LONG, Graph, inference_form, module_of, trace
+from tools.exports.usage import Described, output_names, preprocessing, write_usage
+
+TOLERANCE = 1e-4
+# What onnxruntime raises for operators that it does not have, or not for these shapes.
+NOT_RUN = (states.Fail, states.InvalidGraph, states.NotImplemented, states.RuntimeException)
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write one model per part of the network, run each in onnxruntime on several sizes.
+
+    Raises:
+        ValueError: An operator without ONNX form, with its module, one that onnxruntime does not
+            run, or other outputs.
+    """
+    files: list[Path] = []
+    described: list[Described] = []
+    parts = parts_of(request)
+    names = names_of(request, parts)
+    for part, network in parts.items():
+        path = request.folder / f"{part}.onnx"
+        request.say(f"{path.name}: recording the network as a graph {LONG}")
+        graph = trace(inference_form(network), request)
+        request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
+        prepared = preprocessing(request, network.backbone, graph)
+        metadata = {"preprocessing": json.dumps(prepared)}
+        if names and part == "classifier":
+            metadata["class_names"] = json.dumps(list(names))
+        outputs = output_names(network)
+        _write(request, graph, path, outputs, metadata)
+        try:
+            _compare(request, graph, network, path)
+        except NOT_RUN as error:
+            said = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
+            raise ValueError(
+                f"onnxruntime does not run {request.backbone}: {said[:200]}; export it "
+                "to=torch_export"
+            ) from error
+        files.append(path)
+        described.append(Described(path.name, graph, outputs, prepared))
+    return [*files, *write_usage(request, described, names)]
+
+
+def _compare(
+    request: ExportRequest, graph: Graph, network: LinearClassifier | Maps, path: Path
+) -> None:
+    """Run a written model on several sizes, and compare what it gives."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch, *size in graph.sizes(request.image_size):
+        images = request.images(batch, (size[0], size[1]))
+        request.say(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
+        with torch.inference_mode():
+            expected = outputs_of(network, images)
+        what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
+        check_equal(what, expected, _run(session, images), TOLERANCE)
+
+
+def _write(
+    request: ExportRequest,
+    graph: Graph,
+    path: Path,
+    outputs: Sequence[str],
+    metadata: Mapping[str, str],
+) -> None:
+    """Convert a graph and write it as one file; the converter's progress stays unprinted."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            model = torch.onnx.export(
+                graph.program, dynamo=True, verbose=False, dynamic_shapes=(graph.axes(),),
+                input_names=[INPUT], output_names=outputs,
+            )  # fmt: skip
+            assert model is not None
+            model.model.metadata_props.update(metadata)
+            model.save(path, external_data=False)
+        except torch.onnx.errors.OnnxExporterError as error:
+            messages = _messages(error)
+            found = re.search(r"aten[.:]+\w+", " ".join(messages))
+            operator = found.group().replace("::", ".") if found else "an operator"
+            raise ValueError(
+                f"{request.backbone} has no ONNX form: {module_of(graph.program, operator)}, "
+                f"{operator}: {messages[-1].splitlines()[0][:200]}"
+            ) from error
+        finally:
+            logging.disable(level)
+
+
+def _messages(error: BaseException | None) -> list[str]:
+    """What an error says, then each of its causes."""
+    messages = []
+    while error is not None:
+        messages.append(str(error) or type(error).__name__)
+        error = error.__cause__
+    return messages
+
+
+def _run(session: onnxruntime.InferenceSession, images: Tensor) -> list[Tensor]:
+    name = session.get_inputs()[0].name
+    return [torch.from_numpy(array) for array in session.run(None, {name: images.numpy()})]

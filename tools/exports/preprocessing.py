@@ -1,0 +1,145 @@
+"""How a run prepared the images that it was validated on, for tools that prepare their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backbones import Backbone
+from datamodules.images.classification import ClassificationDataModule
+from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from tasks.engine.instantiate import build
+
+Size = tuple[int, int]
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A run's evaluation transform.
+
+    Attributes:
+        size: Side of the images that the network sees.
+        crop_pct: Share of the resized image's side that is seen.
+        squash: Resize both sides to the same length instead of keeping their ratio.
+        interpolation: Of resizing.
+        mean: Of the channels, for values from 0 to 1.
+        std: Of the channels.
+    """
+
+    size: int
+    crop_pct: float
+    squash: bool
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def resized(self) -> int:
+        """The side before the crop, rounded as timm rounds it."""
+        return int(self.size / self.crop_pct)
+
+    def of_timm(self) -> dict[str, Any]:
+        """The preprocessing in the words of timm's configs."""
+        return {
+            "input_size": (3, self.size, self.size),
+            "crop_pct": self.crop_pct,
+            "crop_mode": "squash" if self.squash else "center",
+            "interpolation": self.interpolation,
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+
+def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
+    """What a classification run did to its images; None for other checkpoints.
+
+    It is read off the run's own datamodule, so that defaults are those that it ran with. An
+    augmentation from elsewhere, which may do anything, gives None as well.
+    """
+    if run is None or run.get("task_name") not in ("classification", "transfer"):
+        return None
+    datamodule = build(run, "data", seed=run["seed"], predict_path=None)
+    assert isinstance(datamodule, ClassificationDataModule)
+    made, size = datamodule.augmentation, datamodule.image_size
+    if isinstance(made, PaperAugmentation):
+        crop_pct, squash, interpolation = made.crop_pct, False, made.interpolation
+    elif isinstance(made, LightAugmentation):
+        crop_pct, squash, interpolation = 1.0, True, "bicubic"
+    else:
+        return None
+    return Preprocessing(size, crop_pct, squash, interpolation, tuple(made.mean), tuple(made.std))
+
+
+# Where the numbers come from.
+FROM_RUN = "the run's validation"
+USUAL = "the ImageNet recipe of the papers; the checkpoint does not record its own"
+
+
+def describe_preprocessing(
+    run: Mapping[str, Any] | None, backbone: Backbone, size: Size, *, fixed: bool
+) -> Values:
+    """Describe the preprocessing of images for an exported graph, as plain values.
+
+    Args:
+        run: Config of the run that made the weights, or None.
+        backbone: The exported one.
+        size: (H, W) that the graph was recorded at.
+        fixed: Whether the graph takes images of this size only.
+
+    Returns:
+        ``mean`` and ``std`` of the channels in the order ``channels``, for values from 0 to 1;
+        ``size``, the (H, W) that the network sees, or None where it follows the image;
+        ``resize``, the rule, with its numbers; ``crop``, the (H, W) of a central crop, or None;
+        ``interpolation`` of resizing; ``upright``, whether images are turned as their EXIF data
+        say; ``source`` of these numbers.
+    """
+    prepared = preprocessing_of(run)
+    task = None if run is None else run.get("task_name")
+    if run is not None and task in ("detection", "segmentation"):
+        return _of_dense(run, backbone, size, fixed=fixed)
+    source = FROM_RUN if prepared else USUAL
+    if prepared is None:
+        usual = PaperAugmentation()
+        square = size[0] == size[1]
+        prepared = Preprocessing(
+            size[0], usual.crop_pct, not square, usual.interpolation,
+            tuple(usual.mean), tuple(usual.std),
+        )  # fmt: skip
+    seen = size if fixed or source == USUAL else (prepared.size, prepared.size)
+    cropped = not prepared.squash and seen[0] == seen[1]
+    if cropped:
+        resize = {"shorter_side": int(seen[0] / prepared.crop_pct)}
+    else:
+        resize = {"height": seen[0], "width": seen[1]}
+    return {
+        "size": list(seen), "resize": resize, "crop": list(seen) if cropped else None,
+        "interpolation": prepared.interpolation, "upright": False, "channels": "RGB",
+        "mean": list(prepared.mean), "std": list(prepared.std), "source": source,
+    }  # fmt: skip
+
+
+def _of_dense(run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool) -> Values:
+    """Describe what a detector or segmentor does to its images before the backbone."""
+    datamodule = build(run, "data", seed=run["seed"], predict_path=None)
+    weights = run["head"].get("class_weights")
+    whole = build(
+        run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
+    )
+    processor = whole.model.data_preprocessor
+    mean, std = (
+        [round(float(value) / 255, 6) for value in getattr(processor, key).flatten()]
+        for key in ("mean", "std")
+    )
+    longest, shortest = max(datamodule.scale), min(datamodule.scale)
+    if fixed:
+        resize: dict[str, int] = {"height": size[0], "width": size[1]}
+    else:
+        resize = {"longest_side_at_most": longest, "shortest_side_at_most": shortest}
+    return {
+        "size": list(size) if fixed else None, "resize": resize, "crop": None,
+        "interpolation": "bilinear", "upright": True, "mean": mean, "std": std, "source": FROM_RUN,
+        "channels": "RGB" if getattr(processor, "_channel_conversion", True) else "BGR",
+    }  # fmt: skip

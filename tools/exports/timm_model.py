@@ -1,0 +1,110 @@
+"""To timm: a folder that ``timm.create_model("local-dir:<folder>", pretrained=True)`` opens.
+
+It holds what timm itself writes for the Hugging Face hub, ``config.json`` and
+``model.safetensors``; the model's class comes from ``import backbones.timm_models``. Of a run
+folder the config has the preprocessing that the run was validated with, and of a checkpoint of ours
+the names of the classes (``label_names``). timm's scripts number class folders in another order
+than ours: ``class_map.txt`` gives them this one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import timm
+import torch
+from timm.models import save_for_hf
+
+from backbones.timm_models import around
+from heads.linear import LinearClassifier
+from tools.exports import ExportRequest, check_equal
+from tools.exports.class_lists import class_names, write_class_map
+from tools.exports.networks import Maps, held_by
+from tools.exports.preprocessing import preprocessing_of
+
+WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
+TEXT = """# {name} for timm
+
+```python
+import timm
+import backbones.timm_models  # of mixerlab: pip install -e <its checkout>
+
+model = timm.create_model("local-dir:<this folder>", pretrained=True)  # {what}
+maps = timm.create_model("local-dir:<this folder>", pretrained=True, features_only=True)
+# Images are prepared as config.json says: size, crop, interpolation, mean and std.
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+outputs = model.eval()(transform(image)[None])  # an RGB image of Pillow's
+```
+
+Uploaded to the Hugging Face hub as it is, it is opened as `hf-hub:<owner>/<name>`.
+"""
+SCRIPTS = """
+## Classes
+
+`{file}` lists the classes in the order of the classifier's outputs. timm sorts class folders by the
+numbers in their names and would number them otherwise, so pass it to timm's scripts:
+
+```
+python -c "
+import runpy, sys, backbones.timm_models
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name='__main__')
+" validate.py --data-dir <folder of the class folders> \\
+    --model local-dir:<this folder> --class-map <this folder>/{file}
+```
+
+In Python: `timm.data.create_dataset("", <folder>, class_map="<this folder>/{file}")`.
+"""
+NAMELESS = """
+## Classes
+
+The checkpoint does not name its classes. timm sorts class folders by the numbers in their names;
+for another order pass `--class-map <file with one class per line>` to timm's scripts.
+"""
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write config, weights and README, and open them by timm.
+
+    Raises:
+        ValueError: Weights of another model, options that JSON cannot hold, other outputs.
+    """
+    held = held_by(request)
+    network = held.network
+    classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    arguments = {**request.options, "num_classes": classes}
+    if held.content == "dense":
+        arguments["dense"] = True
+    model = around(network.backbone, arguments)
+    if isinstance(network, LinearClassifier):
+        model.classifier = network.classifier
+    prepared = preprocessing_of(request.run)
+    names = class_names(request, classes)
+    labels = {"label_names": list(names)} if names else {}
+    save_for_hf(
+        model,
+        str(request.folder),
+        model_config=labels,
+        model_args=arguments,
+        safe_serialization=True,
+        data_config=prepared.of_timm() if prepared else {"input_size": (3, *request.image_size)},
+    )
+    what = f"{classes} classes" if classes else "no classifier"
+    text = TEXT.format(name=request.label, what=what)
+    maps = write_class_map(request.folder, names)
+    if classes:
+        text += SCRIPTS.format(file=maps[0].name) if maps else NAMELESS
+    (request.folder / README).write_text(text, encoding="utf-8")
+    _check(request, network, classes)
+    return [*(request.folder / name for name in (CONFIG, WEIGHTS, README)), *maps]
+
+
+def _check(request: ExportRequest, network: LinearClassifier | Maps, classes: int) -> None:
+    """Open the folder by timm and compare logits and maps."""
+    source, images = f"local-dir:{request.folder}", request.images()
+    opened = timm.create_model(source, pretrained=True).eval()
+    maps = timm.create_model(source, pretrained=True, features_only=True).eval()
+    with torch.inference_mode():
+        check_equal("the maps in timm", list(network.backbone(images)), maps(images))
+        if classes:
+            check_equal("the classifier in timm", [network(images)], [opened(images)])

@@ -1,0 +1,60 @@
+"""To torch.export: programs that run where torch is, without our code (``.pt2``)."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import torch
+
+from tools.exports import ExportRequest, check_equal
+from tools.exports.class_lists import NAMES
+from tools.exports.networks import names_of, outputs_of, parts_of
+from tools.exports.tracing import LONG, inference_form, trace
+from tools.exports.usage import (
+    PREPROCESSING,
+    Described,
+    output_names,
+    preprocessing,
+    write_usage,
+)
+
+
+def export(request: ExportRequest) -> list[Path]:
+    """Write one program per part of the network, load each and compare on several sizes.
+
+    Raises:
+        ValueError: A network that cannot be recorded, or other outputs; says where.
+    """
+    files: list[Path] = []
+    described: list[Described] = []
+    parts = parts_of(request)
+    names = names_of(request, parts)
+    for part, network in parts.items():
+        path = request.folder / f"{part}.pt2"
+        request.say(f"{path.name}: recording the network as a graph {LONG}")
+        graph = trace(inference_form(network), request)
+        request.say(
+            f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
+        )
+        prepared = preprocessing(request, network.backbone, graph)
+        extra = {PREPROCESSING: json.dumps(prepared)}
+        if names and part == "classifier":
+            extra[NAMES] = json.dumps(list(names))
+        program = io.BytesIO()  # torch's own writer aborts the process on a full disk
+        torch.export.save(graph.program, program, extra_files=extra)
+        path.write_bytes(program.getvalue())
+        loaded = torch.export.load(path).module()
+        for batch, *size in graph.sizes(request.image_size):
+            images = request.images(batch, (size[0], size[1]))
+            with torch.inference_mode():
+                found = loaded(images)
+                check_equal(
+                    f"{path.name} at {batch}x3x{size[0]}x{size[1]}",
+                    outputs_of(network, images),
+                    [found] if isinstance(found, torch.Tensor) else list(found),
+                )
+        files.append(path)
+        described.append(Described(path.name, graph, output_names(network), prepared))
+    return [*files, *write_usage(request, described, names)]

@@ -1,0 +1,188 @@
+"""A network as a graph: what torch.export and ONNX have in common.
+
+Batch, height and width stay free wherever the network's code allows. Where it decides by the size
+of the map (windows that Python counts, as PosMLP's), height and width are fixed to those of the
+request, and the README beside the file says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import linecache
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from backbones.factory import LEAST_SIDE
+from backbones.layers.reparam import fuse, is_fused
+from tools.exports import ExportRequest
+
+INPUT = "images"
+LONG = "(takes minutes for a large network)"
+AXES = {0: "batch", 2: "height", 3: "width"}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network as one graph.
+
+    Attributes:
+        program: What torch.export made.
+        free: Axes of the images that may have any size, among "batch", "height", "width".
+        why_fixed: What kept the other axes from being free; empty if nothing did.
+        least: The smallest height and width, where these are free.
+    """
+
+    program: ExportedProgram
+    free: tuple[str, ...]
+    why_fixed: str
+    least: int = LEAST_SIDE
+
+    def axes(self) -> dict[int, str]:
+        """The free axes of the images by their position."""
+        return {axis: name for axis, name in AXES.items() if name in self.free}
+
+    def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
+        """(B, H, W) to compare on: the traced size and, where they are free, others."""
+        if "height" not in self.free:
+            return [(2, *size), (1, *size)]
+        # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
+        return [(2, *size), (1, self.least, self.least), (1, 71, 101), (1, 73, 99), (3, 128, 96)]
+
+
+def inference_form(network: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, re-parameterised where there is something to fold."""
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    return network if is_fused(network) else fuse(network)
+
+
+def trace(network: nn.Module, request: ExportRequest) -> Graph:
+    """Record a network, with as many free axes as it allows.
+
+    Every graph is run on other sizes, since torch.export may fix an axis without a word.
+
+    Raises:
+        ValueError: It cannot be recorded at any size; module and operator are named.
+    """
+    why = ""
+    cause: Exception | None = None
+    any_size = _with_any_size_pools(network)
+    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
+    for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
+        recorded = any_size if axes is AXES else network
+        try:
+            program = _export(recorded, request.images(), axes, named, least_side(request))
+        except Exception as error:  # torch.export raises whatever the traced code does
+            why, cause = culprit(recorded, error), error
+            request.say(f"not with free {' and '.join(axes.values())} in this way, trying the next")
+            continue
+        free, why_fixed = tuple(axes.values()), "" if axes is AXES else why
+        graph = Graph(program, free, why_fixed, least_side(request))
+        cause = _first_failure(graph, request)
+        if cause is None:
+            return graph
+        why = culprit(recorded, cause)
+    raise ValueError(f"{request.backbone} cannot be recorded as a graph: {why}") from cause
+
+
+def least_side(request: ExportRequest) -> int:
+    """The smallest side that a graph shall take: every backbone's, or that of small images."""
+    return min(LEAST_SIDE, *request.image_size)
+
+
+class _EveryNth(nn.Module):
+    """(B, C, H, W) -> (B, C, ceil(H / n), ceil(W / n)): the first of every n rows and columns."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def forward(self, x: Tensor) -> Tensor:
+        # No view: a graph would compare its strides with memory formats and keep the answer.
+        for axis in (2, 3):
+            x = x.index_select(axis, torch.arange(0, x.shape[axis], self.n, device=x.device))
+        return x
+
+
+def _with_any_size_pools(network: nn.Module) -> nn.Module:
+    """The network with strided max pooling as pooling at every place, of which some are taken.
+
+    torch's own decides by the remainder of the size, and a graph would keep the answer for ever.
+    """
+    network = copy.deepcopy(network)
+    for parent in list(network.modules()):
+        for name, pool in list(parent.named_children()):
+            if isinstance(pool, nn.MaxPool2d) and isinstance(pool.stride, int) and pool.stride > 1:
+                if pool.dilation != 1:
+                    continue
+                # With ceil_mode the last windows reach beyond the map, where nothing is greatest.
+                end = pool.stride - 1 if pool.ceil_mode else 0
+                padding = nn.ConstantPad2d((0, end, 0, end), -torch.inf)
+                everywhere = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
+                setattr(parent, name, nn.Sequential(padding, everywhere, _EveryNth(pool.stride)))
+    return network
+
+
+def _export(
+    network: nn.Module, images: Tensor, axes: Mapping[int, str], named: bool, side: int
+) -> ExportedProgram:
+    least = {axis: 1 if axis == 0 else side for axis in axes}
+    dims: Any = {
+        axis: Dim(name, min=least[axis]) if named else Dim.AUTO(min=least[axis])
+        for axis, name in axes.items()
+    }
+    with torch.no_grad():
+        return torch.export.export(network, (images,), dynamic_shapes=(dims,))
+
+
+def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
+    """What a size that should be free raises."""
+    run = graph.program.module()
+    for batch, *size in graph.sizes(request.image_size):
+        try:
+            with torch.no_grad():
+                run(request.images(batch, (size[0], size[1])))
+        except Exception as error:  # guards and operators raise many kinds
+            return error
+    return None
+
+
+def culprit(network: nn.Module, error: BaseException) -> str:
+    """Module and operator (or line) of a failure, and the beginning of its message."""
+    module, operator, line = "the network", "", ""
+    names = {id(part): name for name, part in network.named_modules()}
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            module = f"{names[id(owner)] or 'the network'} ({type(owner).__name__})"
+            line = linecache.getline(frame.f_code.co_filename, number).strip()
+        called = frame.f_locals.get("func")
+        if isinstance(called, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            operator = str(called)
+    found = re.search(r"aten[.:]+\w+(\.\w+)?", str(error))
+    operator = (
+        operator or (found.group() if found else "") or (f"`{line}`" if line else "its sizes")
+    )
+    return f"{module}, {operator}: {_sentence(error)}"
+
+
+def module_of(program: ExportedProgram, operator: str) -> str:
+    """The innermost module whose code called an operator of a program."""
+    for node in program.graph.nodes:
+        if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
+            path, kind = list(node.meta["nn_module_stack"].values())[-1]
+            kind = kind if isinstance(kind, str) else kind.__name__
+            return f"{path} ({kind.rpartition('.')[2]})"
+    return "the network"
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."

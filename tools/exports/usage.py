@@ -1,0 +1,225 @@
+"""README, preprocessing, class names and infer.py of a folder of exported graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbones.base import Backbone
+from heads.linear import LinearClassifier
+from tools.exports import ExportRequest
+from tools.exports.class_lists import NAMES, write_names
+from tools.exports.networks import Maps
+from tools.exports.preprocessing import Values, describe_preprocessing
+from tools.exports.tracing import INPUT, Graph
+
+README, INFER, PREPROCESSING = "README.md", "infer.py", "preprocessing.json"
+LOGITS = "logits"
+SCRIPT = '''"""Run {file} on an image: python infer.py IMAGE (needs {package} and Pillow)."""
+
+import json, pathlib, sys
+import numpy as np, {package}
+from PIL import {pillow}
+
+{load}
+image = {image}.convert("RGB")
+{resize}
+x = (np.asarray(image){channels} / 255 - prepared["mean"]) / prepared["std"]
+x = x.transpose(2, 0, 1)[None].astype("float32")  # (1, 3, H, W)
+{run}
+{show}
+'''
+OPENED = {
+    False: "Image.open(sys.argv[1])",
+    True: "ImageOps.exif_transpose(Image.open(sys.argv[1]))",
+}
+RESIZED = 'image = image.resize(shape, Image.Resampling[prepared["interpolation"].upper()])'
+RESIZES = {  # by the first key of the rule in preprocessing.json
+    "shorter_side": f"""shorter = prepared["resize"]["shorter_side"]
+shape = [shorter * side // min(image.size) for side in image.size]
+{RESIZED}
+height, width = prepared["crop"]
+left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+image = image.crop((left, top, left + width, top + height))""",
+    "height": f"""shape = prepared["resize"]["width"], prepared["resize"]["height"]
+{RESIZED}""",
+    "longest_side_at_most": f"""longest, shortest = prepared["resize"].values()
+scale = min(longest / max(image.size), shortest / min(image.size))
+shape = [max(1, int(side * scale + 0.5)) for side in image.size]
+{RESIZED}""",
+}
+SHOW_CLASSES = """shares = np.exp(outputs[0][0] - outputs[0].max())
+for label in shares.argsort()[::-1][:5]:
+    print(f"{{shares[label] / shares.sum():.4f}}  {name}")"""
+SHOW_MAPS = """for name, values in zip({names}, outputs):
+    print(name, values.shape)"""
+
+
+@dataclass(frozen=True)
+class Format:
+    """Python code that uses a file format.
+
+    Attributes:
+        title: For the heading of the README.
+        package: What opens it.
+        load: Lines that open ``{file}`` and read ``prepared``.
+        run: Lines that turn ``x`` into ``outputs``.
+        classes: Where the names of the classes are, as an expression.
+        example: Lines for the README.
+    """
+
+    title: str
+    package: str
+    load: str
+    run: str
+    classes: str
+    example: str
+
+
+FORMATS = {
+    "onnx": Format(
+        title="ONNX",
+        package="onnxruntime",
+        load="""session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_name("{file}"))
+held = session.get_modelmeta().custom_metadata_map
+prepared = json.loads(held["preprocessing"])""",
+        run='outputs = session.run({names}, {{"images": x}})',
+        classes='held["class_names"]',
+        example="""import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+{outputs} = session.run({names}, {{"images": images}})
+held = session.get_modelmeta().custom_metadata_map  # JSON: {metadata}""",
+    ),
+    "torch_export": Format(
+        title="torch.export",
+        package="torch",
+        load=f"""held = {{{{"{PREPROCESSING}": "", "{NAMES}": ""}}}}
+program = torch.export.load(pathlib.Path(__file__).with_name("{{file}}"), extra_files=held).module()
+prepared = json.loads(held["{PREPROCESSING}"])""",
+        run="""found = program(torch.from_numpy(x))
+outputs = [y.numpy() for y in (found if isinstance(found, (list, tuple)) else [found])]""",
+        classes=f'held["{NAMES}"]',
+        example=f"""import torch
+
+held = {{{{"{PREPROCESSING}": "", "{NAMES}": ""}}}}  # JSON texts are read into it
+program = torch.export.load("{{file}}", extra_files=held).module()
+{{outputs}} = program(images)""",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A graph that was written.
+
+    Attributes:
+        file: Its name.
+        graph: As recorded.
+        outputs: Names of what it returns.
+        prepared: Preprocessing of its images.
+    """
+
+    file: str
+    graph: Graph
+    outputs: Sequence[str]
+    prepared: Values
+
+
+def output_names(network: LinearClassifier | Maps) -> list[str]:
+    """Name the outputs: ``logits``, or ``map_<stride>`` for each map, fine to coarse."""
+    if isinstance(network, LinearClassifier):
+        return [LOGITS]
+    names = [f"map_{info.stride}" for info in network.backbone.feature_info]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}_{place}" for place, name in enumerate(names)]
+
+
+def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> Values:
+    """Describe the preprocessing of images for a graph."""
+    fixed = "height" not in graph.free
+    return describe_preprocessing(request.run, backbone, request.image_size, fixed=fixed)
+
+
+def write_usage(
+    request: ExportRequest, graphs: Sequence[Described], classes: Sequence[str]
+) -> list[Path]:
+    """Write README, preprocessing, class names and infer.py of a folder.
+
+    Args:
+        request: The export.
+        graphs: At least one; infer.py runs the first.
+        classes: Names of the classes; empty if they are unknown.
+    """
+    first, folder = graphs[0], request.folder
+    prepared = json.dumps(first.prepared, indent=2, ensure_ascii=False) + "\n"
+    named = classes if list(first.outputs) == [LOGITS] else ()
+    texts = {
+        PREPROCESSING: prepared,
+        INFER: _script(FORMATS[request.to], first, named),
+        README: _readme(request, graphs, named),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [*write_names(folder, classes), *(folder / name for name in texts)]
+
+
+def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
+    names = json.dumps(list(graph.outputs))
+    run = form.run.format(names=names)
+    if list(graph.outputs) == [LOGITS]:
+        show = SHOW_CLASSES.format(name="{names[label]!r}" if classes else "class {label}")
+        show = f"names = json.loads({form.classes})\n{show}" if classes else show
+    else:
+        show = SHOW_MAPS.format(names=names)
+    return SCRIPT.format(
+        file=graph.file,
+        package=form.package,
+        pillow="Image, ImageOps" if graph.prepared["upright"] else "Image",
+        image=OPENED[graph.prepared["upright"]],
+        load=form.load.format(file=graph.file),
+        resize=RESIZES[next(iter(graph.prepared["resize"]))],
+        channels="[..., ::-1]" if graph.prepared["channels"] == "BGR" else "",
+        run=run,
+        show=show,
+    )
+
+
+def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequence[str]) -> str:
+    form, first = FORMATS[request.to], graphs[0]
+    names, (height, width) = json.dumps(list(first.outputs)), request.image_size
+    example = form.example.format(
+        file=first.file,
+        outputs=f"({', '.join(first.outputs)},)" if request.to == "onnx" else first.outputs[0]
+        if len(first.outputs) == 1 else f"({', '.join(first.outputs)},)",
+        names=names,
+        metadata="preprocessing, class_names" if classes else "preprocessing",
+    )  # fmt: skip
+    lines = [
+        f"# {request.label} as {form.title}",
+        "",
+        f"`python {INFER} IMAGE` runs `{first.file}` on an image; it needs {form.package} and "
+        "Pillow. In Python:",
+        "",
+        f"```python\n{example}\n```",
+        "",
+        f"`{INPUT}` are (B, 3, H, W) in float32, prepared as `{PREPROCESSING}` says, which each "
+        f"file holds as well. Its numbers are those of {first.prepared['source']}.",
+        "",
+    ]
+    for one in graphs:
+        outputs = ", ".join(f"`{name}`" for name in one.outputs)
+        if "height" in one.graph.free:
+            sizes = f"any batch, any height and width from {one.graph.least}."
+        else:
+            sizes = (
+                f"any batch of {height}x{width} images (another size: export with "
+                f"image_size=HEIGHTxWIDTH). Not free because of {one.graph.why_fixed}"
+            )
+        lines.append(f"* `{one.file}` gives {outputs}: {sizes}")
+    if classes:
+        lines += ["", f"`{NAMES}` names the classes in the order of `{LOGITS}`."]
+    return "\n".join(lines) + "\n"

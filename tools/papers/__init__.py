@@ -1,0 +1,1 @@
+"""Published figures: rows, experiments and counts of configs/published."""

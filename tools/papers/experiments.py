@@ -1,0 +1,66 @@
+"""The rows of the papers by the names that ``experiment=`` takes."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Mapping
+
+from tools.papers.published import Row, list_papers, load_rows
+
+# The papers' metrics, by which a row is described: the first that it has.
+HEADLINES = {
+    "top1": "% top-1",
+    "top1_finetune": "% top-1",
+    "top1_linear_probe": "% top-1",
+    "ap": "box AP",
+    "miou": "mIoU",
+}
+
+
+@functools.cache
+def experiments() -> Mapping[str, Row]:
+    """All rows that report a metric by name, those of a table together.
+
+    Raises:
+        ValueError: Two rows of a paper have one name: one of them needs a ``variant``.
+    """
+    found: dict[str, Row] = {}
+    for paper in list_papers():
+        for row in sorted(load_rows(paper), key=lambda row: row.table):
+            if not row.name:
+                continue
+            if row.name in found:
+                raise ValueError(f"two rows of {paper} are called {row.name}; give one a variant")
+            found[row.name] = row
+    return found
+
+
+def find_experiment(name: str) -> Row:
+    """The row of a name.
+
+    Raises:
+        ValueError: There is none, with the nearest names.
+    """
+    known = experiments()
+    if name in known:
+        return known[name]
+    longer = [one for one in known if _leaves_words_out(name, one)]
+    near = sorted(longer, key=len)[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"there is no experiment called {name!r}; {hint}names are <paper>_t<table>_<backbone>, and "
+        "python tools/run.py --help experiment lists all"
+    )
+
+
+def _leaves_words_out(short: str, name: str) -> bool:
+    """Whether a name is a longer one without some of its words, as without the table."""
+    words = iter(name.split("_"))
+    return all(word in words for word in short.split("_"))
+
+
+def describe(row: Row) -> str:
+    """What the paper reports of a row, such as ``74.6 % top-1``."""
+    metric = next((name for name in HEADLINES if name in row.metrics), next(iter(row.metrics)))
+    return f"{row.metrics[metric]} {HEADLINES.get(metric, metric)}"

@@ -1,0 +1,235 @@
+"""Reads what papers report from configs/published; README.md there explains the fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+from tools.cli.typed_network import label
+from tools.cli.yaml_files import read_yaml
+from tools.papers.paper_training import Training, training_of
+from tools.papers.row_names import row_names
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
+# Counts as papers print them; a change is against the row's base.
+COUNTS = ("params", "flops", "params_delta", "flops_delta")
+UNITS = {"params": "M", "flops": "G"}
+# Why a count differs from ours; "by" names the rule of count_macs that gives the printed one.
+CAUSES = (
+    "misprint", "rounding", "quoted", "counting", "counting by fvcore", "counting by torchprofile",
+)  # fmt: skip
+
+
+class Printed(float):
+    """A count with the digits that a paper prints, such as "5.70".
+
+    Args:
+        text: The count as printed.
+
+    Raises:
+        ValueError: It is not the text of a decimal number.
+    """
+
+    text: str
+
+    def __new__(cls, text: str) -> Printed:
+        """Keep the text beside the number."""
+        if not isinstance(text, str) or not re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
+            raise ValueError(f'must be text with the printed digits, such as "5.70"; got {text!r}')
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        """Return the count as printed."""
+        return self.text
+
+    def is_printed_for(self, exact: Decimal, *, change: bool = False) -> bool:
+        """Return True if an exact count gives these digits.
+
+        Args:
+            exact: In the unit of the printed count.
+            change: The count is a change, which is rounded; other counts may be cut off too.
+        """
+        printed = Decimal(self.text)
+        unit = Decimal(1).scaleb(int(printed.as_tuple().exponent))
+        modes = [ROUND_HALF_UP] if change else [ROUND_HALF_UP, ROUND_DOWN]
+        return any(exact.quantize(unit, rounding=mode) == printed for mode in modes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table of a paper, with what ours counts for it.
+
+    ``reported`` has its counts as ``Printed``. ``rule`` is the file's: how ``macs`` are counted,
+    since the paper counts them so. ``cause`` has one of ``CAUSES`` for each count that differs for
+    a known reason. ``name`` is what ``experiment=`` takes, empty for a row without a metric, and
+    ``train`` what it then trains with.
+
+    A dense row has ``macs`` of the whole model for an image of (H, W) ``counted_at``, with
+    ``head_options`` in place of those of its head's file and, if they are not its task's usual
+    ones, so many ``classes``.
+    """
+
+    paper: str
+    backbone: str
+    table: int
+    task: str
+    reported: Mapping[str, float]
+    params: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    base: str | None = None
+    head: str | None = None
+    macs: float | None = None
+    image_size: int = 224
+    counted_at: Sequence[int] = ()
+    head_options: Mapping[str, Any] = field(default_factory=dict)
+    classes: int | None = None
+    note: str = ""
+    rule: str = "macs"
+    cause: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    train: Training = field(default_factory=Training)
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Backbone and options as they are typed: ``deit_t_afbo backbone.mixer.g2=6``."""
+        size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
+        return " ".join([label((self.backbone, dict(self.options))), *size])
+
+    @property
+    def exact_macs(self) -> int | None:
+        """Our multiply-adds, each counted."""
+        return None if self.macs is None else round(1e9 * self.macs)
+
+    def changes(
+        self, params: int, macs: int | None, base: tuple[int, int | None]
+    ) -> dict[str, Decimal]:
+        """Our change against the base, in M and G, of the counts that a paper prints a change of.
+
+        Args:
+            params: Our parameters.
+            macs: Our multiply-adds, None if they are not counted.
+            base: The same two of ``self.base``.
+        """
+        ours, plain = _in_units(params, macs), _in_units(*base)
+        return {
+            name: value - plain[name]
+            for name, value in ours.items()
+            if f"{name}_delta" in self.reported and name in plain
+        }
+
+    def residuals(
+        self, params: int, macs: int | None, base: tuple[int, int | None] | None = None
+    ) -> dict[str, Decimal]:
+        """Ours minus printed, in M and G; of the change against the base where one is printed.
+
+        Args:
+            params: Our parameters.
+            macs: Our multiply-adds, None if they are not counted.
+            base: The same two of ``self.base``.
+        """
+        ours = _in_units(params, macs)
+        if base is not None:
+            ours |= self.changes(params, macs, base)
+        return {
+            name: value - Decimal(printed.text)
+            for name, value in ours.items()
+            if (printed := self.printed(name)) is not None
+        }
+
+    def printed(self, name: str) -> Printed | None:
+        """The count that ours is compared with: the printed change, else the printed total."""
+        found = self.reported.get(f"{name}_delta", self.reported.get(name))
+        return found if isinstance(found, Printed) else None
+
+    def far(self, found: Mapping[str, Decimal]) -> list[str]:
+        """The counts of which ours, with these residuals, does not give the printed digits."""
+        return [name for name, value in found.items() if not self._agrees(name, value)]
+
+    def verdict(self, found: Mapping[str, Decimal], *, as_published: bool = True) -> str:
+        """Judge residuals: "agrees", "differs by X: cause" or "DIFFERS by X", count by count.
+
+        Args:
+            found: From ``residuals``.
+            as_published: Ours are counted as the row says, so that its causes hold.
+        """
+        causes = self.cause if as_published else {}
+        known: list[str] = []
+        unknown: list[str] = []
+        for name in self.far(found):
+            printed = self.printed(name)
+            assert printed is not None
+            decimals = len(printed.text.partition(".")[2])
+            amount = f"by {found[name]:+.{max(2, decimals + 1)}f} {UNITS[name]}"
+            if name in causes:
+                known.append(f"differs {amount}: {causes[name]}")
+            else:
+                unknown.append(f"DIFFERS {amount}")
+        return "; ".join([*unknown, *known]) or "agrees"
+
+    def _agrees(self, name: str, residual: Decimal) -> bool:
+        printed = self.printed(name)
+        assert printed is not None
+        change = f"{name}_delta" in self.reported
+        return printed.is_printed_for(Decimal(printed.text) + residual, change=change)
+
+
+def _in_units(params: int, macs: int | None) -> dict[str, Decimal]:
+    """Exact parameters in M and multiply-adds in G."""
+    exact = {"params": Decimal(params) / 10**6}
+    return exact if macs is None else exact | {"flops": Decimal(macs) / 10**9}
+
+
+def _as_printed(reported: Mapping[str, Any]) -> dict[str, float]:
+    """The reported figures, counts with their digits."""
+    found = {}
+    for name, value in reported.items():
+        try:
+            found[name] = Printed(value) if name in COUNTS else float(value)
+        except ValueError as error:
+            raise ValueError(f"reported.{name} {error}") from None
+    return found
+
+
+def list_papers() -> list[str]:
+    """Names that ``load_rows`` takes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_rows(paper: str, task: str | None = None) -> list[Row]:
+    """Rows of one paper, in the order of its file; of one task, if given.
+
+    Raises:
+        ValueError: There is no such paper, or a row lacks a field or has one that is not known.
+    """
+    if paper not in list_papers():
+        raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
+    path = FOLDER / f"{paper}.yaml"
+    content = read_yaml(path)
+    tables = content.get("tables", {})
+    rows = []
+    for number, entry in enumerate(content["rows"], start=1):
+        try:
+            shared = tables.get(entry.get("table"), {})
+            typed = label(("", entry.get("options", {}))).strip()
+            train = training_of(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
+            entry |= {"train": train, "reported": _as_printed(entry.get("reported", {}))}
+            rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
+        except (TypeError, ValueError) as error:
+            problem = (
+                str(error).removeprefix("Row.__init__() ").removeprefix("Training.__init__() ")
+            )
+            raise ValueError(f"{path}, row {number}: {problem}") from None
+        for cause in rows[-1].cause.values():
+            if cause not in CAUSES:
+                raise ValueError(
+                    f"{path}, row {number}: cause must be one of {', '.join(CAUSES)}; got {cause!r}"
+                )
+    named = [replace(row, name=name) for row, name in zip(rows, row_names(rows), strict=True)]
+    return [row for row in named if task in (None, row.task)]

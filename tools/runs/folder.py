@@ -1,0 +1,334 @@
+"""The folder of a run: created once, and found again for resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.engine.saved_config import CONFIG, read_config
+from tasks.engine.sources import check_sources
+from tasks.engine.whole_files import write_whole
+from tools.cli.flat_config import flatten
+from tools.cli.network_names import name_of
+from tools.cli.processes import is_first_process
+from tools.config.automatic import AUTO, CHOSEN, RATE, REFERENCE, was_left_open
+from tools.config.usual_values import is_usual, with_token_mixer_name
+from tools.runs import lock
+
+say = logging.getLogger(__name__).info
+
+ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
+LATEST = "latest"
+# Options that a run and its continuation may differ in: they do not change what is computed.
+FREE_ON_RESUME = {
+    "callbacks.device",
+    "callbacks.gradient_norm",
+    "callbacks.learning_rate",
+    "callbacks.top_k",
+    "checkpoint_every",
+    "ckpt",
+    "data.eval_batch_size",
+    "data.num_workers",
+    "backbone.grad_checkpointing",
+    "report",
+    "data.root",
+    "input",
+    "keep_memory",
+    "output_dir",
+    "overrides",
+    "resume",
+    "task.check_patches",
+    "trainer.accelerator",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+}
+# Of these groups every option.
+FREE_GROUPS = ("logger", "paper", CHOSEN)
+# Files that a run begins with. Where the run's own file has moved, another path may be typed.
+START = "backbone.pretrained"
+TEACHER = "task.distillation.checkpoint"
+# How long to train, which a continuation decides anew.
+LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
+# What is left at the end, which a continuation decides anew, too: it may be another evaluation.
+AT_END = {"checkpoints"}
+# Of this one command, not of the run.
+OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
+
+
+@contextlib.contextmanager
+def opened(
+    config: Mapping[str, Any], resumed: Path | None = None, swept: Sequence[str] = ()
+) -> Iterator[Path]:
+    """The run folder of a config: a new one with its config.yaml, or the one to go on with.
+
+    A new folder is removed again if the block, which is to prepare the run, fails, and with it the
+    folders around it that were made for it and hold nothing else.
+
+    Args:
+        config: Of the run.
+        resumed: The folder to go on with, from ``to_resume``.
+        swept: The options that a sweep varies and their values, for the folder's name.
+
+    Raises:
+        ValueError: It cannot be made.
+    """
+    parent = _parent(config)
+    new = is_first_process() and resumed is None
+    absent = [path.absolute() for path in (parent, *parent.parents) if not path.exists()]
+    if resumed is not None:
+        folder = resumed
+    elif new:
+        folder = new_run_folder(parent, config["mode"], swept)
+    else:
+        folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
+    folder = folder.resolve()
+    os.environ[ENVIRONMENT] = str(folder)
+    try:
+        if new:
+            write_whole(folder / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+        yield folder
+    except BaseException:
+        if new:
+            (folder / CONFIG).unlink(missing_ok=True)
+            folder.rmdir()
+            with contextlib.suppress(OSError):  # by now another run may have its folder there
+                for path in absent:
+                    path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Say it where a run fails because its folder was removed meanwhile.
+
+    Raises:
+        ValueError: The folder is gone.
+    """
+    hook = threading.excepthook
+
+    def of_thread(failed: threading.ExceptHookArgs) -> None:
+        # TensorBoard writes from a thread of its own; its log says so at the next write.
+        if not issubclass(failed.exc_type, OSError):
+            hook(failed)
+
+    threading.excepthook = of_thread
+    try:
+        yield
+    except Exception as error:
+        if (folder / CONFIG).exists():
+            raise
+        raise ValueError(
+            f"the run folder {folder} was removed or moved while the run was writing to it, so "
+            "the run ends here; start it anew"
+        ) from error
+    finally:
+        threading.excepthook = hook
+
+
+def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
+    """Create ``parent/<stamp>``, or ``<stamp>_<mode>`` for an evaluation, ``_seed-1`` of a sweep.
+
+    Two runs in one second stay apart, also those of two machines.
+
+    Raises:
+        ValueError: The folder cannot be created.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    stamp += "" if mode == "fit" else f"_{mode}"
+    if swept:
+        # No character that Hydra would want quoted where the folder is typed as ckpt=...
+        stamp += "_" + "_".join(re.sub(r"[^\w.]+", "-", item).strip("-") for item in swept)[:80]
+    for attempt in itertools.count():
+        folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except OSError as error:
+            if isinstance(error, FileExistsError) and folder.is_dir():
+                continue
+            raise ValueError(
+                f"no run folder can be made in {parent} ({error}); "
+                "pass output_dir=<a writable folder>"
+            ) from error
+    return folder
+
+
+def mark_latest(folder: Path) -> None:
+    """Let ``latest`` beside the run folder lead to it."""
+    if not is_first_process():
+        return
+    latest = folder.parent / LATEST
+    if os.path.lexists(latest) and not latest.is_symlink():
+        say(f"{latest} is not a link to a run and stays as it is; remove or rename it")
+        return
+    temporary = folder.parent / f".{LATEST}-{os.getpid()}"
+    temporary.symlink_to(folder.name)
+    temporary.replace(latest)
+
+
+def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
+    """The run folder to go on with: the one ``ckpt`` lies in, or the newest with these settings.
+
+    None for a job of a sweep that has not begun: it begins.
+
+    Raises:
+        ValueError: There is none, it had other settings, or it trains at this moment.
+    """
+    parent = _parent(config)
+    if config["ckpt"] is not None:
+        folder = _folder_of(Path(config["ckpt"]).expanduser())
+        check_same_config(folder, config)
+        return _free(folder)
+    if not is_first_process() and os.environ.get(ENVIRONMENT):
+        folder = Path(os.environ[ENVIRONMENT])  # the first process has chosen
+        return folder if _has_begun(folder) else None
+    # Older runs of a token mixer lie in the folder of their backbone.
+    rooms = {parent, parent.with_name(str(config["backbone"]["name"]))}
+    runs = [path.parent for room in rooms for path in room.glob(f"*/{CONFIG}")]
+    runs = [run for run in runs if run.name != LATEST and _mode(run) == "fit"]
+    runs.sort(key=lambda run: run.name, reverse=True)
+    equal = [run for run in runs if not differences(run, config)]
+    if equal and _has_begun(equal[0]):
+        return _free(equal[0])
+    if sweep:
+        say("No run of these settings to resume; a new one begins")
+        return None
+    if equal:
+        raise ValueError(
+            f"{equal[0]} ended before its first checkpoint, there is nothing to resume; start the "
+            "run anew without resume=true"
+        )
+    runs = [run for run in runs if run.parent == parent]
+    if not runs:
+        raise ValueError(
+            f"there is no run to resume in {parent}; start one without resume=true, "
+            "or pass ckpt=<run folder>"
+        )
+    check_same_config(runs[0], config)
+    return None
+
+
+def _parent(config: Mapping[str, Any]) -> Path:
+    return Path(config["output_dir"]) / config["task_name"] / name_of(config["backbone"])
+
+
+def _folder_of(path: Path) -> Path:
+    """The run folder that a path is, or that a checkpoint lies in."""
+    if not path.exists():
+        raise ValueError(f"there is no checkpoint or run folder at {path}")
+    folder = (path if path.is_dir() else path.parent.parent).resolve()
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder (it has no {CONFIG}), so it cannot be resumed")
+    if path.is_dir() and not _has_begun(folder):
+        raise ValueError(f"{folder} has no checkpoint, so it cannot be resumed; start a new run")
+    return folder
+
+
+def _free(folder: Path) -> Path:
+    if is_first_process():
+        lock.refuse_if_held(folder)
+        check_sources(folder, read_config(folder / CONFIG)["backbone"])
+    return folder
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*.ckpt"))
+
+
+def _mode(folder: Path) -> str | None:
+    try:
+        mode = read_config(folder / CONFIG).get("mode")
+    except ValueError:
+        return None
+    return mode if isinstance(mode, str) else None
+
+
+def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return the settings that a run and its continuation must share and do not, with both values.
+
+    A value that the run left to its default or to the size of its set is shared where it is left
+    open again. So is an option that only one of them has and that has its default, and a file that
+    the run began with and that has moved since.
+    """
+    saved = read_config(folder / CONFIG)
+    before, now = (with_token_mixer_name(flatten(one)) for one in (saved, config))
+    return [
+        f"{key}: {before.get(key)} then, {now.get(key)} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+        and not _is_free(key)
+        and not _is_open(key, saved, now)
+        and not _has_moved(key, before.get(key), now)
+        and not (key not in before and is_usual(now, key))
+        and not (key not in now and is_usual(before, key))
+    ]
+
+
+def _is_open(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True for an option that neither the run nor the command sets."""
+    decides = RATE if key == REFERENCE else key
+    return now.get(decides) == AUTO and was_left_open(saved, decides)
+
+
+def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:
+    """Return True for a file that the run began with, which the command names elsewhere."""
+    if key == START and now.get("ckpt") is not None:
+        return True  # the command names the run itself
+    both = isinstance(before, str) and isinstance(now.get(key), str)
+    return key in (START, TEACHER) and both and not Path(before).exists()
+
+
+def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with other settings than it began with.
+
+    Raises:
+        ValueError: Names the settings that differ, with both values.
+    """
+    differ = differences(folder, config)
+    if differ:
+        raise ValueError(
+            f"{folder} was trained with other settings ({'; '.join(differ[:6])}); "
+            "pass the same ones to resume it, or start a new run"
+        )
+
+
+def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """In words, how long a run was to be and how long it now is, if these differ."""
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
+    return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
+
+
+def keep_start(config: dict[str, Any], folder: Path) -> None:
+    """Let the config of a resumed run name the weights that the run began with."""
+    start = read_config(folder / CONFIG)["backbone"].get("pretrained")
+    config["backbone"] = {**config["backbone"], "pretrained": start}
+
+
+def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Let config.yaml say what a resumed run goes on with."""
+    if not is_first_process():
+        return
+    before = read_config(folder / CONFIG)
+    kept = {key: before[key] for key in OF_A_COMMAND if key in before}
+    write_whole(folder / CONFIG, yaml.safe_dump({**config, **kept}, sort_keys=False))
+
+
+def _is_free(key: str) -> bool:
+    return key in LENGTH | AT_END or may_differ(key)
+
+
+def may_differ(key: str) -> bool:
+    """Whether an option, by its dotted name, changes nothing of what a run computes."""
+    return key in FREE_ON_RESUME or key.partition(".")[0] in FREE_GROUPS

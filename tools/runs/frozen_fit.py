@@ -1,0 +1,60 @@
+"""A run whose classifiers are solved from a frozen backbone's features."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+from heads.frozen.features import Draw
+from heads.frozen.head import FrozenFeatures
+from tasks.engine.extraction import extract
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, float]:
+    """Take the features of all images once, prepared as in evaluation, and solve classifiers.
+
+    Args:
+        engine: Of the run.
+        task: A ``ClassificationTask`` around ``FrozenFeatures``.
+        datamodule: A ``ClassificationDataModule``.
+        seed: Of the run.
+
+    Returns:
+        The metrics; none in processes after the first, which have nothing to do but to end.
+
+    Raises:
+        ValueError: The network is to be sharded, or images are to be left out.
+    """
+    if isinstance(engine.strategy, FSDPStrategy):
+        raise ValueError("features are taken from whole networks: pass trainer=ddp instead of fsdp")
+    head = task.model
+    assert isinstance(head, FrozenFeatures)
+    started = time.perf_counter()
+    train, test = (
+        extract(
+            engine, head, functools.partial(datamodule.plain, split), len(datamodule.dataset(split))
+        )
+        for split in ("train", "val")
+    )
+    say(
+        f"{train.values.shape[1]} features of {len(train):,} training and {len(test):,} test "
+        f"images ({time.perf_counter() - started:.0f} s)"
+    )
+    if not engine.is_global_zero:
+        return {}
+    draw = Draw(seed, engine.strategy.root_device)
+    metrics, remarks = head.solve(train, test, draw)
+    for remark in remarks:
+        say(remark)
+    for log in engine.loggers:
+        log.log_metrics({f"val/{name}": value for name, value in metrics.items()}, 0)
+        log.save()
+    return metrics

@@ -1,0 +1,163 @@
+"""One training at a time in a run folder: a lock that names its holder and outlives no process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from tasks.engine.plain_files import DamagedFile, read_json
+from tasks.engine.whole_files import is_own_file
+from tools.cli.processes import is_first_process
+
+say = logging.getLogger(__name__).info
+
+LOCK = "run.lock"
+HEARTBEAT = 60.0  # seconds between two signs of life, for those who cannot see the process
+SILENCE = 10 * HEARTBEAT  # after which a holder on another machine is taken for dead
+
+
+@contextlib.contextmanager
+def held(folder: Path, mode: str = "fit") -> Iterator[None]:
+    """Hold the lock of a run folder while its run trains.
+
+    It ends with the block, and with the process in any case. The first process of a run holds it
+    for all of them; an evaluation needs none.
+
+    Raises:
+        ValueError: Another run trains in the folder.
+    """
+    if mode != "fit" or not is_first_process():
+        yield
+        return
+    path = folder / LOCK
+    _take(path)
+    ended = threading.Event()
+    heart = threading.Thread(target=_beat, args=(path, ended), daemon=True)
+    heart.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        heart.join()
+        content = _content(path)
+        if content == _own(content):
+            path.unlink(missing_ok=True)
+
+
+def refuse_if_held(folder: Path) -> None:
+    """Look before anything is prepared.
+
+    Raises:
+        ValueError: Another run trains in the folder.
+    """
+    path = folder / LOCK
+    if os.path.lexists(path) and not is_own_file(path):
+        raise ValueError(f"{path} is not a regular file; remove it")
+    holder = _content(path)
+    if path.exists() and not _is_stale(path, holder):
+        raise ValueError(f"{folder} is in use by {_described(holder)}; wait for its end or stop it")
+
+
+def _take(path: Path) -> None:
+    # A file that must not exist before is safe on network file systems. To judge a lock and to
+    # replace it is not, so that one process at a time does it.
+    guard = path.with_name(f".{path.name}.guard")
+    with FileLock(guard):
+        refuse_if_held(path.parent)
+        if path.exists():
+            say(f"Taking over {path.parent.name} from {_described(_content(path))}, which is gone")
+            path.unlink(missing_ok=True)
+        content = _own({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
+        with path.open("x") as file:
+            json.dump(content, file)
+    guard.unlink(missing_ok=True)
+
+
+def _own(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What this process writes; ``since`` is taken over."""
+    pid = os.getpid()
+    me = {"host": platform.node(), "pid": pid, "born": _born(pid), "space": _space()}
+    return {**me, "since": content.get("since")}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except (FileNotFoundError, DamagedFile):
+        return {}  # cut off while it was written; its age decides
+    return content if isinstance(content, dict) else {}
+
+
+def _is_stale(path: Path, holder: Mapping[str, Any]) -> bool:
+    if holder.get("host") == platform.node() and holder.get("space") == _space():
+        pid = holder.get("pid")
+        # A process of the same number that began at another time is another one.
+        return not isinstance(pid, int) or _born(pid) is None or _born(pid) != holder.get("born")
+    try:
+        return _now(path.parent) - path.stat().st_mtime > SILENCE
+    except FileNotFoundError:
+        return True
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock of the file system, as the machines' own may differ."""
+    probe = folder / f".clock-{os.getpid()}"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return now
+
+
+def _born(pid: int) -> int | None:
+    """When a process of this machine began, or None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _alive(pid)
+    state, *fields = text.rpartition(") ")[2].split()
+    return None if state in "ZX" else int(fields[18])
+
+
+def _alive(pid: int) -> int | None:
+    """0 for a process that runs, or None if there is none, where no /proc says when it began."""
+    if Path("/proc/self").exists():
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return 0
+    return 0
+
+
+def _space() -> int | None:
+    """The container whose process numbers these are."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(HEARTBEAT):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _described(holder: Mapping[str, Any]) -> str:
+    if not holder:
+        return "a process that left no name"
+    return (
+        f"process {holder.get('pid')} on {holder.get('host')}, training since {holder.get('since')}"
+    )

@@ -1,0 +1,250 @@
+"""Builds the logs that a config asks for besides metrics.csv, which every run has."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.options import check_arguments, unknown
+from tasks.engine.loggers import RunLog, TensorBoardLog
+from tasks.engine.whole_files import is_own_file, write_whole
+from tools.cli.flat_config import flatten
+from tools.cli.network_names import name_of
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+Opener = Callable[[], Logger]
+PATIENCE = 20.0  # seconds that a server has to answer in
+
+
+class RemoteLog(RunLog):
+    """A log of another program, opened at the first metric, that never stops a run.
+
+    Args:
+        name: For messages.
+        opener: Makes Lightning's logger.
+        settings: The run's config, by dotted names, to be shown there.
+    """
+
+    def __init__(self, name: str, opener: Opener, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._what, self._opener, self._settings = name, opener, settings
+        self._log: Logger | None = None
+        self._failed = False
+
+    def resume_at(self, step: int, *, validates: bool = False) -> None:
+        """Nothing: the other program goes on with its run and takes the later value of a step."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Hand on the metrics of a step, until that fails for the first time."""
+        with self._giving_up():
+            if self._log is None and not self._failed:
+                self._log = self._opener()
+                self._log.log_hyperparams(dict(self._settings))
+            if self._log is not None:
+                self._log.log_metrics(dict(metrics), step)
+
+    @rank_zero_only
+    def close(self, status: str) -> None:
+        """End the other program's run: "success" or "failed"."""
+        if self._log is None:
+            return
+        with self._giving_up():
+            self._log.finalize(status)
+            finish = getattr(self._log.experiment, "finish", None)  # type: ignore[attr-defined]
+            if finish is not None:
+                finish(exit_code=int(status != "success"))
+        self._log = None
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is, training is worth more than this log
+            self._failed, self._log = True, None
+            say(f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}")
+
+
+def make_loggers(
+    loggers: Mapping[str, Mapping[str, Any]], folder: Path, config: Mapping[str, Any]
+) -> list[RunLog]:
+    """The logs of a config's group ``logger``.
+
+    Args:
+        loggers: Options by name.
+        folder: Run folder.
+        config: All settings of the run.
+
+    Raises:
+        ValueError: An unknown logger or option, or a package that is not installed.
+    """
+    made: list[RunLog] = []
+    for name, options in loggers.items():
+        if name not in MAKERS:
+            raise ValueError(unknown("logger", name, ["csv", *MAKERS]))
+        check_arguments(MAKERS[name], options, f"logger.{name}")
+        made.append(MAKERS[name](folder, config, **options))
+    return made
+
+
+def tensorboard(folder: Path, config: Mapping[str, Any]) -> RunLog:
+    """TensorBoard's events in the run folder."""
+    return TensorBoardLog(folder / "tensorboard")
+
+
+def wandb(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    project: str = "mixerlab",
+    entity: str | None = None,
+    name: str | None = None,
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    mode: Literal["online", "offline", "disabled"] | None = None,
+) -> RunLog:
+    """Weights & Biases; a run that is resumed goes on there as the same run."""
+    _require("wandb", "wandb", "pip install -c constraints.txt -e '.[wandb]'")
+
+    def start() -> Logger:
+        import wandb as package
+        from lightning.pytorch.loggers import WandbLogger
+
+        own: dict[str, Any] = {
+            "project": project, "entity": entity, "group": group, "tags": list(tags) or None,
+            "name": name or _title(folder, config), "id": _identifier(folder),
+            "dir": str(folder), "resume": "allow", "reinit": "create_new",
+        }  # fmt: skip
+        settings = package.Settings(silent=True, console="off", init_timeout=PATIENCE)
+        chosen: Any = (
+            mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        )
+        if chosen == "online" and not _answers(_server()):
+            say(f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb")
+            chosen = "offline"
+        try:
+            run = package.init(mode=chosen, settings=settings, **own)
+        except Exception as error:  # no key, no network, its own kinds: all mean no server
+            if chosen != "online":
+                raise
+            say(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
+            package.teardown()  # it holds the run's name
+            run = package.init(mode="offline", settings=settings, **own)
+        return WandbLogger(experiment=run, save_dir=str(folder))
+
+    return RemoteLog("wandb", start, flatten(config))
+
+
+def mlflow(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    tracking_uri: str | None = None,
+    experiment: str = "mixerlab",
+    name: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+) -> RunLog:
+    """MLflow; a run that is resumed goes on there as the same run."""
+    _require("mlflow", "mlflow-skinny", "pip install -e '.[mlflow]'")
+
+    def start() -> Logger:
+        importlib.import_module("mlflow.tracking")  # sets its logs' levels, which change here
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        for noisy in ("mlflow", "alembic", MLFlowLogger.__module__):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        local = f"sqlite:///{folder / 'mlflow.db'}"
+        wanted = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
+        if not _answers(wanted):
+            say(f"logger mlflow: {wanted} does not answer; the run is written to {local} instead")
+            wanted = local
+        note = folder / "mlflow_run.txt"  # store and name of the run there, to go on with it
+        kept = note.read_text() if is_own_file(note) else ""
+        store, _, known = kept.strip().partition("\n")
+        log = MLFlowLogger(
+            experiment_name=experiment, run_name=name or _title(folder, config),
+            tracking_uri=wanted, tags={str(k): str(v) for k, v in (tags or {}).items()},
+            artifact_location=None if "://" in wanted and wanted != local else str(folder),
+            run_id=known if store == wanted else None,
+        )  # fmt: skip
+        write_whole(note, f"{wanted}\n{log.run_id}\n")
+        return log
+
+    return RemoteLog("mlflow", start, flatten(config))
+
+
+MAKERS: dict[str, Callable[..., RunLog]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+}
+
+
+@contextlib.contextmanager
+def closing(loggers: Sequence[Logger]) -> Iterator[None]:
+    """End the runs of other programs with ours: a sweep's next run is another one there too."""
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for log in loggers:
+            if isinstance(log, RemoteLog):
+                log.close(status)
+
+
+def _require(module: str, package: str, remedy: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"logger={module} needs the package {package}: {remedy}")
+
+
+def _title(folder: Path, config: Mapping[str, Any]) -> str:
+    return f"{name_of(config['backbone'])} {folder.name}"
+
+
+def _identifier(folder: Path) -> str:
+    """What a run and its continuation are known by and no other run: the folder keeps it."""
+    note = folder / "wandb_run.txt"
+    if not is_own_file(note):
+        write_whole(note, f"{os.urandom(8).hex()}\n")
+    return note.read_text().strip()
+
+
+def _has_key() -> bool:
+    """Whether wandb would find a key without asking for one."""
+    from wandb.sdk.lib.wbauth import read_netrc_auth
+
+    return bool(os.environ.get("WANDB_API_KEY") or read_netrc_auth(host=_server()))
+
+
+def _server() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at a server's address; any other store is taken to be there."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https"):
+        return True
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=PATIENCE / 4).close()
+    except OSError:
+        return False
+    return True
+
+
+def _first(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

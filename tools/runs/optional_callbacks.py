@@ -1,0 +1,116 @@
+"""Builds the callbacks and the profiler that a config asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
+
+from backbones.options import check_arguments, unknown
+from tasks.engine.monitors import GradientNorm, StopEarly, TopCheckpoints
+from tasks.engine.profiling import ShowProfile, TorchProfile
+
+
+def make_callbacks(
+    checkpoints: Path,
+    monitor: str,
+    metrics: Sequence[str],
+    *,
+    early_stopping: Mapping[str, Any],
+    top_k: int = 0,
+    learning_rate: bool = False,
+    device: bool = False,
+    gradient_norm: int = 0,
+) -> list[Callback]:
+    """The callbacks of a config's group ``callbacks``.
+
+    Args:
+        checkpoints: Folder of the run's checkpoints.
+        monitor: The metric, higher is better, that chooses the best checkpoint.
+        metrics: All that validation gives, for messages.
+        early_stopping: Options of ``early_stopping``.
+        top_k: How many of the best checkpoints to keep besides the best one.
+        learning_rate: Whether to log the rate of each group of parameters.
+        device: Whether to log the use of processor, memory and GPU.
+        gradient_norm: Steps between two entries of the norm of the gradients; 0: none.
+
+    Raises:
+        ValueError: A metric that there is not, or a number that means nothing.
+    """
+    for name, value in (("top_k", top_k), ("gradient_norm", gradient_norm)):
+        if value < 0:
+            raise ValueError(f"callbacks.{name}={value} is too low; 0 is none")
+    check_arguments(stop_early, early_stopping, "callbacks.early_stopping")
+    made = stop_early(monitor, metrics, **early_stopping)
+    if top_k:
+        made.append(TopCheckpoints(checkpoints, monitor, top_k))
+    if learning_rate:
+        made.append(LearningRateMonitor(logging_interval="step"))
+    if device:
+        if importlib.util.find_spec("psutil") is None:
+            raise ValueError(
+                "callbacks.device=true needs the package psutil: "
+                "pip install -c constraints.txt psutil"
+            )
+        made.append(DeviceStatsMonitor(cpu_stats=True))
+    if gradient_norm:
+        made.append(GradientNorm(gradient_norm))
+    return made
+
+
+def stop_early(
+    monitor: str,
+    metrics: Sequence[str],
+    *,
+    patience: int | None = None,
+    metric: str | None = None,
+    mode: Literal["max", "min"] = "max",
+    min_delta: float = 0.0,
+) -> list[Callback]:
+    """Early stopping, or nothing without patience.
+
+    Raises:
+        ValueError: A metric that there is not, or a number that means nothing.
+    """
+    if patience is None:
+        if metric is not None:
+            raise ValueError(
+                f"callbacks.early_stopping.metric={metric} stops nothing without "
+                "callbacks.early_stopping.patience=<validations without improvement>"
+            )
+        return []
+    if patience < 1 or min_delta < 0:
+        raise ValueError(
+            f"callbacks.early_stopping has patience={patience} and min_delta={min_delta}; patience "
+            "is a number of validations from 1 up, min_delta a difference from 0 up"
+        )
+    known = [f"val/{name}" for name in metrics] + ["train/loss"]
+    chosen = monitor if metric is None else metric
+    chosen = f"val/{chosen}" if f"val/{chosen}" in known else chosen
+    if chosen not in known:
+        raise ValueError(
+            unknown("metric to watch (callbacks.early_stopping.metric)", chosen, known)
+        )
+    return [StopEarly(chosen, patience, mode, float(min_delta))]
+
+
+def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list[Callback]]:
+    """What ``trainer.profiler`` names: a profiler of Lightning's, and what shows its table.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name is None:
+        return None, []
+    if name == "pytorch":
+        return None, [TorchProfile(folder)]
+    if name in ("simple", "advanced"):
+        profiler = SimpleProfiler() if name == "simple" else AdvancedProfiler()
+        return profiler, [ShowProfile(folder)]
+    known = ["simple", "advanced", "pytorch"]
+    raise ValueError(unknown("profiler (trainer.profiler)", name, known))

@@ -1,0 +1,52 @@
+"""How a run that failed is told from one that was broken off: by a note in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.engine.plain_files import read_text
+from tools.cli.errors import sentence
+from tools.cli.printable import printable
+
+FAILURE = "error.txt"
+
+
+@contextlib.contextmanager
+def failure_noted(folder: Path) -> Iterator[None]:
+    """Leave the message of an error in the run folder; a signal leaves none.
+
+    The note of an earlier attempt goes when the run goes on.
+    """
+    note = folder / FAILURE
+    with contextlib.suppress(OSError):
+        note.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        note_failure(folder, sentence(error) or str(error) or type(error).__name__)
+        raise
+
+
+def note_failure(folder: Path, text: str) -> None:
+    """Write the note of a failure, unless the process that failed first has written one."""
+    # Where nothing can be written, a full disk may be the error itself.
+    with (
+        contextlib.suppress(OSError),
+        (folder / FAILURE).open("x", encoding="utf-8", errors="backslashreplace") as note,
+    ):
+        note.write(f"{text}\n")
+
+
+def read_failure(folder: Path) -> str | None:
+    """The first line of the note, or None if there is none.
+
+    Raises:
+        DamagedFile: It cannot be read.
+    """
+    try:
+        text = read_text(folder / FAILURE, errors="replace").strip().partition("\n")[0]
+    except FileNotFoundError:
+        return None
+    return printable(text, 1_000) or "failed"

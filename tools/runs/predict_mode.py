@@ -1,0 +1,68 @@
+"""mode=predict: answers on the terminal, and files of them in the run folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.checkpoints.opening import Checkpoint
+from datamodules import BaseDataModule
+from tasks.engine.base import BaseTask
+from tasks.engine.classes import classes_of
+from tasks.engine.gather import gather_objects
+from tasks.engine.loading import serve_prediction
+from tasks.engine.prediction import UNREADABLE
+from tasks.engine.whole_files import write_whole
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+SHOWN = 20  # images whose answers are printed
+
+
+def needs_no_data(
+    config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
+) -> bool:
+    """Whether a run only predicts images of the user's; then the data set need not be there.
+
+    The classes are the checkpoint's, if it names them, as all of ours do.
+    """
+    if checkpoint is None or config["input"] is None:
+        return False
+    classes = classes_of(checkpoint)
+    if classes is not None:
+        serve_prediction(datamodule, classes)
+    return classes is not None
+
+
+def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
+    """Print the answers and write predictions.json: an entry per image, in the files' order."""
+    batches = trainer.predict(task, datamodule=datamodule) or []
+    parts = gather_objects([row for batch in batches for row in batch])
+    # Process i took every n-th image from the i-th one on.
+    found = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
+    broken = [row for row in found if UNREADABLE in row]
+    rows = [row for row in found if UNREADABLE not in row]
+    if broken and not rows:
+        raise ValueError(broken[0][UNREADABLE])
+    if trainer.is_global_zero:
+        folder = Path(trainer.default_root_dir)
+        for row in rows[:SHOWN]:
+            say(f"{Path(row['image']).name}: {task.answer(row)}")
+        if len(rows) > SHOWN:
+            say(f"... and {len(rows) - SHOWN} more in predictions.json")
+        text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+        write_whole(folder / "predictions.json", text)
+        task.write_results(folder, rows)
+        for row in broken[:SHOWN]:
+            say(f"Left out: {row[UNREADABLE]}")
+        if broken:
+            say(f"{len(broken):,} of {len(found):,} images cannot be read and have no prediction")
+    unreadable = {"unreadable": float(len(broken))} if broken else {}
+    return {"images": float(len(rows)), **unreadable}

@@ -1,0 +1,210 @@
+"""How the processes of a run end together, whichever of them ends first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies.launchers import subprocess_script
+
+from datamodules.loading.workers import end_workers
+from tasks.engine.signals import STATUSES, STOP, Stopped
+from tools.cli.processes import FIRST, end_with_parent, is_other_of_first, started
+from tools.runs.folder import ENVIRONMENT
+from tools.runs.outcome import note_failure
+
+POLL = 1.0  # seconds between two looks at the other processes
+GRACE = 20.0  # seconds in which the first process may notice by itself that another one has ended
+FOLLOWED = 3.0  # the same for the others, and the end of the first one
+REFUSED = 2  # status of a process that has said in a sentence why it ends
+
+FIRST_IS_GONE = (
+    "the first process of this run was killed, and the others end with it; that is often a lack of "
+    "memory. With resume=true the same command goes on from the last checkpoint"
+)
+
+
+@contextlib.contextmanager
+def processes(trainer: Trainer) -> Iterator[None]:
+    """Leave no process, process group or environment of a run behind, however it ends.
+
+    Lightning starts the other processes of a run by itself and leaves them and its environment
+    variables to the end of this process, where a sweep's next run would take them for its own.
+
+    Raises:
+        ValueError: Another process of the run was killed or has failed without a sentence.
+        SystemExit: It has said why; or this is not the first process, which says what there is.
+    """
+    before, parent = dict(os.environ), first_process()
+    if not _belongs_to_parent(trainer):
+        os.environ[FIRST] = str(os.getpid())
+    launcher = trainer.strategy.launcher
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        with _watched(trainer):
+            yield
+    except BaseException as error:
+        others = getattr(launcher, "procs", [])
+        lost = _is_lost(error)
+        statuses = [_status(process) for process in others] if lost else []
+        for process in others:
+            process.kill()  # they wait for this one, which will not come
+        if not lost:
+            raise
+        raise _cause(trainer, parent, statuses) from error
+    else:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    finally:
+        others.clear()
+        STOP.others = ()
+        end_workers()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error says that the connection to another process broke."""
+    text = str(error)
+    if "in use" in text.lower() or "EADDRINUSE" in text:
+        return False
+    return isinstance(error, torch.distributed.DistError) or "gloo" in text
+
+
+def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseException:
+    """Return how this process ends after the connection to another one broke."""
+    if not trainer.is_global_zero:
+        if _belongs_to_parent(trainer) and _orphaned(parent):
+            return ValueError(FIRST_IS_GONE)
+        return SystemExit(1)  # the first process says what there is to say
+    signum = _stopped_by(statuses)
+    if signum is not None:
+        return Stopped(signum)
+    return SystemExit(REFUSED) if REFUSED in statuses else ValueError(_ended(statuses))
+
+
+def _ended(statuses: list[int | None]) -> str:
+    if not statuses:  # started by torchrun or srun
+        return "another process of this run has ended; what it said of it stands above"
+    return (
+        f"the other processes of this run ended with status {statuses}; what they said of it "
+        "stands above, and -9 is often a lack of memory"
+    )
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    return process.returncode
+
+
+def _belongs_to_parent(trainer: Trainer) -> bool:
+    """Whether this process was started by the first one of its machine."""
+    return trainer.local_rank > 0 and started() is None
+
+
+def _orphaned(parent: int) -> bool:
+    # The connection may break some time before the system gives a process its new parent.
+    until = time.monotonic() + 2 * POLL
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.05)
+    return os.getppid() != parent
+
+
+def first_process() -> int:
+    """Return the id of the process that started this one."""
+    return int(os.environ.get(FIRST, os.getppid()))
+
+
+@contextlib.contextmanager
+def following_first() -> Iterator[None]:
+    """Let a process that Lightning has started end with the first one, from its beginning on."""
+    if not is_other_of_first():
+        yield
+        return
+    first = first_process()
+    end_with_parent(None)  # from here on in a sentence
+    if os.getppid() != first:
+        raise ValueError(FIRST_IS_GONE)
+    folder = Path(os.environ.get(ENVIRONMENT, os.devnull))
+    with _watching(lambda: FIRST_IS_GONE if os.getppid() != first else None, folder, FOLLOWED):
+        yield
+
+
+@contextlib.contextmanager
+def _watched(trainer: Trainer) -> Iterator[None]:
+    """Watch the processes that Lightning starts.
+
+    It takes the place of Lightning's watch, which kills the first process without a word.
+    """
+    folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
+
+    def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
+        STOP.others = others
+        watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
+
+    with (
+        watching,
+        mock.patch.object(subprocess_script, "_launch_process_observer", watch_others),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _watching(gone: Callable[[], str | None], folder: Path, grace: float) -> Iterator[None]:
+    ended = threading.Event()
+    arguments = (gone, ended, folder, grace)
+    threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _stopped_by(statuses: Sequence[int | None]) -> int | None:
+    """Return the signal by which all processes that have failed were told to end."""
+    failed = {STATUSES.get(status) for status in statuses if status}
+    return failed.pop() if len(failed) == 1 else None
+
+
+def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
+    """What to say of other processes of which one has failed; nothing if it has said it.
+
+    A signal that has ended another process ends this one, too.
+    """
+    statuses = [process.poll() for process in others]
+    if not any(statuses):
+        return None
+    signum = _stopped_by(statuses)
+    if signum is None:
+        return "" if REFUSED in statuses else _ended(statuses)
+    if STOP.signum is None:
+        os.kill(os.getpid(), signum)
+    return None
+
+
+def _watch(
+    gone: Callable[[], str | None], ended: threading.Event, folder: Path, grace: float
+) -> None:
+    """End this process if it waits, in code that nothing interrupts, for one that is gone."""
+    while (text := gone()) is None:
+        if ended.wait(POLL):
+            return
+    if ended.wait(grace):
+        return
+    if text:
+        note_failure(folder, text)
+        logging.shutdown()
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    os._exit(REFUSED)

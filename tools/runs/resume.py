@@ -1,0 +1,114 @@
+"""What a resumed run goes on from: the newest good checkpoint of its folder, or the one named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.checkpoints.opening import Checkpoint
+from backbones.checkpoints.seal import DamagedCheckpoint
+from tasks.engine.base import BaseTask
+from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
+from tasks.engine.classes import check_classes
+from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
+from tasks.engine.loops import Position
+from tasks.engine.resume_checks import check_continues
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+
+@dataclass
+class Start:
+    """A checked checkpoint to go on from."""
+
+    path: Path
+    position: Position
+    checkpoint: Checkpoint | None
+
+    def take(self) -> Checkpoint:
+        """What the file holds, once: no training shall carry a second copy of it along."""
+        checkpoint, self.checkpoint = self.checkpoint, None
+        assert checkpoint is not None, "taken already"
+        return checkpoint
+
+
+def without_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config whose network is built without the weights that its run began with."""
+    backbone = {**config["backbone"], "pretrained": None}
+    return {**config, "backbone": backbone, "keep_classifier": False}
+
+
+def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:
+    """The checkpoint to go on from.
+
+    Args:
+        folder: Of the run.
+        ckpt: A file, which is then the one; else the newest good one of the folder is.
+        task: It must hold the weights of this task's model.
+        trainer: The options of the trainer; the run must not be meant to have ended before it.
+
+    Raises:
+        ValueError: There is none, or it is no checkpoint of such a run.
+    """
+    named = None if ckpt is None else Path(ckpt).expanduser()
+    files = [named] if named is not None and named.is_file() else _last_ones(folder)
+    path, checkpoint = _first_good(files, folder)
+    position = ExactResume.position(checkpoint.values)
+    check_classes(checkpoint.values, task.class_names, path, task.other_orders)
+    check_continues(checkpoint, task, sharded=trainer["strategy"] == "fsdp")
+    _refuse_shorter(position, trainer)
+    return Start(path, position, checkpoint)
+
+
+def announce(start: Start, other_length: str | None) -> None:
+    """Say where a run goes on, and what becomes of the schedule if it is to be of another length.
+
+    Args:
+        start: The checkpoint.
+        other_length: From ``folder.other_length``.
+    """
+    say(f"Going on after step {start.position.step}, from {start.path.name}")
+    if other_length:
+        say(f"{other_length}: from here on the learning rate is that of a run of the new length")
+
+
+def _last_ones(folder: Path) -> list[Path]:
+    """Return last.ckpt and the one before it, which alone can be resumed from."""
+    files = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    return [path for path in files if path.is_file()]
+
+
+def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
+    damage: DamagedCheckpoint | None = None
+    for path in files:
+        try:
+            checkpoint = open_own(path)
+        except DamagedCheckpoint as error:
+            damage = damage or error
+            continue
+        if damage is not None:
+            say(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
+        return path, checkpoint
+    raise damage or ValueError(
+        f"{folder / CHECKPOINTS} has neither {LAST} nor {PREVIOUS}, and other checkpoints hold "
+        "weights only and cannot be resumed; start a new run, with backbone.pretrained=<this run> "
+        "from its weights"
+    )
+
+
+def _refuse_shorter(position: Position, trainer: Mapping[str, Any]) -> None:
+    begun = position.epoch + (position.batch > 0)
+    for name, done, unit in (
+        ("max_epochs", begun, "epoch"),
+        ("max_steps", position.step, "step"),
+    ):
+        if 0 <= trainer[name] < done:
+            raise ValueError(
+                f"trainer.{name}={trainer[name]}, but the run to resume is in or past {unit} "
+                f"{done} already; pass at least {done}, or test it as it is with mode=test"
+            )

@@ -1,0 +1,245 @@
+"""Evaluates data part by part, keeps what is done, and puts the published figures together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_only
+from pydantic import field_validator
+
+from backbones.options.schemas import OpenPart, validate
+from datamodules.images.robustness import RobustnessDataModule
+from tasks.classification.corruption_error import (
+    ALEXNET,
+    SEVERITIES,
+    corruption_errors,
+    mean_corruption_error,
+)
+from tasks.engine.plain_files import read_json
+from tasks.engine.whole_files import write_whole
+from tools.cli.processes import started
+from tools.papers.robustness_names import ROBUSTNESS
+from tools.runs import trainer
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+RESULTS = "robustness.json"  # in a run folder: the parts that are done
+# The figures, by the part that gives them.
+FIGURES = {
+    "imagenet": "top1",
+    **ROBUSTNESS,
+    "imagenet/imagenet_a": "top1_on_a",
+    "imagenet/imagenet_r": "top1_on_r",
+}
+MCE = "mce"
+# Of the config what changes no figure.
+# The fingerprints of parts tell their labels, and so the order of the classes.
+FREE = (
+    "num_workers", "batch_size", "eval_batch_size", "root", "roots", "sets", "class_order",
+)  # fmt: skip
+Results = dict[str, dict[str, Any]]  # by part: images, fingerprint, metrics
+
+
+def measure(
+    engine: Trainer,
+    task: Any,
+    datamodule: Any,
+    config: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, float]:
+    """Evaluate all parts that no earlier run with the same weights has done; print the table.
+
+    Args:
+        engine: Of the run.
+        task: A ``ClassificationTask`` with its weights.
+        datamodule: A ``RobustnessDataModule``.
+        config: Of the run.
+        folder: Of the run, beside which earlier ones are looked for.
+
+    Returns:
+        The figures of sets that are whole.
+
+    Raises:
+        ValueError: The sets are to be evaluated in parts only.
+    """
+    check_whole(config["trainer"])
+    key = key_of(config)
+    # Processes that something else started know no folder; all have to do the same parts.
+    done = {} if started() else earlier(folder.parent, key, datamodule)
+    for number, part in enumerate(datamodule.parts, start=1):
+        if part.name not in done:
+            datamodule.choose(part)
+            task.only_classes(part.columns)
+            metrics = trainer.evaluate(engine, config["mode"], task, datamodule)
+            done[part.name] = {
+                "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
+            }  # fmt: skip
+            top1 = metrics["top1"]
+            say(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
+        if engine.is_global_zero:
+            keep(folder / RESULTS, key, done)
+    task.only_classes()
+    found = figures(done, datamodule)
+    if engine.is_global_zero:
+        show(found, done, datamodule)
+    return found
+
+
+def check_whole(options: Mapping[str, Any]) -> None:
+    """Refuse to evaluate a part of the images.
+
+    Raises:
+        ValueError: Batches are limited.
+    """
+    limit = options.get("limit_val_batches")
+    if limit not in (None, 1.0):
+        raise ValueError(
+            f"trainer.limit_val_batches={limit} would leave images out, and robustness is measured "
+            "on whole sets; leave it out"
+        )
+
+
+def key_of(config: Mapping[str, Any]) -> str:
+    """What figures depend on: weights, network, how images are prepared, precision."""
+    digest = hashlib.sha256()
+    with Path(config["ckpt"]).open("rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    data = {name: value for name, value in config["data"].items() if name not in FREE}
+    part = {"data": data, "precision": config["trainer"].get("precision")}
+    part |= {name: config[name] for name in ("backbone", "head", "task")}
+    digest.update(json.dumps(part, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
+    """What evaluations beside this one have done of the same parts with the same key."""
+    wanted = {part.name: part.fingerprint for part in datamodule.parts}
+    done: Results = {}
+    for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
+        found = read(file, key)
+        fresh = {
+            name: entry
+            for name, entry in found.items()
+            if name not in done and entry["fingerprint"] == wanted.get(name)
+        }
+        if fresh:
+            say(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
+        done |= fresh
+    return done
+
+
+class DonePart(OpenPart):
+    """A part that is done."""
+
+    images: int
+    fingerprint: str
+    metrics: dict[str, float]
+
+    @field_validator("metrics")
+    @classmethod
+    def _has_top1(cls, metrics: dict[str, float]) -> dict[str, float]:
+        if "top1" not in metrics:
+            raise ValueError("has no top1")
+        return metrics
+
+
+class DoneParts(OpenPart):
+    """robustness.json."""
+
+    key: str
+    parts: dict[str, DonePart]
+
+
+def read(file: Path, key: str) -> Results:
+    """The parts of a file with this key; none of one that is damaged."""
+    try:
+        content = read_json(file)
+        validate(DoneParts, content)
+    except ValueError:
+        say(f"{file} is damaged; its parts are done again")
+        return {}
+    parts: Results = content["parts"] if content["key"] == key else {}
+    return parts
+
+
+def keep(file: Path, key: str, done: Results) -> None:
+    """Write the file so that a reader sees all of it or what it was before."""
+    write_whole(file, json.dumps({"key": key, "parts": done}, indent=1) + "\n")
+
+
+def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
+    """The published figures in percent; none over less than a whole set.
+
+    Args:
+        done: All parts.
+        datamodule: Says which sets are whole.
+    """
+    parts = {part.name for part in datamodule.parts}
+    found = {
+        figure: done[name]["metrics"]["top1"] for name, figure in FIGURES.items() if name in parts
+    }
+    if "imagenet_c" not in datamodule.found:
+        return found
+    errors = errors_of(done)
+    # Of an incomplete set a kind may be whole, but for images that some part lacks.
+    short = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
+    kinds = {} if short else corruption_errors(errors)
+    mean = None if datamodule.found["imagenet_c"].lacks else mean_corruption_error(errors)
+    found |= {} if mean is None else {MCE: mean}
+    return found | {f"ce_{kind}": value for kind, value in kinds.items()}
+
+
+def errors_of(done: Results) -> dict[str, dict[int, float]]:
+    """Shares of images told wrongly, per kind and severity of ImageNet-C."""
+    errors: dict[str, dict[int, float]] = {}
+    for name, entry in done.items():
+        if name.startswith("imagenet_c/"):
+            _, kind, severity = name.split("/")
+            errors.setdefault(kind, {})[int(severity)] = 1 - entry["metrics"]["top1"] / 100
+    return errors
+
+
+def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
+    """Print the figures, or why there is none, and of ImageNet-C each kind and severity."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if Console().is_terminal else 100)
+    table = Table(title="robustness, in %", title_justify="left")
+    for column in ("figure", "ours"):
+        table.add_column(column)
+    for name in (*FIGURES.values(), MCE):
+        text = f"{found[name]:.2f}" if name in found else why_not(name, datamodule)
+        if text is not None:
+            table.add_row(name, text)
+    console.print(table)
+    errors = errors_of(done)
+    if not errors:
+        return
+    table = Table(title="imagenet_c: errors in %", title_justify="left")
+    for column in ("kind", *map(str, range(1, SEVERITIES + 1)), "CE"):
+        table.add_column(column)
+    for kind in ALEXNET:
+        cells = [errors.get(kind, {}).get(severity) for severity in range(1, SEVERITIES + 1)]
+        shown = ["missing" if cell is None else f"{100 * cell:.2f}" for cell in cells]
+        ce = found.get(f"ce_{kind}")
+        table.add_row(kind, *shown, "incomplete" if ce is None else f"{ce:.2f}")
+    console.print(table)
+
+
+def why_not(figure: str, datamodule: RobustnessDataModule) -> str | None:
+    """Why there is no such figure; None of one that was not asked for."""
+    sets = {figure: name for name, figure in FIGURES.items() if "/" not in name}
+    name = "imagenet_c" if figure == MCE else sets.get(figure)
+    if name in datamodule.absent:
+        return "not there"
+    if name in datamodule.found and datamodule.found[name].lacks:
+        return f"incomplete: {datamodule.found[name].lacks[0]}"
+    return None

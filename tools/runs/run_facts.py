@@ -1,0 +1,84 @@
+"""What a run's summary says of its data, its machine and its measurements."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from backbones.checkpoints.opening import open_checkpoint
+from datamodules import BaseDataModule
+from tasks.engine.batches import batches_of_step
+from tasks.engine.checkpoint_files import BEST, LAST
+from tasks.engine.exact_resume import CHECKPOINTS
+from tasks.engine.optim import scaled_lr
+from tasks.engine.pace import Pace
+from tools.runs.fingerprints import fingerprints
+
+
+def of_run(
+    config: Mapping[str, Any], trainer: Trainer, datamodule: BaseDataModule
+) -> dict[str, Any]:
+    """Facts of a run that has come to its end, for summary.json."""
+    facts: dict[str, Any] = {
+        "data": {
+            "name": config["data"]["_target_"],
+            "root": None if datamodule.root is None else str(datamodule.root),
+            "images": datamodule.sizes(),
+            **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
+            "classes": len(datamodule.class_names),
+            "fingerprints": fingerprints(datamodule),
+        },
+        "precision": str(trainer.precision),
+        "device": _device_name(trainer.strategy.root_device),
+        "processes": trainer.world_size,
+        "overrides": config["overrides"],
+        "peak_memory_mib": _peak_memory(trainer.strategy.root_device),
+    }
+    if config["mode"] != "fit":
+        return facts
+    name = f"{CHECKPOINTS}/{LAST if config['checkpoints'] == 'last' else BEST}"
+    evaluated = Path(trainer.default_root_dir) / name
+    batch = datamodule.batch_size * trainer.world_size * batches_of_step(trainer, 0)
+    optimizer = config["optimizer"]
+    pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
+    rate, waiting = pace.images_per_second, pace.waiting_share
+    return facts | {
+        "global_batch": batch,
+        "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
+        "images_per_second": None if rate is None else round(rate, 2),
+        "waiting_for_data": None if waiting is None else round(waiting, 4),
+        "num_workers": datamodule.num_workers,
+        "checkpoint": name if evaluated.is_file() else None,
+        "checkpoint_step": (
+            open_checkpoint(evaluated, values_only=True).step if evaluated.is_file() else None
+        ),
+    }
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """MiB that were in use at most: of the GPU's tensors, or of this process on a CPU."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20)
+    # Kilobytes, but bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if device.type == "cpu" and file.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else f"{device.type} {platform.machine()}"

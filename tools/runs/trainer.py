@@ -1,0 +1,292 @@
+"""Lightning's Trainer as every run uses it, and what trains and evaluates with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+
+from backbones.options import check_arguments, check_value
+from datamodules import BaseDataModule
+from tasks.engine.base import BaseTask
+from tasks.engine.callbacks import ChannelsLast, ProgressLines
+from tasks.engine.checkpoint_callbacks import KeepLast, SignalConnector
+from tasks.engine.checkpoint_files import BEST, LAST, AtomicCheckpointIO, keep_only
+from tasks.engine.exact_resume import ExactResume
+from tasks.engine.loggers import CsvLog, RunLog
+from tasks.engine.loops import exact_loops
+from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.pace import Pace, PaceBar
+from tasks.engine.profiling import Unprofiled
+from tools.cli.processes import for_this_machine
+from tools.config.lengths import OVERFIT
+from tools.runs.logger_setup import make_loggers
+from tools.runs.optional_callbacks import make_callbacks, make_profiler
+from tools.runs.resume import Start
+
+say = rank_zero_only(logging.getLogger(__name__).info)
+
+# Options beside the arguments of Lightning's Trainer.
+EXTRA = {"compile", OVERFIT}
+# Arguments of Lightning's Trainer that a run sets by itself.
+OURS = {
+    "barebones", "callbacks", "default_root_dir", "enable_checkpointing", "enable_model_summary",
+    "limit_test_batches", "logger", "num_sanity_val_steps", "plugins", "use_distributed_sampler",
+}  # fmt: skip
+
+
+def make_trainer(
+    options: Mapping[str, Any],
+    folder: Path,
+    monitor: str,
+    *,
+    training: bool,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    checkpoint_every: float | None = None,
+) -> Trainer:
+    """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
+
+    Args:
+        options: Arguments of Lightning's Trainer, and ``channels_last``; those of ``EXTRA`` are
+            left to others.
+        folder: Run folder.
+        monitor: Metric, higher is better, that chooses the best checkpoint.
+        training: Whether to keep logs, which an evaluation does not need.
+        callbacks: Besides those that every run has.
+        loggers: Besides metrics.csv.
+        checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
+            them at validations and ends of epochs only.
+
+    Raises:
+        ValueError: An option that Lightning does not have or refuses, or a device that is absent.
+    """
+    # A user need not read Lightning's remarks on devices, workers and its own products.
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    options = {name: value for name, value in options.items() if name not in EXTRA}
+    channels_last = options.pop("channels_last", False)
+    check_value("trainer.channels_last", channels_last, bool)
+    layout = [ChannelsLast()] if channels_last else []
+    _check(options)
+    shows = options.pop("enable_progress_bar", True)
+    interactive = shows and sys.stdout.isatty()
+    pace = Pace()
+    progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
+    watching = [pace, progress] if shows else [pace]
+    checkpoints = folder / "checkpoints"
+    best = BestCheckpoint(
+        dirpath=checkpoints,
+        filename=Path(BEST).stem,
+        monitor=monitor,
+        mode="max",
+        save_weights_only=True,
+        enable_version_counter=False,
+    )
+    last = KeepLast(checkpoints / LAST, checkpoint_every)
+    logs = [CsvLog(folder / "metrics.csv"), *loggers]
+    profiler, shown = make_profiler(options.get("profiler") if training else None, folder)
+    try:
+        trainer = Trainer(
+            **{
+                **for_this_machine(options),
+                "strategy": _strategy(options["strategy"]),
+                "profiler": profiler or Unprofiled(),
+            },
+            default_root_dir=folder,
+            logger=logs if training else False,
+            callbacks=[
+                *layout,
+                ExactResume(),
+                *watching,
+                *callbacks,
+                *shown,
+                best,
+                last,
+            ],
+            plugins=[AtomicCheckpointIO(checkpoints)],
+            limit_test_batches=options["limit_val_batches"],  # the test set is the validation set
+            enable_progress_bar=interactive,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # the datamodules' samplers know the processes
+        )
+    except (
+        MisconfigurationException,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        ImportError,
+    ) as error:
+        raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
+    exact_loops(trainer)
+    trainer._signal_connector = SignalConnector(trainer)
+    _say_crowded(trainer)
+    return trainer
+
+
+def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
+    """The callbacks and loggers that a config asks for, as ``make_trainer`` takes them.
+
+    Raises:
+        ValueError: One that there is not, or an option that it does not have.
+    """
+    options = config["callbacks"]
+    check_arguments(make_callbacks, options, "callbacks")
+    checkpoints = folder / "checkpoints"
+    return {
+        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_names, **options),
+        "loggers": make_loggers(config["logger"], folder, config),
+    }
+
+
+def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> None:
+    """Refuse what the three do not allow together, while there is nothing of the run yet.
+
+    Raises:
+        ValueError: Shares of the data without a batch, validations further apart than there are
+            batches, or what ``BaseTask.check_training`` refuses.
+    """
+    world = trainer.world_size
+    overfit = OVERFIT if datamodule.fixed_order else None
+    batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
+    for split, count in batches.items():
+        name = f"limit_{split}_batches"
+        share = getattr(trainer, name)
+        if isinstance(share, float) and 0 < share * count < 1:
+            raise ValueError(
+                f"trainer.{overfit or name}={share} of {count} {split} "
+                f"batch{'es' * (count != 1)} is none; pass a number of batches from 1 on"
+                + (f", or a share from {1 / count:.2g} to 1.0" if count > 1 else "")
+            )
+    limit = trainer.limit_train_batches
+    interval = getattr(trainer, "val_check_interval", None)  # not there where it is a time
+    count = batches["train"]
+    count = min(count, limit) if isinstance(limit, int) else int(count * limit)
+    accumulated = min(trainer.accumulate_grad_batches, count)
+    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
+    by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
+    if by_epoch and isinstance(interval, int) and interval > count:
+        raise ValueError(
+            f"trainer.val_check_interval={interval}, but an epoch has {count} "
+            f"batch{'es' * (count != 1)}; pass at most {count}, or "
+            "trainer.check_val_every_n_epoch=null to count on over epochs"
+        )
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    check_arguments(Trainer, options, "trainer")
+    for name in OURS & options.keys():
+        raise ValueError(f"trainer.{name} is no option: the run itself sets it; leave it out")
+    for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
+        if options[name] is not None and options[name] < least:
+            raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")
+    interval = options.get("val_check_interval")
+    if isinstance(interval, int | float) and interval <= 0:
+        raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
+    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
+            "python tools/doctor.py for what is installed"
+        )
+    for name in ("accumulate_grad_batches", "limit_train_batches"):
+        if options[name] is not None and options[name] <= 0:
+            raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
+    clip = options["gradient_clip_val"]
+    if clip is not None and clip <= 0:
+        raise ValueError(
+            f"trainer.gradient_clip_val must be above 0, got {clip}; null clips nothing"
+        )
+    if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
+        raise ValueError(
+            "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "
+            "or trainer=ddp"
+        )
+
+
+def _say_crowded(trainer: Trainer) -> None:
+    """Processes without a core of their own take minutes to start, in which they say nothing."""
+    processes, cores = trainer.num_devices, os.cpu_count() or 1
+    if isinstance(trainer.accelerator, CPUAccelerator) and processes > cores:
+        say(
+            f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
+            f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
+        )
+
+
+def _strategy(name: str) -> str | DDPStrategy:
+    # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
+    # which DDP's exchange of buffers would do. Running statistics are kept in step by
+    # sync_batchnorm or, if each process normalises by its own images, by engine/batch_norm.py.
+    return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
+
+
+def fit(
+    trainer: Trainer,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    *,
+    start: Start | None = None,
+    keep: str = "all",
+) -> dict[str, float]:
+    """Train, from the start or from a checkpoint on, then evaluate the checkpoint that stays.
+
+    Args:
+        trainer: From ``make_trainer``.
+        task: The model with its metrics.
+        datamodule: The data.
+        start: What a resumed run goes on from.
+        keep: The option ``checkpoints``: with "last" the last checkpoint is evaluated, else the
+            best one.
+    """
+    if start is not None:
+        position = start.position
+        datamodule.resume_at(position.epoch, position.batch)
+        for log in trainer.loggers:
+            assert isinstance(log, RunLog)
+            log.resume_at(position.step, validates=position.validation_due)
+        files = trainer.strategy.checkpoint_io
+        assert isinstance(files, AtomicCheckpointIO)
+        files.hold(start.take())
+    path = None if start is None else start.path
+    trainer.fit(task, datamodule=datamodule, ckpt_path=path, weights_only=True)
+    folder = Path(trainer.default_root_dir) / "checkpoints"
+    file = folder / (LAST if keep == "last" else BEST)
+    metrics = evaluate(trainer, "test", task, datamodule, file if file.is_file() else None)
+    if trainer.is_global_zero:
+        keep_only(folder, keep)
+    return metrics
+
+
+def evaluate(
+    trainer: Trainer,
+    mode: str,
+    task: BaseTask,
+    datamodule: BaseDataModule,
+    ckpt: Path | None = None,
+) -> dict[str, float]:
+    """Metrics of a checkpoint, or of the weights as they are.
+
+    Args:
+        trainer: From ``make_trainer``.
+        mode: "validate" or "test".
+        task: The model with its metrics.
+        datamodule: The data.
+        ckpt: A checkpoint of this trainer, which may hold its weights in parts.
+    """
+    run = trainer.validate if mode == "validate" else trainer.test
+    results = run(task, datamodule=datamodule, ckpt_path=ckpt, weights_only=True, verbose=False)
+    metrics = results[0] if results else {}  # none without a batch
+    return {name.partition("/")[2]: float(value) for name, value in metrics.items()}
