@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_ours_are_found():
     """Also by the pytest that the next test starts, with others on the path."""
     assert Path(rows.__file__) == ROOT / "tests" / "rows.py"
-    assert Path(published.__file__) == ROOT / "tools" / "comparing" / "published.py"
+    assert Path(published.__file__) == ROOT / "tools" / "papers" / "published.py"
 
 
 @pytest.fixture(params=["first", "last"])
