@@ -22,14 +22,14 @@ sys.path[0] = str(ROOT)  # python puts tools/ there; imports are written from th
 from tools.cli.processes import (  # noqa: E402
     check_trainer,
     end_with_parent,
+    is_child_process,
     is_first_process,
-    is_other_of_first,
 )
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing needs no traceback
-    if is_other_of_first():
+    if is_child_process():
         end_with_parent(signal.SIGTERM)  # until ``following_first``
 
 # OpenMP's threads spin while they wait, and then one busy neighbour process makes every parallel
@@ -49,15 +49,15 @@ from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.printable import escape_logs  # noqa: E402
 from tools.config import automatic  # noqa: E402
-from tools.config.config_checks import resolved  # noqa: E402
-from tools.config.help import FLAGS, help_on, subject_of  # noqa: E402
-from tools.config.overrides import read, swept_keys, varied_keys  # noqa: E402
+from tools.config.config_checks import resolve_config  # noqa: E402
+from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
+from tools.config.overrides import read_command, swept_keys, varied_keys  # noqa: E402
 from tools.config.run_config import (  # noqa: E402
-    as_typed,
     is_evaluation,
     job_config,
-    say_origin,
-    with_removals,
+    log_differences,
+    restore_removals,
+    strip_forced,
 )
 from tools.runs.folder import (  # noqa: E402
     ENVIRONMENT,
@@ -105,14 +105,14 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     if config["keep_memory"]:
         keep_freed_memory()
     started = time.perf_counter()
-    check_options(automatic.fixed(config))
+    check_options(automatic.apply_fixed_schedule(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
-        say_origin(config)
+        log_differences(config)
     resumed = to_resume(config, sweep=swept is not None) if config["resume"] else None
     if resumed:
-        automatic.take_over(config, resumed)
+        automatic.reuse_choices(config, resumed)
         keep_start(config, resumed)
     new_length = other_length(resumed, config) if resumed else None
     with opened(config, resumed, swept or ()) as folder, uncollected():
@@ -150,12 +150,12 @@ def job(config: DictConfig) -> dict[str, str | None]:
     Returns:
         Its folder, if it has one, and the command of one that failed.
     """
-    typed = with_removals(HydraConfig.get().overrides.task)
+    typed = restore_removals(HydraConfig.get().overrides.task)
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     swept = None
     if sweep:
         varied = os.environ.get(SWEPT, "").split()
-        given = as_typed(typed)
+        given = strip_forced(typed)
         swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
         # Lightning starts further processes by this command, which has to be that of one run, also
         # where a launcher has it in a process of its own.
@@ -167,12 +167,12 @@ def job(config: DictConfig) -> dict[str, str | None]:
     try:
         with one_line_errors():
             ours = is_evaluation(typed) or any(one.startswith("~") for one in typed)
-            run(resolved(job_config(typed, None if ours else config)), swept)
+            run(resolve_config(job_config(typed, None if ours else config)), swept)
     except SystemExit as ended:
         # A sweep goes on after a mistake, as Hydra has it do after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = shlex.join(as_typed(typed))
+        failed = shlex.join(strip_forced(typed))
     folder = os.environ.get(ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 
@@ -194,22 +194,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     with one_line_errors():
-        subject = subject_of(arguments)
+        subject = help_words(arguments)
         if subject is not None:
-            print(help_on(subject))
+            print(help_text(subject))
             return 0
         with uncollected():
-            command = read(arguments)
+            command = read_command(arguments)
         if command.shown:
             text = OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved")
-            print(automatic.commented(text).rstrip())
+            print(automatic.comment_auto(text).rstrip())
             return 0
         sys.argv[1:] = command.arguments  # by which Lightning starts the other processes of a run
         if command.config is not None:
             logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
             escape_logs()
             say_once()
-            run(resolved(job_config(command.overrides, command.config)))
+            run(resolve_config(job_config(command.overrides, command.config)))
             return 0
         os.environ[SWEPT] = " ".join(varied_keys(command.arguments))
     return by_hydra(command.arguments)

@@ -500,7 +500,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
         ("backbone.mixer.act=[", "act must be one of gelu, softplus, elu, silu, relu, prelu"),
-        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; an option of a backbone is typed"),
+        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; options of a backbone are typed"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
         ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),
         ("backbone=deit_t_affn,deit_t", "names 2 networks; this command takes one"),

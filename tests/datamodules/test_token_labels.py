@@ -208,7 +208,10 @@ def test_maps_that_the_command_makes_train(root, small, tmp_path, capsys):
     out = tmp_path / "maps"
     typed = [f"root={root}", f"out={out}", "teacher=test_resnet", f"checkpoint={small}", "top=2"]
     assert main(typed) == 0
-    assert "6 label maps of test_resnet at 160 pixels made, 0 were there" in capsys.readouterr().out
+    assert (
+        "6 label maps of test_resnet at 160 pixels written, 0 existed already"
+        in capsys.readouterr().out
+    )
     label_map = torch.load(out / "b" / "1.pt")
     assert label_map.shape == (2, 2, 5, 5)
     assert label_map.dtype == torch.float16
@@ -236,7 +239,7 @@ def test_what_no_maps_are_made_of(root, small, tmp_path, capsys):
 
     teacher = ("teacher=test_resnet", f"checkpoint={small}")
     assert "annotate.py: root=FOLDER is missing" in said(*teacher)
-    assert "teacher=NAME is missing" in said(f"root={root}")
+    assert "teacher=NAME or checkpoint=<run folder> is missing" in said(f"root={root}")
     assert "no folder nowhere; pass root= one" in said("root=nowhere", *teacher)
     assert "no teacher called 'resnt'" in said(f"root={root}", "teacher=resnt")
     assert "top=5 is more than the 3 classes" in said(f"root={root}", *teacher)

@@ -284,21 +284,21 @@ def test_doctor_tells_missing_from_untested():
 
 
 def test_doctor_lists_every_requirement_once():
-    names = [row.name for row in packages.packages()]
+    names = [row.name for row in packages.list_packages()]
     assert len(names) == len(set(names))
     assert set(names) == {packages.normalise(requirement.name) for requirement in REQUIREMENTS}
 
 
 def test_doctor_finds_classification_usable_without_the_mm_packages():
-    rows = packages.packages(lambda name: None if name.startswith("onedl") else PINS[name])
-    found = [checks.check_operators(checks.NOTHING_PROBED, versions())]
+    rows = packages.list_packages(lambda name: None if name.startswith("onedl") else PINS[name])
+    found = [checks.check_operators(checks.EMPTY_PROBE, versions())]
     assert doctor.core_is_fine(rows, found)
-    text = doctor.as_text(rows, found)
+    text = doctor.format_report(rows, found)
     assert "Classification and transfer can run; detection and segmentation need" in text
 
 
 def test_doctor_needs_the_core():
-    rows = packages.packages(lambda name: None if name == "lightning" else PINS[name])
+    rows = packages.list_packages(lambda name: None if name == "lightning" else PINS[name])
     assert not doctor.core_is_fine(rows, [])
 
 
@@ -364,13 +364,13 @@ def test_doctor_finds_the_operators_of_this_installation():
 
 
 def test_doctor_tells_a_broken_file_from_a_broken_installation():
-    probed = {**checks.NOTHING_PROBED, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
-    rows = packages.packages(PINS.get)
+    probed = {**checks.EMPTY_PROBE, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
+    rows = packages.list_packages(PINS.get)
     check = checks.check_files(probed, versions(timm="1.0"))
     assert (check.level, check.text) == ("problem", probed["broken"])
-    assert "Nothing can run before the file above is mended." in doctor.as_text(rows, [check])
+    assert "Nothing can run until the file above is fixed." in doctor.format_report(rows, [check])
     assert checks.check_files(probed, versions()).level == "note"
-    check = checks.check_files(checks.NOTHING_PROBED, versions(timm="1.0"))
+    check = checks.check_files(checks.EMPTY_PROBE, versions(timm="1.0"))
     assert (check.level, check.text) == ("note", "not tried: torch is missing")
 
 

@@ -19,8 +19,8 @@ from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 from tools.comparing.paper_figures import compared
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 from tools.papers.experiments import find_experiment
 from tools.runs import robustness_mode as robustness
 from tools.runs.report import beside_paper
@@ -31,7 +31,7 @@ PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.79836
 
 @pytest.fixture(autouse=True, scope="module")
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 def as_errors(table, factor=1.0):
@@ -295,7 +295,7 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
     def data(*more):
         from tools.config.run_config import job_config
 
-        return resolved(job_config([*base, *more]))
+        return resolve_config(job_config([*base, *more]))
 
     config = data()
     assert config["data"]["image_size"] == config["backbone"]["img_size"] == 160

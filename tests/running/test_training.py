@@ -24,7 +24,7 @@ from tasks.engine.signals import STOP, Stopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, Tiny, tiny_task
 from tests.runs import same
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -87,7 +87,7 @@ class SignalAt(Callback):
 
 @pytest.fixture(scope="module")
 def default_trainer():
-    register()
+    register_groups()
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 

@@ -13,7 +13,7 @@ from tasks.engine import compilation
 from tasks.engine.compilation import MAX_SHAPES, check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, short
 from tests.runs import arguments, composed, run_here
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.runs import components as parts
 
 TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that inductor writes
@@ -158,7 +158,7 @@ def test_a_machine_that_cannot_compile_is_told(monkeypatch):
 
 
 def test_runs_are_not_compiled_by_default():
-    register()
+    register_groups()
     assert composed()["trainer"]["compile"] is False
 
 

@@ -23,7 +23,7 @@ from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
 from tasks.engine.optim import build_optimizer
 from tests.runs import RECIPE, arguments, composed, refused, same
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -221,7 +221,7 @@ def test_a_backbone_of_ours_from_a_file(tmp_path):
 @pytest.fixture
 def run(tmp_path, sample_cache):
     """A run folder as a training leaves it, of the host that is quickest to build."""
-    register()
+    register_groups()
     config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
     config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     folder = tmp_path / "run"
@@ -313,7 +313,7 @@ def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_pa
 
 def test_an_evaluation_needs_no_teacher(tmp_path):
     """Its options are those of the run's config, and its file may be gone."""
-    register()
+    register_groups()
     weights = tmp_path / "student.pth"
     weights.write_bytes(b"")
     gone = str(tmp_path / "gone.pth")
@@ -343,7 +343,7 @@ class Killed(BaseException):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, file, tmp_path):
-    register()
+    register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
     options |= {"max_epochs": 2, "limit_val_batches": 1}
 

@@ -11,7 +11,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
 from tasks.engine.loading import build_task
 from tests.runs import composed
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 
 NAMES = tuple("abcde")
 DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_orders={})
@@ -19,7 +19,7 @@ DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 @pytest.fixture(scope="module")

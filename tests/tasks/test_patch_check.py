@@ -23,7 +23,7 @@ from tasks.engine.exact_resume import random_state
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT
 from tests.runs import arguments, run_here
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -355,7 +355,7 @@ def test_compiled_blocks_are_not_compiled_for_it(deit):
 @pytest.fixture
 def train(sample_cache, tmp_path, deit, one_thread):
     """Two epochs of two batches of 32 pixels."""
-    register()
+    register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer)
 
     def train(folder, mixer=LinearAttention, *, resume=False, head=LinearClassifier, check=True,

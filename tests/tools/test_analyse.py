@@ -292,8 +292,8 @@ def test_a_confusion_matrix_has_numbers_names_and_a_scale(classes, numbered, mon
     numbers = [int(text.get_text()) for text in matrix.texts]
     assert numbers == ([count for count in counts.flatten().tolist() if count] if numbered else [])
     figure.draw_without_rendering()
-    assert not labels.overlap(matrix.texts)
-    assert not labels.overlap(matrix.get_yticklabels())
+    assert not labels.texts_overlap(matrix.texts)
+    assert not labels.texts_overlap(matrix.get_yticklabels())
     assert matrix.get_xticklabels()[0].get_text() == "class 0"
     matplotlib.pyplot.close(figure)
 

@@ -52,7 +52,7 @@ def stub_networks(monkeypatch):
         built.append(networks.label(network))
         return torch.nn.Conv2d(3, 2, 3)
 
-    monkeypatch.setattr(networks, "build", build)
+    monkeypatch.setattr(networks, "build_network", build)
     return built
 
 
@@ -133,7 +133,7 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
     monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
     options = {"compile": "true", "device": "cpu"}
     with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
-        models = [networks.build((width, {}), options) for width in (1, 2, 3, 4)]
+        models = [networks.build_network((width, {}), options) for width in (1, 2, 3, 4)]
         for model in (*models, *models):
             model(torch.ones(3, model.linear.in_features))
     assert len(graphs) == 4
@@ -169,19 +169,22 @@ def test_memory_is_that_of_the_highest_moment():
         three = there[:100] + there[:100]
         return two, three
 
-    assert memory.peak_bytes(step, "cpu") == 6000
-    assert memory.peak_bytes(lambda: there.add_(there), "cpu") == 0
+    assert memory.measure_peak(step, "cpu") == 6000
+    assert memory.measure_peak(lambda: there.add_(there), "cpu") == 0
 
 
 def test_training_counts_what_the_backward_pass_keeps():
     model, images = torch.nn.Conv2d(3, 4, 1, bias=False), torch.randn(1, 3, 100, 100)
     step = timing.make_step(model, images, "training", torch.float32)
-    peak = memory.peak_bytes(step, "cpu")
+    peak = memory.measure_peak(step, "cpu")
     # The convolution's output and, backward, what its square and mean make of it.
     assert 2 * 160_000 <= peak <= 5 * 160_000 + 1000
     model.zero_grad()
-    assert memory.peak_bytes(step, "cpu") == peak
-    assert memory.peaks_of([step, step], [model], "cpu") == [peak, peak]  # no gradients between
+    assert memory.measure_peak(step, "cpu") == peak
+    assert memory.measure_peaks([step, step], [model], "cpu") == [
+        peak,
+        peak,
+    ]  # no gradients between
 
 
 def test_every_round_times_every_step_once_in_its_own_order():
@@ -198,7 +201,7 @@ def test_every_round_times_every_step_once_in_its_own_order():
 
 def test_ratio_is_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
-    found = benchmark.record(
+    found = benchmark.make_record(
         [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", "64x96", 4
     )
     assert found["backbone"] == "deit_t backbone.mixer.drop=0.5"
@@ -329,7 +332,7 @@ def test_token_mixers_over_maps(capsys):
     ],
 )
 def test_baseline_of_token_mixers(typed, baseline):
-    first, *others = token_mixers.mixer_list(typed)
+    first, *others = token_mixers.read_mixers(typed)
     assert first == baseline
     assert baseline in others  # its ratio shows the noise
     names = [name for name, options in others if (name, options) != baseline or not options]
@@ -342,20 +345,20 @@ def test_cost_per_token_is_taken_round_by_round():
     linear = [[2.0, 4.0, 8.0], [8.0, 16.0, 32.0]]
     table = [[base, own] for base, own in zip(baseline, linear, strict=True)]
     mixers = [("attention", {}), ("sbm", {})]
-    small, large = token_mixers.table_records(mixers, grids, table, "forward", batch=2)
+    small, large = token_mixers.summarise(mixers, grids, table, "forward", batch=2)
     assert (small["ratio"], large["ratio"]) == (4, 1)
     assert (small["growth"], large["growth"]) == (1, 1)
     assert small["us_per_token"] == large["us_per_token"] == pytest.approx(4 / 4 / 2 * 1e6)
     quadratic = [[base, base] for base in baseline]
-    *_, large = token_mixers.table_records(mixers, grids, quadratic, "forward", batch=1)
+    *_, large = token_mixers.summarise(mixers, grids, quadratic, "forward", batch=1)
     assert large["growth"] == 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mixer"], "say first what to time: mixers, backbones, tokens"),
-        (["host=deit_t"], "say first what to time"),
+        (["mixer"], "the first argument must be one of mixers, backbones, tokens"),
+        (["host=deit_t"], "the first argument must be one of"),
         (["mixers", "hosts=deit_t"], "did you mean host=?"),
         (["mixers", "backbone=deit_t"], "arguments are key=value, with the keys host, mixer, "),
         (["backbones", "backbone=deit_t", "host=deit_t"], "with the keys backbone, baseline, "),
@@ -363,9 +366,12 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "host=deit_t_afbo"], "no host called 'deit_t_afbo'"),
         (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo"),
         (["mixers", "host=deit_t", "mixer=scheme_12"], "scheme_12 does not serve deit_t, because"),
-        (["backbones"], "say which: backbone=NAME,NAME, or one of compare=ffnet, posmlp, sbm"),
+        (
+            ["backbones"],
+            "backbone= is missing: pass backbone=NAME,NAME or compare=ffnet|posmlp|sbm",
+        ),
         (["backbones", "compare=gmlp"], "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
-        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare has its own baseline"),
+        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare= has its own baseline"),
         (
             ["backbones", "compare=ffnet", "backbone=swin_t"],
             "no option of swin_t called 'backbone.fused",
@@ -384,14 +390,14 @@ def test_cost_per_token_is_taken_round_by_round():
         ),
         (["tokens", "mixer=sbm", "backbone.token_mixer.rank=0"], "rank"),
         (["tokens", "mixer=sbm", "baseline=x"], "'x'"),
-        (["tokens", "grid=14,x"], "grid must be 14 or 14x28, or several with commas; got 'x'"),
+        (["tokens", "grid=14,x"], "several separated by commas, up to 16,384; got 'x'"),
         (["tokens", "dim=0"], "dim must be a whole number from 1 up; got '0'"),
         (["tokens", "image_size=224"], "cannot use 'image_size=224'"),
         (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
         (["backbones", "backbone=deit_t", "baseline=swin"], "no backbone called 'swin'"),
         (
             ["backbones", "backbone=deit_t mixer"],
-            "cannot use 'mixer'; an option of a backbone is typed",
+            "cannot use 'mixer'; options of a backbone are typed",
         ),
         (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo'"),
         (["backbones", "backbone=deit_t_afbo mixer.g2=1"], "did you mean backbone.mixer.g2"),
@@ -408,8 +414,8 @@ def test_cost_per_token_is_taken_round_by_round():
             ["backbones", "backbone=deit_t", "out=growth"],
             "out must end in .png, .pdf, .svg; got 'growth'",
         ),
-        (["backbones", "backbone=deit_t", "out=no/g.png"], "there is no folder no; make it"),
-        (["backbones", "backbone=deit_t", "out=g.png"], "give two at least: image_size=224,448"),
+        (["backbones", "backbone=deit_t", "out=no/g.png"], "the folder no is missing; create it"),
+        (["backbones", "backbone=deit_t", "out=g.png"], "pass two or more: image_size=224,448"),
         (["mixers", "out=g.png"], "cannot use 'out=g.png'"),
         (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
@@ -421,7 +427,7 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "train=yes"], "train must be one of false, true; got 'yes'"),
         (["mixers", "compile=1"], "compile must be one of false, true; got '1'"),
         (["mixers", "cuda_graphs=1"], "cuda_graphs must be one of false, true; got '1'"),
-        (["tokens", "cuda_graphs=true"], "records what a GPU does; pass device=cuda as well"),
+        (["tokens", "cuda_graphs=true"], "needs a GPU; pass device=cuda too"),
         (["mixers", "format=yaml"], "format must be one of table, json, csv; got 'yaml'"),
     ],
     ids=str,

@@ -9,8 +9,8 @@ import torch
 from tools import benchmark
 from tools.bench import loop
 from tools.bench.timing import CLOCKS
-from tools.config.config_checks import resolved
-from tools.config.overrides import read
+from tools.config.config_checks import resolve_config
+from tools.config.overrides import read_command
 from tools.config.run_config import job_config
 from tools.runs.components import build_parts
 
@@ -39,10 +39,10 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
         "task=classification", "backbone=resnet18", "trainer=cpu", "logger=csv",
         f"trainer.max_epochs={loop.ENDLESS}", *SMALL,
     ]  # fmt: skip
-    command = read(typed)
-    config = resolved(job_config(command.overrides, command.config))
+    command = read_command(typed)
+    config = resolve_config(job_config(command.overrides, command.config))
     parts = build_parts(config, tmp_path, resumed=False)
-    turns = loop.Turns(copy.deepcopy(parts.task), 3, CLOCKS["process"])
+    turns = loop.PlainSteps(copy.deepcopy(parts.task), 3, CLOCKS["process"])
     parts.engine.callbacks.append(turns)
     with pytest.raises(loop.EnoughRounds):
         parts.engine.fit(parts.task, datamodule=parts.datamodule)
@@ -56,7 +56,7 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["task=detektion"], "there is no task called"),
+        (["task=detektion"], "unknown task"),
         (["roundz=3"], "roundz"),
         (["clock=sun"], "clock must be one of wall, process"),
         (["rounds=1"], "rounds must be a whole number from 2 up"),

@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def read(cache):
     """A catalogue as another process reads it."""
-    catalogue.refreshed()
+    catalogue.load_catalogue()
     return catalogue.Catalogue(**json.loads(cache.read_text())["catalogue"])
 
 
@@ -83,10 +83,10 @@ def test_registrations_of_this_process_are_known(registering):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"fingerprint": 1}', '{"catalogue": {}}'])
 def test_a_damaged_file_is_written_anew(cache, content):
-    catalogue.refreshed()
+    catalogue.load_catalogue()
     whole = cache.read_text()
     cache.write_text(content)
-    catalogue.refreshed()
+    catalogue.load_catalogue()
     assert cache.read_text() == whole
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
 
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_written_anew(cache, content):
 def test_without_a_place_for_it_the_registry_answers(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "file"))
-    assert catalogue.refreshed().list_backbones() == list_backbones()
+    assert catalogue.load_catalogue().list_backbones() == list_backbones()
 
 
 def test_the_fingerprint_tells_every_change(tmp_path, monkeypatch):

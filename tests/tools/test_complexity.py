@@ -513,8 +513,8 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("--rule=macs", "arguments are key=value"),
         ("rule=flops", "rule must be one of macs, fvcore, torchprofile; got 'flops'"),
         ("format=yaml", "format must be one of table, json, csv; got 'yaml'"),
-        ("image_size=big", "image_size must be 224 or 800x1280, from 64 up (32 with patch_size)"),
-        ("image_size=31", "from 64 up (32 with patch_size); got '31'"),
+        ("image_size=big", "must be 224 or 800x1280, between 64 (32 with patch_size) and 16,384"),
+        ("image_size=31", "between 64 (32 with patch_size) and 16,384; got '31'"),
         ("image_size=224x", "got '224x'"),
         ("paper=afob", "paper must be one of afbo"),
         ("backbone=swin_x", "no backbone called 'swin_x'; did you mean swin_t"),
@@ -524,8 +524,8 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("head=mask_rcnn", "head=mask_rcnn needs its task: pass task=detection"),
         ("task=transfer", "task must be one of classification, detection, segmentation"),
         ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),
-        ("backbone.dense=true", "is refused: counted is the classification network"),
-        ("backbone.pretrained=true", "is refused: weights change nothing"),
+        ("backbone.dense=true", "has no effect: the classification network is counted"),
+        ("backbone.pretrained=true", "has no effect: weights do not change"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(capsys, argument, message):

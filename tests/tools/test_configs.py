@@ -17,8 +17,8 @@ from tests.families import rest_slow
 from tests.runs import CONFIGS, composed, options
 from tools.cli.errors import one_line_errors
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import fixed
-from tools.config.lazy_groups import register
+from tools.config.automatic import apply_fixed_schedule
+from tools.config.lazy_groups import register_groups
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
@@ -35,12 +35,12 @@ def fitting(group, task):
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 def check(config):
     """Every part takes the options that the config has for it."""
-    config = fixed(config)  # own sets leave values to their size
+    config = apply_fixed_schedule(config)  # own sets leave values to their size
     given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
              "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
     for group, names in given.items():
@@ -242,7 +242,7 @@ def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
     with pytest.raises(SystemExit), one_line_errors():
         with_recipe("swin", "deit_t")
     assert capsys.readouterr().err == (
-        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
+        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b, but not for "
         "deit_t; pass backbone.drop_path_rate=<value>\n"
     )
 

@@ -17,8 +17,8 @@ from tools.runs.outcome import failure_noted, read_failure
 SAID = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
     "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "lower data.num_workers",
-    "The server socket has failed to bind. EADDRINUSE": "the port by which",
-    "[enforce fail] DefaultCPUAllocator: can't allocate memory": "the memory of this machine",
+    "The server socket has failed to bind. EADDRINUSE": "the port through which",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory": "this machine has too little",
 }
 
 

@@ -23,10 +23,10 @@ from tools.cli import processes
 from tools.cli.yaml_files import LOADER
 from tools.comparing.paper_figures import IMAGENET, compared, measured_on
 from tools.config import changed_rows, overrides
-from tools.config import experiment_words as group
+from tools.config import experiment_configs as group
 from tools.config import help as run_help
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import job_config
 from tools.papers.experiments import describe, experiments, find_experiment
 from tools.papers.published import list_papers, load_rows
@@ -57,7 +57,7 @@ MODELS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _experiments_are_options():
-    register()
+    register_groups()
 
 
 def others_slow(names, *fast):
@@ -104,13 +104,13 @@ def test_names_can_be_guessed(paper, table, backbone, names):
 def test_a_misspelt_name_is_answered_with_the_nearest(typed, nearest, capsys):
     ended = run_here([f"experiment={typed}"], capsys)
     assert ended.status == 2
-    assert re.match(rf"error: there is no experiment called '{typed}'; did you mean ", ended.err)
+    assert re.match(rf"error: unknown experiment '{typed}'; did you mean ", ended.err)
     assert nearest in ended.err
     assert ended.err.count("\n") == 1
 
 
 def test_help_lists_all_with_what_the_paper_reports():
-    said = run_help.help_on(["experiment"]).splitlines()
+    said = run_help.help_text(["experiment"]).splitlines()
     assert {line.split()[0] for line in said if line[0] != " "} == set(ROWS)
     assert f"{'afbo_t2_deit_t_afbo':52} 74.6 % top-1 (AFBO Table 2)" in said
     assert describe(ROWS["iffn_t7_swin_t"]) == "46.0 box AP"
@@ -127,7 +127,9 @@ def test_a_row_that_cannot_run_says_why(name, capsys):
 
 
 def test_a_pattern_leaves_out_what_cannot_run():
-    prepared = overrides.prepare(["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"])
+    prepared = overrides.process_arguments(
+        ["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"]
+    )
     names = prepared[1].partition("=")[2].split(",")
     assert names == ["posmlp_t2_posmlp_t"]
     assert find_experiment("posmlp_t2_posmlp_t_384").train.cannot_run
@@ -290,8 +292,8 @@ DRAW = (
 
 def prepared(name, *typed):
     """The config of a command, checked as a run checks it before it builds anything."""
-    given = overrides.read([f"experiment={name}", *typed])
-    config = resolved(job_config(given.overrides, given.config))
+    given = overrides.read_command([f"experiment={name}", *typed])
+    config = resolve_config(job_config(given.overrides, given.config))
     check_options(config)
     return config
 
@@ -342,7 +344,9 @@ def test_rows_that_lack_a_setting_are_all_tried():
     for name, typed in MISSING.items():
         assert typed.partition("=")[0] in ROWS[name].train.needs
     typed = ["-m", "experiment=posmlp_t2_posmlp_*", MISSING["posmlp_t2_posmlp_b"], "data.root=/d"]
-    assert "posmlp_t2_posmlp_b" in overrides.prepare(typed)[1].partition("=")[2].split(",")
+    assert "posmlp_t2_posmlp_b" in overrides.process_arguments(typed)[1].partition("=")[2].split(
+        ","
+    )
 
 
 def test_a_shorter_warm_up_is_in_proportion(caplog):
@@ -394,13 +398,15 @@ def test_what_does_not_fit_other_data_is_left_out_and_named(caplog):
     assert "data.train_share=0.5 is left out, which is of data=imagenet" in caplog.text
     labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
     assert labelled["data"]["token_labels"] is None
-    assert "data.token_labels=null, since the label maps are of the row's own images" in caplog.text
+    assert (
+        "data.token_labels=null, because the label maps belong to the row's images" in caplog.text
+    )
     own = prepared("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
     # The row's augmentation, without what that of the sample data alone has.
     assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
     dense = prepared("iffn_t7_swin_t_iffn", "data=sample_detection")
     assert dense["backbone"]["pretrained"] is False
-    assert "starts from random weights on other data than the row's" in caplog.text
+    assert "starts from random weights, because the data differs from the row's" in caplog.text
     assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's, which stays
 
 

@@ -465,14 +465,14 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     ("typed", "said"),
     [
         (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
-        (["to=timm"], "say what to export: backbone=NAME"),
+        (["to=timm"], "backbone=NAME is missing"),
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
         (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
         (
             ["backbone=deit_t", "backbone.dense=true", "to=timm"],
-            "is refused: targets take the form",
+            "is not an export option: each target takes the form",
         ),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],

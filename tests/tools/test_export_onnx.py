@@ -224,7 +224,7 @@ def test_a_fault_of_one_pair_leaves_the_others_in_the_table(monkeypatch):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(export, "exporter", lambda to: broken)
-    assert export.refusal("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
+    assert export.export_error("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
 
 
 def in_turn(names):

@@ -18,7 +18,7 @@ from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.exports import networks, preprocessing, usage
 from tools.exports.preprocessing import describe_preprocessing
 from tools.exports.tracing import AXES, Graph
@@ -144,7 +144,7 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
 @pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
 def test_preprocessing_of_dense_runs_is_that_of_the_toolkits_model(task, head):
     pytest.importorskip("mmdet")
-    register()
+    register_groups()
     config = composed(f"task={task}", "backbone=resnet18", *([f"head={head}"] if head else []))
     backbone = create_backbone("resnet18", dense=True)
     free = describe_preprocessing(config, backbone, (64, 96), fixed=False)

@@ -9,7 +9,7 @@ import torch
 from tasks.engine.loggers import read_rows
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import arguments, composed, run_here, summary
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
@@ -171,7 +171,7 @@ def log_twice(folder, name, **options):
 @pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    register()
+    register_groups()
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # asked to go online, with nobody there
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -185,7 +185,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_mlflow_offline(tmp_path):
     pytest.importorskip("mlflow")
-    register()
+    register_groups()
     log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
     from mlflow import MlflowClient
 
@@ -199,7 +199,7 @@ def test_mlflow_offline(tmp_path):
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
     import yaml
 
-    register()
+    register_groups()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
     other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
                      "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip

@@ -23,7 +23,7 @@ from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
@@ -38,7 +38,7 @@ UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 def stated(family):

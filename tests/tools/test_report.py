@@ -144,7 +144,7 @@ MANY = [f"{kind}AP{end}" for kind in ("", "mask_") for end in ("", "50", "75", "
 def test_numbers_above_many_bars_do_not_overlap(figure_of):
     _, axis = figure_of([*TRAINED, {"step": 2, **{f"val/{name}": 0.01234 for name in MANY}}]).axes
     assert len(axis.texts) == len(MANY)
-    assert not labels.overlap(axis.texts)
+    assert not labels.texts_overlap(axis.texts)
     top = axis.get_window_extent().y1
     assert all(text.get_window_extent().y1 <= top for text in axis.texts)
 

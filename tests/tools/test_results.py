@@ -27,7 +27,7 @@ from tools import results
 from tools.cli.network_names import network_name
 from tools.comparing import paper_figures
 from tools.comparing.table import HEADLINE, pareto
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.papers.published import load_rows
 from tools.runs.fingerprints import fingerprints
 from tools.runs.folder import differences, opened
@@ -40,7 +40,7 @@ TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 @pytest.fixture

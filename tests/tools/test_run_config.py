@@ -13,8 +13,8 @@ from tests.runs import composed, run_here
 from tools.cli.errors import one_line_errors
 from tools.config import overrides
 from tools.config import run_config as run_config
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 
 
 @functools.cache
@@ -25,7 +25,7 @@ def config_text(*overrides):
 @pytest.fixture
 def run_folder(tmp_path):
     """A run folder of a command, with a checkpoint that nothing here opens."""
-    register()
+    register_groups()
 
     def make(*overrides, name="run"):
         folder = tmp_path / name
@@ -40,7 +40,7 @@ def run_folder(tmp_path):
 def evaluated(folder, *typed, mode="test"):
     """The config of an evaluation."""
     overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
-    return resolved(run_config.job_config(overrides))
+    return resolve_config(run_config.job_config(overrides))
 
 
 def changed(folder, *typed):
@@ -147,7 +147,7 @@ def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
 def said(config, caplog):
     caplog.clear()
     caplog.set_level("INFO")
-    run_config.say_origin(config)
+    run_config.log_differences(config)
     return caplog.text
 
 
@@ -163,7 +163,7 @@ def test_differences_are_named_in_one_line(run_folder, caplog):
 
 
 def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, caplog):
-    register()
+    register_groups()
     (tmp_path / "config.yaml").write_text("of: something else")
     (tmp_path / "weights").mkdir()
     lone = tmp_path / "weights" / "best.ckpt"
@@ -171,7 +171,7 @@ def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, cap
     config = evaluated(lone, "backbone=swin_t")
     assert config["backbone"]["name"] == "swin_t"
     assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
-    assert f"{lone} lies in no run folder" in said(config, caplog)
+    assert f"{lone} is not in a run folder" in said(config, caplog)
 
 
 def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
@@ -185,7 +185,7 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
 def refused(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
-        resolved(run_config.job_config(overrides.prepare(given)))
+        resolve_config(run_config.job_config(overrides.process_arguments(given)))
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
@@ -202,11 +202,11 @@ def refused(capsys, folder, *typed, mode="test"):
         ("head=linear", "task=detection takes head="),
         ("data=imagenet", "task=detection takes data=coco"),
         ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
-        ("task=segmentation", "is a run of task=detection, and its weights serve no other"),
+        ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
         ("trainer.device=1", "did you mean devices"),
-        ("resume=true", "with mode=test pass ckpt=<run folder> alone"),
+        ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
         ("input=x", "pass mode=predict"),
-        ("~head.options", "~head.options cannot be typed beside a run folder"),
+        ("~head.options", "~head.options cannot be combined with a run folder"),
     ],
 )
 def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, capsys):
@@ -247,7 +247,7 @@ def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "task_name": "depth"}))
-    assert "is of the task 'depth'; known: classification" in refused(capsys, folder)
+    assert "has the unknown task 'depth'; known: classification" in refused(capsys, folder)
     backbone = {**config["backbone"], "name": "deit_tt"}
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "backbone": backbone}))
     assert "did you mean deit_t" in refused(capsys, folder)
@@ -270,22 +270,22 @@ def test_hydra_gets_a_command_that_it_can_compose_from_the_files(run_folder):
     """Its own composition begins with the default task, whose head has no anchors."""
     folder = run_folder(*RUNS["detection"])
     typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
-    given = overrides.prepare(typed)
+    given = overrides.process_arguments(typed)
     assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
                      "trainer=cpu", "task=detection"]  # fmt: skip
-    assert overrides.prepare(given) == given  # processes of a run start by it again
+    assert overrides.process_arguments(given) == given  # processes of a run start by it again
     assert run_config.compose_config(given).head.name == "retinanet"
     assert run_config.job_config(given)["overrides"][:3] == typed[:3]
     for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
-        assert overrides.prepare(plain) == plain
+        assert overrides.process_arguments(plain) == plain
 
 
 def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
     first, second = run_folder("backbone=swin_t"), run_folder(*RUNS["detection"], name="other")
     typed = ["-m", "mode=test", f"ckpt={first},{second}", "data.num_workers=0,1"]
-    given = overrides.prepare(typed)
+    given = overrides.process_arguments(typed)
     assert given == ["-m", "++mode=test", f"++ckpt={first},{second}", "++data.num_workers=0,1"]
-    jobs = [run_config.job_config(job) for job in overrides._jobs(given[1:])]
+    jobs = [run_config.job_config(job) for job in overrides._expand_jobs(given[1:])]
     names = [(job["backbone"]["name"], job["data"]["num_workers"]) for job in jobs]
     assert names == [("swin_t", 0), ("swin_t", 1), ("swin_t_afbo", 0), ("swin_t_afbo", 1)]
 

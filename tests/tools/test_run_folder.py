@@ -137,7 +137,7 @@ class TestToResume:
         own = run("2026-01-01_00-00-00", **then, overrides=["data=folder", "data.root=/data"])
         resumed = {**config, **now}
         assert run_folder.to_resume(resumed) == own
-        automatic.take_over(resumed, own)
+        automatic.reuse_choices(resumed, own)
         assert {key: resumed[key] for key in then} == then
         assert run_folder.other_length(own, resumed) is None
 

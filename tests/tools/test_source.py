@@ -7,7 +7,7 @@ import yaml
 
 from tasks.engine.saved_config import saved_run
 from tasks.engine.sources import check_sources
-from tools.config.name_checks import composed
+from tools.config.name_checks import compose_checked
 from tools.runs.source import Source, keep_source, read_source
 
 MINE = "backbones/mixers/mine.py"
@@ -111,5 +111,5 @@ def test_a_run_of_a_mixer_that_is_missing_says_where_it_is(backbone, tmp_path):
         saved_run(tmp_path)
     if "token_mixer" not in backbone:  # resumed by the same command, which names no network here
         with pytest.raises(ValueError, match=f"lacks: {MINE} is missing"):
-            composed([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])
+            compose_checked([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])
     check_sources(tmp_path, {"name": "deit_t_afbo", "token_mixer": "sbm"})

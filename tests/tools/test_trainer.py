@@ -7,14 +7,14 @@ import pytest
 
 from tasks.engine.callbacks import ProgressLines
 from tests.runs import composed, options
-from tools.config.lazy_groups import register
-from tools.config.lengths import LIMITS, with_numbers
+from tools.config.lazy_groups import register_groups
+from tools.config.training_length import LIMITS, fill_lengths
 from tools.runs.trainer import make_trainer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 CUDA = {
@@ -91,7 +91,7 @@ OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3
     ids=str,
 )
 def test_options_that_lightning_takes_are_numbers(given, expected):
-    assert with_numbers({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
+    assert fill_lengths({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_options_that_lightning_takes_are_numbers(given, expected):
 )
 def test_a_training_without_end_or_batches_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        with_numbers({**OPTIONS, **given}, training=True)
+        fill_lengths({**OPTIONS, **given}, training=True)
 
 
 def test_an_evaluation_needs_no_end():
     endless = {**OPTIONS, "max_epochs": -1}
-    assert with_numbers(endless, training=False) == endless
+    assert fill_lengths(endless, training=False) == endless
 
 
 @pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])

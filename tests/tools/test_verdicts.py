@@ -54,7 +54,7 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
                 far.append(name)
         residuals = row.residuals(row.params, row.exact_macs, base)
         verdict = row.verdict(residuals)
-        assert row.far(residuals) == far, row
+        assert row.mismatches(residuals) == far, row
         assert (verdict == "agrees") == (not far), row
         assert set(row.cause) <= set(far), f"{row}: cause belongs to what differs"
         assert ("DIFFERS" in verdict) == bool(set(far) - set(row.cause)), row
@@ -193,7 +193,7 @@ def test_counting_weights_once_is_the_cause_where_it_gives_the_printed_digits(ro
     once = Decimal(macs) / 10**9
     fits = row.printed("flops").is_printed_for(once, change=change)
     found = row.residuals(row.params, row.exact_macs, base if change else None)
-    if "flops" in row.far(found):
+    if "flops" in row.mismatches(found):
         assert (row.cause.get("flops") == "counting") == fits
     if "counted once" in row.note:
         printed = Decimal(row.printed("flops").text)

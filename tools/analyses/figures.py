@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plotting.colours import colour_bar
+from tools.plotting.colour_bars import colour_bar
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,14 +23,14 @@ from tasks.engine.classes import warn_of_order
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_task
 from tasks.engine.saved_config import checkpoint_file, saved_run
-from tools.cli.literal import literal, quoted
-from tools.cli.network_names import name_of
-from tools.cli.typed_network import label as label_of
-from tools.cli.typed_network import read_networks, split_outside
-from tools.config.automatic import fixed
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
-from tools.config.name_checks import composed
+from tools.cli.network_names import config_network_name
+from tools.cli.quoting import quote, quote_arguments
+from tools.cli.typed_network import network_label as label_of
+from tools.cli.typed_network import read_networks, split_outside_brackets
+from tools.config.automatic import apply_fixed_schedule
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
+from tools.config.name_checks import compose_checked
 from tools.config.run_config import CONFIGS, job_config
 
 BATCH = 16
@@ -191,11 +191,11 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
     Raises:
         ValueError: Nothing is typed, or a file of no run without the name of its network.
     """
-    register()
+    register_groups()
     whole = options["ckpt"]  # a path may have commas, too
     paths = [whole] if Path(whole).exists() else whole.split(",")
     paths = [path for path in paths if path]
-    names = [name for name in split_outside(options["backbone"], ",") if name.strip()]
+    names = [name for name in split_outside_brackets(options["backbone"], ",") if name.strip()]
     if not paths and not names:
         raise ValueError("say what to analyse: ckpt=<run folder>, or backbone=NAME; see --help")
     if paths and len(names) > 1 and len(names) != len(paths):
@@ -227,7 +227,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         raise ValueError(
             f"ckpt={path} holds {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
-    typed = ["mode=predict", f"ckpt={quoted(str(run.checkpoint))}", *_input(options), *words]
+    typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
     square = _square(options)
@@ -245,7 +245,8 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     model = task.model if isinstance(task.model, LinearClassifier) else None
     return _sized(
         Subject(
-            name_of(config["backbone"]), backbone, model, task, data, run.folder, config,
+            config_network_name(config["backbone"]),
+            backbone, model, task, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
@@ -316,15 +317,15 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
 
 def _config(typed: list[str]) -> dict[str, Any]:
     """The config of a run that is typed, whose mistakes are one sentence each."""
-    typed = literal(typed)
-    return fixed(resolved(job_config(typed, composed(typed))))
+    typed = quote_arguments(typed)
+    return apply_fixed_schedule(resolve_config(job_config(typed, compose_checked(typed))))
 
 
 def _input(options: Mapping[str, str]) -> list[str]:
     given = options["input"]
     if not given:
         return []
-    return [f"data={given}"] if _is_data_set(given) else [f"input={quoted(given)}"]
+    return [f"data={given}"] if _is_data_set(given) else [f"input={quote(given)}"]
 
 
 def _is_data_set(given: str) -> bool:
@@ -341,10 +342,10 @@ def _square(options: Mapping[str, str]) -> int | None:
 
 
 def _sized(subject: Subject, options: Mapping[str, str]) -> Subject:
-    from tools.cli.arguments import image_size
+    from tools.cli.arguments import parse_image_size
 
     if options["image_size"]:
-        subject.size = image_size(options["image_size"])
+        subject.size = parse_image_size(options["image_size"])
     return subject
 
 

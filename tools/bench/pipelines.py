@@ -1,8 +1,7 @@
-"""Images on their way from file to batch: our datamodules against timm's loader and the toolkits'.
+"""Time image pipelines, from file to batch: our data modules against timm's and the toolkits'.
 
-Both read the same training files with the same augmentation, a batch each by turns, in this
-process: what one worker of a loader does. Ours differ in that each sample has random numbers of its
-own, and that a broken file is named.
+Both read the same training files with the same augmentation, in interleaved batches, in this
+process: the work of one loader worker. Ours also seeds each sample and names broken files.
 """
 
 from __future__ import annotations
@@ -29,25 +28,28 @@ from datamodules import (
 from datamodules.dense.masks import StrictMask
 from datamodules.dense.toolkit_data import StrictImage
 from datamodules.images.transforms import PaperAugmentation, guard_posterize
-from tools.bench.timing import interleave, prepare, spread, tell
-from tools.cli.arguments import number
+from tools.bench.timing import interleave, print_status, set_up_process, summarise_ratios
+from tools.cli.arguments import parse_integer
 from tools.cli.tables import Record
 
-# Sides of sample images, near those of the usual data sets.
+# Sides of sample images, close to those of the usual datasets.
 PHOTOGRAPH, SCENE = 384, 512
 
 
-def pipeline_records(options: Mapping[str, str]) -> list[Record]:
-    """Time batches of a task's training data; a record of the other pipeline and one of ours."""
-    rounds, batch = number("rounds", options["rounds"], least=2), number("batch", options["batch"])
-    prepare(options)
-    ours = datamodule(options["task"], options["root"] or None, batch)
-    with contextlib.redirect_stdout(sys.stderr):  # the toolkits print when they are imported
+def time_pipelines(options: Mapping[str, str]) -> list[Record]:
+    """Time batches of a task's training data; return a record of the other pipeline and of ours."""
+    rounds, batch = (
+        parse_integer("rounds", options["rounds"], least=2),
+        parse_integer("batch", options["batch"]),
+    )
+    set_up_process(options)
+    ours = build_datamodule(options["task"], options["root"] or None, batch)
+    with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import
         ours.prepare_data()
         ours.setup()
-        name, other = counterpart(options["task"], ours)
-    tell(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
-    batches = [endless(other), endless(ours.train_dataloader())]
+        name, other = build_counterpart(options["task"], ours)
+    print_status(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
+    batches = [repeat_batches(other), repeat_batches(ours.train_dataloader())]
     steps = [lambda own=own: next(own) and None for own in batches]
     seconds = interleave(steps, rounds, "cpu", options["clock"])
     return [
@@ -56,18 +58,18 @@ def pipeline_records(options: Mapping[str, str]) -> list[Record]:
             "pipeline": label,
             "batch": batch,
             "images_per_second": batch / statistics.median(own),
-            **spread(own, seconds[0]),
+            **summarise_ratios(own, seconds[0]),
         }
         for label, own in zip((name, "ours"), seconds, strict=True)
     ]
 
 
-def datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
-    """The training data of a task, by default sample data, loaded in this process.
+def build_datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
+    """Build a task's training data, loaded in this process; by default sample data.
 
     Args:
-        task: Classification, detection or segmentation.
-        root: Folder of real data: classes, COCO, or ADE20K.
+        task: "classification", "detection" or "segmentation".
+        root: Folder of real data: class folders, COCO or ADE20K.
         batch: Images per batch.
     """
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
@@ -86,15 +88,15 @@ def datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
     return SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
 
 
-def counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
-    """What loads the same files elsewhere, and whose it is."""
+def build_counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
+    """Return the name and the loader of another library for the same files."""
     if task == "classification":
-        return "timm", timm_loader(ours)
-    return ("mmdet" if task == "detection" else "mmseg"), toolkit_loader(ours)
+        return "timm", build_timm_loader(ours)
+    return ("mmdet" if task == "detection" else "mmseg"), build_toolkit_loader(ours)
 
 
-def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
-    """Timm's dataset and loader with the augmentation of ours."""
+def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
+    """Build timm's dataset and loader with our augmentation."""
     from timm.data import ImageDataset, create_loader
 
     how = ours.augmentation
@@ -120,12 +122,12 @@ def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
         persistent_workers=False,
         pin_memory=False,
     )
-    guard_posterize(loader.dataset.transform)  # which would end the comparison now and then
+    guard_posterize(loader.dataset.transform)  # posterize would raise at random
     return loader
 
 
-def toolkit_loader(ours: Any) -> DataLoader[Any]:
-    """The toolkit's dataset with its own reading and packing, in its order of steps."""
+def build_toolkit_loader(ours: Any) -> DataLoader[Any]:
+    """Build the toolkit's dataset with its own reading, packing and order of steps."""
     from mmcv.transforms import LoadImageFromFile
     from mmengine.dataset import Compose, DefaultSampler, pseudo_collate
     from mmseg.datasets.transforms import LoadAnnotations
@@ -146,8 +148,8 @@ def toolkit_loader(ours: Any) -> DataLoader[Any]:
     )
 
 
-def endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches, epoch after epoch, each with random numbers of its own."""
+def repeat_batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield batches endlessly, each epoch with its own random numbers."""
     for epoch in itertools.count():
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)

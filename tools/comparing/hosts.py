@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.cli.typed_network import Network, label
+from tools.cli.typed_network import Network, network_label
 from tools.comparing.terms import FACTS
 
 MOST = 3  # networks of a table of which a line says how they are built
@@ -49,7 +49,7 @@ def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
     for host, facts in _groups(networks, dense):
         differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
         if not differ and host not in facts:  # beside which nothing would be unlike it
-            own = [one for one in networks if label(one) in facts]
+            own = [one for one in networks if network_label(one) in facts]
             said += [_unlike(name, json.dumps(options), dense) for name, options in own]
     sentences = list(dict.fromkeys(filter(None, said)))
     more = [f"and {len(sentences) - MOST} more are built otherwise than their hosts"]
@@ -68,7 +68,7 @@ def _groups(
         alike = (look_up(name)[0].name, json.dumps(others, sort_keys=True))
         hosts.setdefault(alike, []).append((name, own))
     for (host, _), group in hosts.items():
-        yield host, {label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
+        yield host, {network_label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
 
 
 def _of_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.engine.saved_config import IDENTITY, saved_run
 from tools.cli.flat_config import flatten
 from tools.comparing.run_records import RunRecord
-from tools.config.usual_values import TOKEN_MIXER
+from tools.config.default_values import TOKEN_MIXER
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
 from tools.papers.robustness_names import ROBUSTNESS
@@ -349,11 +349,11 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         return []
     from omegaconf import OmegaConf
 
-    from tools.config.automatic import fixed
-    from tools.config.lazy_groups import register
+    from tools.config.automatic import apply_fixed_schedule
+    from tools.config.lazy_groups import register_groups
     from tools.config.run_config import compose_config
 
-    register()
+    register_groups()
 
     # What the paper does not give is as the run has it, and said.
     given = [
@@ -364,7 +364,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     composed: Any = OmegaConf.to_container(
         compose_config([f"experiment={experiment}", *given]), resolve=True
     )
-    meant = fixed(composed)
+    meant = apply_fixed_schedule(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
     if target == ROBUSTNESS_DATA or data_set(target) == measured_on(row)[0]:

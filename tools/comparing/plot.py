@@ -14,7 +14,7 @@ import numpy as np
 
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto, setting
-from tools.plotting.labels import extent
+from tools.plotting.labels import text_extent
 
 AXES = {
     "params": "parameters in M",
@@ -245,17 +245,17 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
 
     from tools.bench import timed_networks as networks
     from tools.bench.timing import interleave, make_step
-    from tools.cli.typed_network import label
+    from tools.cli.typed_network import network_label
 
     steps: dict[str, Any] = {}
     keys = []
     for row in rows:
         network = (_backbone(row), _options(row))
         size = tuple(int(side) for side in row.first.summary["macs_at"])
-        key = f"{label(network)} {size}"
+        key = f"{network_label(network)} {size}"
         if key not in steps:
             try:
-                model = networks.build(network, {"device": "cpu", "compile": "false"})
+                model = networks.build_network(network, {"device": "cpu", "compile": "false"})
             except ValueError as error:  # of another checkout, or what it was built of is gone
                 reason = str(error).partition(";")[0]
                 notes.append(f"{row.name} is left out of the plot, it cannot be timed: {reason}")
@@ -366,7 +366,7 @@ def _place_labels(
     left_out = []
     for colour, size, name, x, y in marks:
         trial = _label(axis, name, (x, y), (0, 0), colour, size)
-        box = extent(trial)
+        box = text_extent(trial)
         trial.remove()
         others = np.array([other.extents for other in (*taken, *points_taken)])
         for place in PLACES:

@@ -14,7 +14,7 @@ from tools.cli.network_names import network_name
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.run_records import RunRecord
-from tools.config.usual_values import TOKEN_MIXER, without_usual
+from tools.config.default_values import TOKEN_MIXER, drop_defaults
 from tools.runs.folder import may_differ
 
 # The metric that a table is about if none is asked for.
@@ -151,7 +151,7 @@ def _typed(run: RunRecord) -> dict[str, str]:
 def _without_usual(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
     """Runs whose configs lack the options that others lack, too, and that have their default."""
     named = {ALIASES.get(key, key) for key in by}
-    configs = without_usual([dict(run.config) for run in runs])
+    configs = drop_defaults([dict(run.config) for run in runs])
     kept = [{key: run.config[key] for key in named & run.config.keys()} for run in runs]
     return [
         replace(run, config=config | own)

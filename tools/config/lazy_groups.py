@@ -1,4 +1,4 @@
-"""Hydra's groups without files: ``backbone`` from the registry, ``experiment`` from the papers."""
+"""Hydra groups without files: ``backbone`` from the registry, ``experiment`` from the papers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
-from tools.config.experiment_words import experiment_config
+from tools.config.experiment_configs import experiment_config
 from tools.config.recipes import NO_RECIPE, register_resolvers
 from tools.papers.experiments import experiments
 
 
 class LazyGroup(dict[str, ConfigNode | None]):
-    """A group of Hydra's, whose configs, a millisecond each, are made when asked for.
+    """Hydra group that builds its configs on demand, a millisecond each.
 
-    A copy in another process, where a launcher has a sweep's run composed, is made there anew, and
-    with it all else that composing needs.
+    A launcher pickles it into another process; unpickling there registers all groups anew.
 
     Args:
         name: Of the group.
         options: Names of its options.
-        content: What a config file of an option would hold.
-        package: Where in the config that stands; without one under the group's name.
+        content: Returns the content of an option's config file.
+        package: Place of that content in the config; default: under the group's name.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class LazyGroup(dict[str, ConfigNode | None]):
         self.name, self.content, self.package = name, content, package
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self.name,)
+        return _restore_group, (self.name,)
 
     def __getitem__(self, file: str) -> ConfigNode:
         config = super().__getitem__(file)
@@ -51,16 +50,16 @@ class LazyGroup(dict[str, ConfigNode | None]):
         return config
 
 
-def register() -> None:
-    """Register the backbones and experiments as groups, and what configs may compute."""
+def register_groups() -> None:
+    """Register the backbones and experiments as groups, and the resolvers of recipes."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each retry
-    # Hydra copies this singleton, with all the backbones in it, for every group that it lists.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
+    # Hydra deep-copies this singleton, with all backbones in it, for every group that it lists.
     setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
     rows = experiments()
     known = catalogue()
     for group in (
-        LazyGroup("backbone", known.list_backbones(), _backbone),
+        LazyGroup("backbone", known.list_backbones(), _backbone_config),
         LazyGroup("experiment", rows, lambda name: experiment_config(rows[name]), "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
@@ -68,15 +67,15 @@ def register() -> None:
     register_resolvers()
 
 
-def _backbone(name: str) -> dict[str, Any]:
-    """The options of a backbone; those on class tokens wait for the token mixer that is typed."""
+def _backbone_config(name: str) -> dict[str, Any]:
+    """Return a backbone's options; class-token options resolve after the token mixer is known."""
     known = catalogue()
     schema = known.schema(name)
-    waiting = [key for key, value in known.beside_token_mixer(name, None).items() if value]
+    waiting = [key for key, value in known.prefix_options(name, None).items() if value]
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 
-def _registered(name: str) -> LazyGroup:
-    register()
+def _restore_group(name: str) -> LazyGroup:
+    register_groups()
     group: LazyGroup = ConfigStore.instance().repo[name]
     return group

@@ -223,7 +223,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         ValueError: ``out`` exists and may not be overwritten, as none may that no export has made,
             or no folder can be made there.
     """
-    from tools.cli.errors import unwritten
+    from tools.cli.errors import write_failure
 
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
@@ -252,7 +252,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         else:
             temporary.rename(out)
     except Exception as error:
-        reason = unwritten(error)
+        reason = write_failure(error)
         if reason is None:
             raise
         raise ValueError(

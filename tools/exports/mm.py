@@ -24,7 +24,7 @@ from backbones.layers.classifier import Classifier
 from datamodules.dense.toolkit_data import require_package
 from heads.linear import LinearClassifier
 from heads.toolkits.toolkit import quiet
-from tools.bench.timed_networks import unusual
+from tools.bench.timed_networks import non_default_options
 from tools.exports import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.class_lists import (
     ANNOTATIONS,
@@ -220,7 +220,7 @@ def classifier_package(request: ExportRequest) -> Package:
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:
     options = {key: value for key, value in request.options.items() if value is not None}
-    config = {"type": request.backbone, **unusual(request.backbone, options)}
+    config = {"type": request.backbone, **non_default_options(request.backbone, options)}
     maps = {} if request.to == "mmpretrain" else {"out_indices": (0, 1, 2, 3)}
     return {**config, **maps, "frozen_stages": -1}
 

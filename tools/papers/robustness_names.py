@@ -1,4 +1,4 @@
-"""Robustness sets and the metrics that papers report on them."""
+"""Robustness datasets and the names of their metrics in papers."""
 
 ROBUSTNESS = {
     "imagenet_a": "in_a",

@@ -21,7 +21,7 @@ from tasks.engine.signals import Stopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
-from tools.config.lengths import OVERFIT
+from tools.config.training_length import OVERFIT
 from tools.runs import frozen_fit, predict_mode, report, resume, robustness_mode, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import keep_config, mark_latest
@@ -95,7 +95,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
 
 def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
     """Build the datamodule of a run; before a training choose what is auto, and check all files."""
-    known = automatic.fixed(config)
+    known = automatic.apply_fixed_schedule(config)
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if predict_mode.needs_no_data(config, datamodule, checkpoint):
         return datamodule
@@ -103,7 +103,7 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
     datamodule.prepare_data()
     datamodule.setup()
     if config["mode"] == "fit":
-        automatic.choose(config, datamodule, backbone)
+        automatic.choose_values(config, datamodule, backbone)
         check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():
         datamodule.check_files()

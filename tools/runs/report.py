@@ -27,7 +27,7 @@ from tasks.engine.loggers import read_rows
 from tasks.engine.plain_files import DamagedFile
 from tasks.engine.whole_files import make_folder, whole_file, write_whole
 from tools.cli import tables
-from tools.cli.network_names import name_of
+from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.config.automatic import (
     batches_per_step,
@@ -62,7 +62,7 @@ def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     height, width = training_size(config["data"])
     return {
         "task": config["task_name"],
-        "backbone": name_of(config["backbone"]),
+        "backbone": config_network_name(config["backbone"]),
         "mode": config["mode"],
         "checkpoint": config["ckpt"],
         "seed": config["seed"],

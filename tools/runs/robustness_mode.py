@@ -23,7 +23,7 @@ from tasks.classification.corruption_error import (
 )
 from tasks.engine.plain_files import read_json
 from tasks.engine.whole_files import write_whole
-from tools.cli.processes import started
+from tools.cli.processes import find_launcher
 from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs import trainer
 
@@ -71,7 +71,7 @@ def measure(
     check_whole(config["trainer"])
     key = key_of(config)
     # Processes that something else started know no folder; all have to do the same parts.
-    done = {} if started() else earlier(folder.parent, key, datamodule)
+    done = {} if find_launcher() else earlier(folder.parent, key, datamodule)
     for number, part in enumerate(datamodule.parts, start=1):
         if part.name not in done:
             datamodule.choose(part)

@@ -30,8 +30,8 @@ from tasks.engine.loops import exact_loops
 from tasks.engine.monitors import BestCheckpoint
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
-from tools.cli.processes import for_this_machine
-from tools.config.lengths import OVERFIT
+from tools.cli.processes import resolve_devices
+from tools.config.training_length import OVERFIT
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 from tools.runs.resume import Start
@@ -101,7 +101,7 @@ def make_trainer(
     try:
         trainer = Trainer(
             **{
-                **for_this_machine(options),
+                **resolve_devices(options),
                 "strategy": _strategy(options["strategy"]),
                 "profiler": profiler or Unprofiled(),
             },

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import COLOURS, evenly, finish, new_figure, wrapped
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -36,7 +36,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
     from backbones.analysis.learnt_activations import learnt_activations
 
-    reach = number("reach", options["reach"])
+    reach = parse_integer("reach", options["reach"])
     points = torch.linspace(-reach, reach, 101)
     rows, shown = [], []
     drawn: list[tuple[str, dict[str, Any]]] = []
@@ -55,7 +55,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                      "coefficient": key, "channel": channel, "value": value}
                     for channel, value in enumerate(values.tolist())
                 ]  # fmt: skip
-        names = evenly(list(found), number("layers", options["layers"]))
+        names = evenly(list(found), parse_integer("layers", options["layers"]))
         drawn.append((subject.label, {name: found[name] for name in names}))
     return Findings(rows, shown, COLUMNS, {"activations": _draw(drawn, points)})
 

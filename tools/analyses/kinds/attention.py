@@ -25,7 +25,7 @@ from tools.analyses.figures import (
     picture_of,
     wrapped,
 )
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 {"backbone": subject.label, "layer": name, "head": head, "distance": value}
                 for head, value in enumerate(values.tolist(), start=1)
             ]
-        names = evenly(list(maps), number("layers", options["layers"]))
+        names = evenly(list(maps), parse_integer("layers", options["layers"]))
         grids[subject.label] = {
             name: [(f"image {i + 1}", map_ / map_.max()) for i, map_ in enumerate(maps[name])]
             for name in names

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import bare, new_figure, picture_of, wrapped
-from tools.cli.arguments import number
-from tools.plotting.colours import colour_bar
+from tools.cli.arguments import parse_integer
+from tools.plotting.colour_bars import colour_bar
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Batch, Subject
@@ -47,8 +47,8 @@ REACH = 0.99  # of the pixels are within the scale of colours; single ones stand
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """The attributions of each network on the same images."""
-    number("steps", options["steps"])
-    number("window", options["window"], least=0)
+    parse_integer("steps", options["steps"])
+    parse_integer("window", options["window"], least=0)
     rows: list[dict[str, Any]] = []
     seen = []
     for subject in subjects:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tools.analyses import Findings
 from tools.analyses.figures import curves
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -32,7 +32,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
     from backbones.analysis.entropy import feature_entropy
 
-    bins = number("bins", options["bins"])
+    bins = parse_integer("bins", options["bins"])
     rows, lines = [], {}
     for subject in subjects:
         found = [

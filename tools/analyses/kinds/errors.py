@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import COLOURS, bare, finish, new_figure, picture_of, wrapped
-from tools.plotting.colours import colour_bar
+from tools.plotting.colour_bars import colour_bar
 from tools.plotting.labels import cut, name_ticks
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     """The errors of each network; all have to be of one task."""
     from tasks.detection.task import DetectionTask
     from tasks.segmentation.task import SegmentationTask
-    from tools.cli.arguments import number
+    from tools.cli.arguments import parse_integer
 
     segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
     if all(segmenting):
@@ -59,7 +59,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         return _of_detectors(subjects)
     if any(segmenting) or any(detecting):
         raise ValueError("networks of several tasks err in different ways; analyse them apart")
-    return _of_classifiers(subjects, number("pairs", options["pairs"]))
+    return _of_classifiers(subjects, parse_integer("pairs", options["pairs"]))
 
 
 def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:

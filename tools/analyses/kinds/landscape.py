@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import new_figure, wrapped
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -36,9 +36,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
     from backbones.analysis.landscape import largest_curvature, surface
 
-    points = number("points", options["points"], 2)
+    points = parse_integer("points", options["points"], 2)
     span = _span(options["span"])
-    seed = number("seed", options["seed"], 0)
+    seed = parse_integer("seed", options["seed"], 0)
     places = torch.linspace(-span, span, points).tolist()
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         network, objective, images = _objective(subject)
         values = surface(network, objective, places, seed)
         network.double()
-        iterations = number("iterations", options["iterations"])
+        iterations = parse_integer("iterations", options["iterations"])
         eigenvalue, unsettled = largest_curvature(network, objective, iterations, seed)
         edge = torch.cat([values[0], values[-1], values[1:-1, 0], values[1:-1, -1]])
         with torch.no_grad():

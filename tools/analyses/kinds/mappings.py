@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import Panels, evenly, panel_grid
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -39,7 +39,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     products: dict[str, Panels] = {}
     for subject in subjects:
         found = channel_mappings(subject.backbone)
-        names = evenly(list(found), number("layers", options["layers"]))
+        names = evenly(list(found), parse_integer("layers", options["layers"]))
         weights[subject.label], products[subject.label] = {}, {}
         for name, one in found.items():
             density = one.density()

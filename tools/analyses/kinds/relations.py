@@ -27,8 +27,8 @@ from tools.analyses.figures import (
     panel_grid,
     wrapped,
 )
-from tools.cli.arguments import number
-from tools.plotting.colours import colour_bar
+from tools.cli.arguments import parse_integer
+from tools.plotting.colour_bars import colour_bar
 
 if TYPE_CHECKING:
     from backbones.analysis.relations import Relation
@@ -52,7 +52,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     """The matrices of each network."""
     from backbones.analysis.relations import token_relations
 
-    most, singular = number("groups", options["groups"]), _share(options["singular"])
+    most, singular = parse_integer("groups", options["groups"]), _share(options["singular"])
     rows, shown, notes = [], [], []
     drawn: dict[str, Panels] = {}
     biases: dict[str, Panels] = {}
@@ -96,7 +96,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
                 f"drawn, as their windows have no token {options['token']}"
             )
-        names = evenly(list(maps), number("layers", options["layers"]))
+        names = evenly(list(maps), parse_integer("layers", options["layers"]))
         # The bias is another quantity, so it has a picture and a scale of its own.
         drawn[subject.label] = {
             name: [panel for panel in maps[name] if panel[0] != "b"] for name in names

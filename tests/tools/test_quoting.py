@@ -5,10 +5,10 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tools.cli.literal import literal
+from tools.cli.quoting import quote_arguments
 from tools.cli.typed_network import read_network
 from tools.config import overrides
-from tools.config.name_checks import composed
+from tools.config.name_checks import compose_checked
 
 PATHS = ("ckpt", "input", "output_dir", "data.root", "backbone.pretrained", "data.val_images",
          "task.distillation.checkpoint")  # fmt: skip
@@ -31,9 +31,9 @@ def read(word):
 @pytest.mark.parametrize("text", TEXTS)
 def test_paths_are_taken_as_typed(text):
     for key in PATHS:
-        (word,) = literal([f"{key}={text}"])
+        (word,) = quote_arguments([f"{key}={text}"])
         assert read(word) == text
-        assert literal([word]) == [word]  # processes of a run start by it again
+        assert quote_arguments([word]) == [word]  # processes of a run start by it again
 
 
 PLAIN = [text for text in TEXTS if "," not in text and text not in ("1e5", "2024")]
@@ -41,7 +41,7 @@ PLAIN = [text for text in TEXTS if "," not in text and text not in ("1e5", "2024
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_other_texts_are_taken_as_typed_where_the_grammar_has_no_meaning_for_them(text):
-    (word,) = literal([f"head.name={text}"])
+    (word,) = quote_arguments([f"head.name={text}"])
     value = read(word)
     assert value == text or text in ("[a]", "{x}", " a", "a ", "f(x)", "$HOME", "a$b")
 
@@ -61,34 +61,34 @@ def test_other_texts_are_taken_as_typed_where_the_grammar_has_no_meaning_for_the
     ],
 )
 def test_lists_words_and_quoted_texts_keep_their_meaning(typed, value):
-    assert read(literal([typed])[0]) == value
+    assert read(quote_arguments([typed])[0]) == value
 
 
 def test_commas_of_a_sweep_are_between_values_unless_the_path_is_there(tmp_path):
-    assert read(literal(["ckpt=a=1.ckpt,é"], sweep=True)[0]) == ["'a=1.ckpt'", "'é'"]
+    assert read(quote_arguments(["ckpt=a=1.ckpt,é"], sweep=True)[0]) == ["'a=1.ckpt'", "'é'"]
     there = tmp_path / "a,b"
     there.touch()
-    assert read(literal([f"ckpt={there}"], sweep=True)[0]) == str(there)
+    assert read(quote_arguments([f"ckpt={there}"], sweep=True)[0]) == str(there)
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("é", "'é' is not the name of an option; options are typed key=value"),
-        ("dàta.root=x", "'dàta.root' is not the name of an option"),
-        ("a b=c", "'a b' is not the name of an option"),
+        ("é", "'é' is not an option name; options are key=value"),
+        ("dàta.root=x", "'dàta.root' is not an option name"),
+        ("a b=c", "'a b' is not an option name"),
         ("@", "cannot use '@'; arguments are key=value"),
     ],
 )
 def test_keys_are_named(typed, message):
     with pytest.raises(ValueError, match=message) as refused:
-        literal([typed])
+        quote_arguments([typed])
     assert "hydra" not in str(refused.value)
 
 
 def test_several_values_name_the_lines_to_type():
     with pytest.raises(ValueError, match=r"seed=1,2 has several values; pass -m seed=1,2") as said:
-        composed(["seed=1,2"])
+        compose_checked(["seed=1,2"])
     line = str(said.value).partition(", or ")[2].removesuffix(" for one text")
     assert shlex.split(line) == ["seed='1,2'"]
 
@@ -100,5 +100,7 @@ def test_every_command_reads_networks_so():
 
 def test_a_run_is_composed_with_any_path():
     path = "/data/a=b, é [1] & 'x'"
-    config = overrides.read(["data=folder", f"data.root={path}", f"output_dir={path}"]).config
+    config = overrides.read_command(
+        ["data=folder", f"data.root={path}", f"output_dir={path}"]
+    ).config
     assert (config.data.root, config.output_dir) == (path, path)

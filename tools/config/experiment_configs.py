@@ -1,4 +1,4 @@
-"""Hydra's group ``experiment``: one config for each row of configs/published with a metric."""
+"""Hydra's group ``experiment``: one config per row of configs/published that reports a metric."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tools.papers.row_names import UNTRAINED
 
 
 def experiment_config(row: Row) -> dict[str, Any]:
-    """What a config file of this row would hold.
+    """Return the content of a row's config file.
 
-    Weights that the row starts from are asked for, since a run from random ones is another.
+    A row that starts from trained weights requires them, since random weights give another run.
     """
     train = row.train
     chosen = {
@@ -42,15 +42,15 @@ def experiment_config(row: Row) -> dict[str, Any]:
     return content
 
 
-def check_runs(row: Row, typed: Sequence[str] = ()) -> None:
-    """Refuse to train a row of which a setting is published nowhere and not typed either.
+def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
+    """Check that a row can be trained: its missing settings are typed.
 
     Args:
         row: The row.
         typed: The command's options.
 
     Raises:
-        ValueError: The row's own reason.
+        ValueError: The paper leaves a setting open; gives the row's reason.
     """
     options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
     evaluates = options.get("mode", "fit") != "fit"

@@ -1,4 +1,4 @@
-"""Options that have their default: typed or left out, they make the same run."""
+"""Options with their default value: the run is the same with or without them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 TOKEN_MIXER = "backbone.token_mixer"
-GROUPS = ("data", "head", "task")  # which are built by their ``_target_``
+GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
-def with_token_mixer_name(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in which a token mixer's name stands where its options stand."""
+def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in which a token mixer's name is one of its options."""
     found = dict(config)
     name = found.get(TOKEN_MIXER)
     if isinstance(name, str):
@@ -19,8 +19,8 @@ def with_token_mixer_name(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def is_usual(config: Mapping[str, Any], key: str) -> bool:
-    """Return True if an option has the value that a run has without it.
+def is_default(config: Mapping[str, Any], key: str) -> bool:
+    """Return True if an option has its default value.
 
     Args:
         config: Values by dotted name.
@@ -28,31 +28,31 @@ def is_usual(config: Mapping[str, Any], key: str) -> bool:
     """
     group, _, name = key.rpartition(".")
     if key.startswith(f"{TOKEN_MIXER}."):
-        defaults: Mapping[str, Any] = _of_token_mixer(config)
+        defaults: Mapping[str, Any] = _token_mixer_defaults(config)
     elif group in ("optimizer", "schedule"):
-        defaults = _of_training(config, group)
+        defaults = _training_defaults(config, group)
     else:
-        return _is_of_target(config, group, name)
+        return _is_target_default(config, group, name)
     return name in defaults and _plain(defaults[name]) == _plain(config[key])
 
 
-def without_usual(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Flat configs without the options that some of them lack and that have their default."""
+def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove options that have their default and are missing in some of the flat configs."""
     common = set.intersection(*map(set, configs)) if configs else set()
     return [
-        {key: value for key, value in one.items() if key in common or not is_usual(one, key)}
+        {key: value for key, value in one.items() if key in common or not is_default(one, key)}
         for one in configs
     ]
 
 
-def _of_token_mixer(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _token_mixer_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     from tools.cli.catalogue import catalogue
 
     known = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
     return {**known.get("options", {})}
 
 
-def _of_training(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+def _training_defaults(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     from backbones.options import defaults
     from tasks.engine.optim import build_optimizer, learning_rate_factor, optimizer_class
 
@@ -60,12 +60,12 @@ def _of_training(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
         return defaults(learning_rate_factor)
     try:
         own = defaults(optimizer_class(str(config.get("optimizer.name"))))
-    except ValueError:  # an optimiser of another version, or of a package that is missing
+    except ValueError:  # an optimiser of another version, or of a missing package
         own = {}
     return {**own, **defaults(build_optimizer)}
 
 
-def _is_of_target(config: Mapping[str, Any], group: str, name: str) -> bool:
+def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool:
     target = config.get(f"{group}._target_")
     if group.partition(".")[0] not in GROUPS or target is None:
         return False
@@ -74,7 +74,7 @@ def _is_of_target(config: Mapping[str, Any], group: str, name: str) -> bool:
     part = {"_target_": target, name: config[f"{group}.{name}"]}
     try:
         return has_default({group: part}, group, name)
-    except ValueError:  # of another checkout
+    except ValueError:  # from another checkout
         return False
 
 

@@ -1,4 +1,4 @@
-"""Colour bars beside pictures of numbers."""
+"""Colour bars beside images of numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def colour_bar(figure: Any, image: Any, beside: Any, label: str = "", size: float = 6) -> Any:
-    """Draw the scale of an image beside one or several axes.
+    """Draw the colour scale of an image beside one or several axes.
 
     Args:
         figure: With a constrained layout.
-        image: What ``imshow`` returned.
-        beside: Axes, or an array or list of them.
-        label: Of the quantity.
-        size: Of the letters, in points.
+        image: From ``imshow``.
+        beside: Axes, or an array or list of axes.
+        label: Name of the quantity.
+        size: Font size in points.
     """
     bar = figure.colorbar(image, ax=beside, shrink=0.85, pad=0.02, aspect=24)
     bar.locator = _few_ticks()

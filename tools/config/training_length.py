@@ -1,4 +1,4 @@
-"""How long a training is and how many batches it sees, in the forms that Lightning takes."""
+"""Length of a training and its limits on batches, in the forms that Lightning takes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LIMITS = ("limit_train_batches", "limit_val_batches")
 OVERFIT = "overfit_batches"
 
 
-def with_numbers(options: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-    """Return the options of a trainer with numbers where Lightning takes null, too.
+def fill_lengths(options: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+    """Replace null among a trainer's lengths by the number that it means.
 
-    ``overfit_batches`` becomes both limits; the run itself sees to the order of the batches.
+    ``overfit_batches`` becomes both limits; the run itself fixes the order of the batches.
 
     Args:
         options: Of the trainer.
-        training: True if the run trains, so that it needs an end.
+        training: The run trains, so it needs an end.
 
     Raises:
-        ValueError: A training without end, or a value of ``overfit_batches`` that is out of range.
+        ValueError: The training has no end, or ``overfit_batches`` is out of range.
     """
     options = dict(options)
     for name in LIMITS:
@@ -32,7 +32,7 @@ def with_numbers(options: Mapping[str, Any], *, training: bool) -> dict[str, Any
         check_value(f"trainer.{OVERFIT}", overfit, int | float)
         if overfit < 0 or (isinstance(overfit, float) and overfit > 1):
             raise ValueError(
-                f"trainer.{OVERFIT}={overfit} must be a number of batches from 1 on or a share up "
+                f"trainer.{OVERFIT}={overfit} must be a number of batches from 1 up or a share up "
                 "to 1.0; 0 is off"
             )
         options |= dict.fromkeys(LIMITS, overfit) if overfit else {}
@@ -41,7 +41,7 @@ def with_numbers(options: Mapping[str, Any], *, training: bool) -> dict[str, Any
             options[name] = -1
     if training and options["max_epochs"] == options["max_steps"] == -1:
         raise ValueError(
-            "trainer.max_epochs=-1 and trainer.max_steps=-1 train without end, and the schedule "
-            "needs a length; pass trainer.max_epochs=<epochs> or trainer.max_steps=<steps>"
+            "trainer.max_epochs=-1 and trainer.max_steps=-1 train forever, but the schedule needs "
+            "a length; pass trainer.max_epochs=<epochs> or trainer.max_steps=<steps>"
         )
     return options
