@@ -165,12 +165,14 @@ def assert_stops(run, *words):
 
 def test_install_stops_without_python(machine):
     (machine.bin / "python3.11").unlink()
-    assert_stops(machine.install(), "Python 3.11 (or", "is missing", "apt-get install python3.11")
+    assert_stops(
+        machine.install(), "Python 3.11, 3.12 or 3.13 is missing", "apt-get install python3.11"
+    )
 
 
 def test_install_stops_at_another_python(machine):
     machine.add("python3.14", "exit 1")
-    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 is no Python 3.11")
+    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 must be Python 3.11")
 
 
 def test_install_takes_the_python_it_is_given(machine):
@@ -187,7 +189,7 @@ def test_install_stops_without_venv_module(machine):
 
 def test_install_stops_without_room(machine):
     machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
-    assert_stops(machine.install(), "needs 9 GB free", "there are 3")
+    assert_stops(machine.install(), "has 3 GB free, but 9 GB are needed")
 
 
 def test_operators_that_cannot_be_compiled_stop_nothing(machine):
@@ -229,7 +231,7 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     assert again.returncode == 0, again.stderr
     assert "up to date" in again.stdout
     assert ("kernels.build" in machine.calls.read_text()) == (change != "nothing")
-    assert ("looking for the mixers' operators" in again.stdout) == (change != "nothing")
+    assert ("compiling the mixers' operators if needed" in again.stdout) == (change != "nothing")
     assert not machine.pip_calls()
     assert library.is_file()
     assert machine.install(**environment).returncode == 0
@@ -264,7 +266,7 @@ def test_a_compiled_mmcv_from_the_cache_that_does_not_load_is_replaced(machine):
     (machine.root / "stale").touch()
     run = machine.install()
     assert run.returncode == 0, run.stderr
-    assert "compiled operators" in run.stdout
+    assert "compiled for another torch" in run.stdout
     (again,) = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
     assert "--no-cache-dir" in again
 
@@ -371,7 +373,7 @@ def test_doctor_tells_a_broken_file_from_a_broken_installation():
     assert "Nothing can run until the file above is fixed." in doctor.format_report(rows, [check])
     assert checks.check_files(probed, versions()).level == "note"
     check = checks.check_files(checks.EMPTY_PROBE, versions(timm="1.0"))
-    assert (check.level, check.text) == ("note", "not tried: torch is missing")
+    assert (check.level, check.text) == ("note", "not checked: torch is missing")
 
 
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):

@@ -49,7 +49,7 @@ def stub_networks(monkeypatch):
     built = []
 
     def build(network, options):
-        built.append(networks.label(network))
+        built.append(networks.network_label(network))
         return torch.nn.Conv2d(3, 2, 3)
 
     monkeypatch.setattr(networks, "build_network", build)
