@@ -86,16 +86,16 @@ def test_the_table_has_a_line_for_each_file(capsys):
 
 def test_what_is_refused(capsys, pictures, released):
     assert "did you mean" in refused(["entrpy"], capsys)
-    assert "say what to analyse" in refused(["cam"], capsys)
+    assert "backbone=NAME is missing" in refused(["cam"], capsys)
     assert "cannot use 'bims=3'" in refused(["entropy", "backbone=deit_t", "bims=3"], capsys)
-    assert "no run folder" in refused(["cam", f"ckpt={released}"], capsys)
+    assert "is not in a run folder" in refused(["cam", f"ckpt={released}"], capsys)
     alone = refused(["entropy", "backbone=deit_t"], capsys)
-    assert "say which images" in alone
+    assert "pass its images" in alone
     typed = ["backbone=resnet18", f"input={pictures}"]
-    assert "no classifier" in refused(["cam", *typed], capsys)
+    assert "no image classifier" in refused(["cam", *typed], capsys)
     for name in ("activations", "relations", "mappings", "attention"):
         assert "resnet18" in refused([name, *typed], capsys) or name == "activations"
-    assert "known classes" in refused(
+    assert "labelled images" in refused(
         ["errors", f"ckpt={released}", "backbone=deit_t", f"input={pictures}"], capsys
     )
 

@@ -140,6 +140,6 @@ def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
     status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
     if task == "detection":
         assert status == 2
-        assert "draws boxes" in capsys.readouterr().err
+        assert "matches boxes" in capsys.readouterr().err
     else:
         assert status == 0

@@ -479,7 +479,7 @@ def test_units_of_detectors_are_ours():
     [
         (["data.root=/data", "trainer.max_epochs=9"], 50000, "trainer.max_epochs=9 instead of 300"),
         (["data.root=/data"], 200, "200 test images instead of 50000, so other data"),
-        (["data.root={cache}/classification"], 50000, "made on sample data"),
+        (["data.root={cache}/classification"], 50000, "trained on sample data"),
     ],
 )
 def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypatch, tmp_path):
@@ -501,7 +501,7 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
         (["trainer.max_steps=10"], "trainer.max_steps=10 instead of -1"),
         (["trainer.limit_train_batches=5"], "trainer.limit_train_batches=5 instead of 1.0"),
         (["data.image_size=160"], "data.image_size=160 instead of 224"),
-        (["data=sample_classification"], "made on sample data"),
+        (["data=sample_classification"], "trained on sample data"),
         (["data=cifar100"], "made on CIFAR100DataModule and not on the paper's data"),
         (["backbone=deit_s_afbo"], "backbone=deit_s_afbo instead of deit_t_afbo"),
     ],
@@ -636,7 +636,7 @@ def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, t
     (folder,) = tmp_path.glob("*/*/2*")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["paper"]["experiment"] == name
-    assert summary["paper"]["why_not"].startswith("made on sample data")
+    assert summary["paper"]["why_not"].startswith("trained on sample data")
     assert all(figures["paper"] > 0 for figures in summary["paper"]["metrics"].values())
     assert set(summary["paper"]["metrics"]) & set(summary["metrics"])
     ended = run_here(

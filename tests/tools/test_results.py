@@ -348,9 +348,9 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert said[failed].endswith("failed: the loss is nan")
     assert "summary.json cannot be read" in said[half]
     assert "config.yaml cannot be read" in said[yaml_broken]
-    assert said[nan].endswith("failed: top1 is no number")
+    assert said[nan].endswith("failed: top1 must be a finite number")
     assert "summary.json is damaged: the entry parameters is missing" in said[lacking]
-    assert "metrics.csv has no whole line" in said[odd]
+    assert "metrics.csv has no complete line" in said[odd]
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
@@ -442,9 +442,9 @@ def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone,
     assert results.main([str(tmp_path / "outputs"), *options]) == 0
     out, err = capsys.readouterr()
     assert "deit_t_afbo" in out
-    missing = "this checkout has no backbone deit_t_afbo"
+    missing = "backbone deit_t_afbo is not in this checkout"
     assert err.count(f"not compared with afbo, Table 2: {missing}\n") == 2
-    assert err.count(f"{missing}: its points are its runs' alone\n") == 1
+    assert err.count(f"{missing}, so papers' points are missing\n") == 1
     drawn = path.read_text()
     for name in ("deit_t", "deit_t_afbo"):  # in the legend
         assert drawn.count(f"<!-- {name} -->") == 1
@@ -458,7 +458,7 @@ def test_a_backbone_that_is_gone_is_not_timed(run, gone, tmp_path, capsys):
     gone("afbo")
     options = ["plot=latency", f"out={tmp_path / 'plot.png'}"]
     assert results.main([str(tmp_path / "outputs"), *options]) == 0
-    text = "deit_t_afbo is left out of the plot, it cannot be timed: there is no backbone called"
+    text = "deit_t_afbo is left out of the plot, because timing failed: there is no backbone called"
     assert text in capsys.readouterr().err
     assert (tmp_path / "plot.png").is_file()
     assert results.main([str(folder), *options]) == 2
@@ -489,7 +489,7 @@ def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
     assert results.main([str(tmp_path)]) == 0
     (tmp_path / "empty").mkdir()
     assert results.main([str(tmp_path / "empty")]) == 2
-    assert "no run folder in" in capsys.readouterr().err
+    assert "no run folder found" in capsys.readouterr().err
 
 
 def test_headlines_are_those_of_the_tasks():

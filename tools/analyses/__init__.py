@@ -1,10 +1,10 @@
-"""What all analyses share: the table of them, what one is given and what it finds.
+"""Shared by all analyses: their registry, their input and their results.
 
-An analysis is one file in ``kinds/``: a docstring whose first line says what it shows, ``OPTIONS``
-with the defaults of its own ``key=value`` arguments, maybe ``CHOICES`` for those with a closed
-list, and ``analyse(subjects, options) -> Findings``. The file's name is what is typed. What it asks
-of a network alone lies in ``backbones/analysis/``; torch and matplotlib are imported inside
-functions, so that the help need not wait for them.
+An analysis is one file in ``kinds/``: a docstring whose first line is its summary, ``OPTIONS`` with
+the defaults of its own ``key=value`` arguments, optionally ``CHOICES`` for closed lists, and
+``analyse(subjects, options) -> Findings``. The file's name is the argument. Measurements of a
+network alone are in ``backbones/analysis/``. torch and matplotlib are imported inside functions, so
+the help stays fast.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KINDS = "tools.analyses.kinds"
 
 @dataclass(frozen=True)
 class Findings:
-    """What an analysis found.
+    """Results of an analysis.
 
     Attributes:
-        rows: The numbers behind the pictures, a line of the CSV file each.
+        rows: The numbers behind the figures, one line of the CSV file each.
         shown: A short table of them.
-        columns: Of the table: key -> heading and how its values are written.
-        figures: Matplotlib's figures by the names of their files.
-        notes: Sentences to be said below the table.
-        files: Further texts to write, by the names of the files.
+        columns: Of the table: key -> heading and format of the values.
+        figures: Matplotlib figures by file name.
+        notes: Sentences printed below the table.
+        files: Further texts to write, by file name.
     """
 
     rows: Sequence[Record]
@@ -46,14 +46,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One kind of analysis; see the package for the file that it comes from.
+    """One kind of analysis; see the package's docstring for its file.
 
     Attributes:
-        name: What is typed.
-        summary: What it shows.
+        name: Its argument on the command line.
+        summary: Its line of the help.
         options: Its own arguments with their defaults.
-        choices: What an option may be, where that is a closed list.
-        analyse: Finds it.
+        choices: The valid values of options that have a closed list.
+        analyse: Runs it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Analysis:
 
 
 def analyses() -> dict[str, Analysis]:
-    """All analyses by name: every file of ``kinds/``."""
+    """Load all analyses by name: every file of ``kinds/``."""
     package = importlib.import_module(KINDS)
     return {
         found.name: _read(found.name) for found in sorted(pkgutil.iter_modules(package.__path__))
@@ -72,10 +72,10 @@ def analyses() -> dict[str, Analysis]:
 
 
 def find_analysis(name: str) -> Analysis:
-    """The analysis of a name.
+    """Return the analysis with a name.
 
     Raises:
-        ValueError: There is none, with the nearest names.
+        ValueError: The name is unknown; names the nearest ones.
     """
     from backbones.options import unknown
 

@@ -1,4 +1,4 @@
-"""Draws a metric over a cost or a setting, with what papers report and the line of the best."""
+"""Plot a metric over a cost or a setting, with papers' points and the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto, setting
 from tools.plotting.labels import text_extent
@@ -26,11 +27,11 @@ METRIC_NAMES = {
     "top1": "top-1 accuracy in %", "top5": "top-5 accuracy in %", "AP": "box AP",
     "mask_AP": "mask AP", "mIoU": "mIoU in %",
 }  # fmt: skip
-LOGARITHMIC_FROM = 3.0  # the largest cost over the smallest
+LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
 ROUNDS = 15
-WIDE, LINE = 105, 0.14  # characters of a line beneath the axes, and inches for it
+WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
 COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
-# Where a label may stand beside its point, in points, the nearest first.
+# Offsets of a label from its point, in points, the nearest first.
 NEAR = [
     (x * reach, y * reach)
     for reach in (1.0, 1.8, 2.8)
@@ -53,21 +54,21 @@ def plot(
     heading: str = "",
     beneath: Sequence[str] = (),
 ) -> list[str]:
-    """Write the picture.
+    """Write the plot.
 
     Args:
         rows: Of one evaluation.
         metric: On the vertical axis, higher is better.
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
         path: Of the PNG.
-        heading: What the evaluation has otherwise than those of other pictures.
-        beneath: Lines below the axes: which rows are on equal terms, and what else differs.
+        heading: Difference of this evaluation from those of other plots.
+        beneath: Lines below the axes: rows on equal terms, and other differences.
 
     Returns:
-        What is to be said about it.
+        Notes to print.
 
     Raises:
-        ValueError: The file cannot be written, or no network can be built to be timed.
+        ValueError: The file cannot be written, or none of the networks can be built for timing.
     """
     import matplotlib as mpl
 
@@ -106,9 +107,9 @@ def plot(
         busy = f"{os.getloadavg()[0]:.1f} processes" if hasattr(os, "getloadavg") else "others"
         return [*notes, f"timed with {torch_threads()} threads while {busy} wanted the processor"]
     for name in dict.fromkeys(_backbone(row) for row in rows if row.first.host is None):
-        notes.append(f"this checkout has no backbone {name}: its points are its runs' alone")
+        notes.append(f"backbone {name} is not in this checkout, so papers' points are missing")
     if not reported:
-        notes.append("no paper reports these runs' data and costs, so the plot has no points of "
+        notes.append("papers report no costs for these runs' data, so the plot has no points of "
                      "papers")  # fmt: skip
     return notes
 
@@ -122,7 +123,7 @@ def plot_setting(
     heading: str = "",
     beneath: Sequence[str] = (),
 ) -> list[str]:
-    """Write the picture of a metric over the values of a setting, a line for each network.
+    """Write a plot of a metric over the values of a setting, one line per network.
 
     Args:
         rows: Of one evaluation.
@@ -133,7 +134,7 @@ def plot_setting(
         beneath: As for ``plot``.
 
     Returns:
-        What is to be said about it.
+        Notes to print.
 
     Raises:
         ValueError: The file cannot be written.
@@ -171,7 +172,7 @@ def plot_setting(
 
 
 def _without_setting(row: Row, key: str) -> str:
-    """Name a row by all but one setting; networks by themselves where that says nothing."""
+    """Name a row by all but one setting; if nothing is left, by its full name."""
     value = setting(row.first, key)[1]
     words = [word for word in row.label if word != ("-" if value is None else str(value))]
     words += [word for word in row.settings.split() if not word.startswith(f"{key}=")]
@@ -206,7 +207,8 @@ def _save(figure: Any, path: Path) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        with whole_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:] or "png", dpi=150)
     except (OSError, ValueError) as error:
         raise ValueError(f"the plot cannot be written to {path} ({error})") from error
     finally:
@@ -214,12 +216,12 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _named(row: Row) -> str:
-    """A row's name, with the letter of those on equal terms."""
+    """Return a row's name, with its letter of equal terms."""
     return f"{row.name} ({row.terms})" if row.terms else row.name
 
 
 def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:
-    """The rows with their costs; latencies are measured, where the network can be built.
+    """Return the rows with their costs; latencies are measured if the network can be built.
 
     Args:
         rows: Of one task.
@@ -233,14 +235,14 @@ def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row
 
 
 def torch_threads() -> int:
-    """Threads that torch computes with here."""
+    """Return the number of torch's threads."""
     import torch
 
     return torch.get_num_threads()
 
 
 def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]:
-    """Milliseconds of each row's backbone with a classifier, timed in turns in this process."""
+    """Measure the latency in ms of each row's backbone with a classifier, interleaved."""
     import torch
 
     from tools.bench import timed_networks as networks
@@ -256,16 +258,16 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
         if key not in steps:
             try:
                 model = networks.build_network(network, {"device": "cpu", "compile": "false"})
-            except ValueError as error:  # of another checkout, or what it was built of is gone
+            except ValueError as error:  # from another checkout, or its files are gone
                 reason = str(error).partition(";")[0]
-                notes.append(f"{row.name} is left out of the plot, it cannot be timed: {reason}")
+                notes.append(f"{row.name} is left out of the plot, because timing failed: {reason}")
                 continue
             steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
         keys.append((row, key))
     if not keys:
         raise ValueError(
-            "plot=latency times networks, and this checkout can build none of these runs'; pass "
-            "plot=params or plot=macs, which the runs themselves tell"
+            "plot=latency needs the networks, but this checkout can build none of them; pass "
+            "plot=params or plot=macs, which the runs have recorded"
         )
     seconds = interleave(list(steps.values()), ROUNDS, "cpu")
     found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
@@ -277,7 +279,7 @@ def _backbone(row: Row) -> str:
 
 
 def _options(row: Row) -> dict[str, Any]:
-    """The options of a row's backbone that its cost may depend on."""
+    """Return the backbone options of a row that may affect its cost."""
     nested: dict[str, Any] = {}
     for key, value in row.first.config.items():
         group, _, option = key.partition(".")
@@ -292,7 +294,7 @@ def _options(row: Row) -> dict[str, Any]:
 
 
 def _reported(rows: Sequence[Row], metric: str, cost: str) -> list[tuple[str, float, float]]:
-    """What papers print for these rows; a detector's whole cost is no backbone's."""
+    """Return the papers' points for these rows; costs of whole detectors do not fit backbones."""
     task = rows[0].first.task
     if cost == "latency" or (cost == "macs" and task in ("detection", "segmentation")):
         return []
@@ -300,7 +302,7 @@ def _reported(rows: Sequence[Row], metric: str, cost: str) -> list[tuple[str, fl
 
 
 def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
-    """What is reached at most for a cost: from each of the best to the next, and to the edge."""
+    """Draw the Pareto front: steps from each best point to the next, and to the edge."""
     front = [ours[index] for index in pareto(ours)]
     axis.autoscale_view()
     left, right = axis.get_xlim()
@@ -313,9 +315,9 @@ def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
 def _draw_rows(
     axis: Any, rows: Sequence[Row], ours: Sequence[tuple[float, float]], metric: str
 ) -> None:
-    """A point a row, with its deviation, in the colour of its host.
+    """Draw one point per row with its deviation, in the colour of its host.
 
-    A backbone that this checkout does not have stands for itself.
+    A backbone that this checkout lacks gets its own colour.
     """
     hosts = [row.first.host or _backbone(row) for row in rows]
     colours: Mapping[str, str] = {
@@ -346,14 +348,14 @@ def _place_labels(
     ours: Sequence[tuple[str, float, float]],
     reported: Sequence[tuple[str, float, float]],
 ) -> list[str]:
-    """Write each name where it covers no point and no other name, with a line if that is far.
+    """Place each name where it overlaps no point or name, with a line if it is far from its point.
 
     Returns:
-        Names for which there is no such place; they are left out.
+        Names without such a place, which are left out.
     """
     from matplotlib.transforms import Bbox
 
-    figure.canvas.draw()  # decides where the axes are, where they then stay
+    figure.canvas.draw()  # fixes the positions of the axes
     figure.set_layout_engine("none")
     renderer = figure.canvas.get_renderer()
     to_pixels, frame = axis.transData.transform, axis.get_window_extent(renderer)
@@ -388,7 +390,7 @@ def _place_labels(
 def _corner(
     point: tuple[float, float], place: tuple[float, float], box: Any, scale: float
 ) -> tuple[float, float]:
-    """Return the lower left corner, in pixels, of a label that stands at a place of a point."""
+    """Return the lower left corner, in pixels, of a label at an offset from its point."""
     x, y = (start + scale * move for start, move in zip(point, place, strict=True))
     left = x if place[0] > 0 else x - box.width if place[0] < 0 else x - box.width / 2
     return left, y if place[1] > 0 else y - box.height

@@ -13,10 +13,10 @@ from tools.comparing.table import setting
 
 
 def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:
-    """Run a function of ``hydra.main``; what the runs of its sweep returned, wherever they ran.
+    """Run a function of ``hydra.main``; return what the runs of its sweep returned.
 
-    Hydra itself returns nothing of a sweep. Nor does it know that all runs have been composed for
-    the check of the command: it would once for the mode, which ``-m`` says, and once a run.
+    Hydra itself returns nothing for a sweep. It would also compose configs again for the mode and
+    for each run, although the check of the command has already done so.
     """
     from hydra._internal.hydra import Hydra
     from hydra.plugins.sweeper import Sweeper
@@ -39,8 +39,8 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     """Print the table of a sweep's training runs, if any of them is finished.
 
     Args:
-        outcomes: What the runs returned.
-        swept: The settings that differ between the runs, which name the rows.
+        outcomes: The results of the runs.
+        swept: The settings that differ between the runs; they name the rows.
     """
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]
     runs = [read_run(folder) for folder in folders]

@@ -1,8 +1,8 @@
 """Attention maps, rollout, and mean attention distance per layer and head.
 
-The maps are what the class token reads, or without one the token in the middle (of windows, the
-middle one), mean over heads, for ``layers`` layers. Rollout follows all layers, where each attends
-over one whole map. The distance is in pixels of the image, one point a head.
+The maps show what the class token reads, or without one the centre token (in windows, the centre of
+the window), averaged over heads, for ``layers`` layers. Rollout combines all layers, if each
+attends over one whole map. The distance is in pixels of the image, one point per head.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The attention of each network."""
+    """Analyse the attention of each network."""
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     heads: dict[str, list[Tensor]] = {}
@@ -77,7 +77,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 def _measure(
     subject: Subject, rolled: list[tuple[str, Any, Any]]
 ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-    """Mean distance of each head, and what is read of each image; rollouts are added."""
+    """Measure each head's mean distance and each image's maps; add rollouts to ``rolled``."""
     import torch
 
     from backbones.analysis.attention import attention_of, rollout
@@ -91,11 +91,11 @@ def _measure(
             maps.setdefault(name, []).extend(one.maps().mean(1))
         if len(found) < len(subject.backbone.block_names()):
             continue
-        with suppress(ValueError):  # of windows and reduced keys there is none
+        with suppress(ValueError):  # undefined for windows and reduced keys
             total = rollout(found)
             last = list(found.values())[-1]
             prefix = last.num_prefix_tokens
-            # What the class token has read in the end, or all tokens together.
+            # What the class token has finally read, or the mean over all tokens.
             read = total[:, 0, prefix:] if prefix else total.mean(1)
             for image, row in zip(batch.images, read, strict=True):
                 size = (image.shape[1], image.shape[2])
