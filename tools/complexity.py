@@ -33,7 +33,7 @@ cause, such as "differs by +0.57 M: rounding":
   rounding   to whole millions, or a sum of rounded counts
   quoted     another paper's count
   counting   another rule reproduces it
-"DIFFERS by +0.39 M" has no known cause. Rows that report accuracies only have no verdict. Rows of
+"DIFFERS by +0.39 M" is unexplained. Rows that only report accuracies lack a verdict. Rows of
 detection, segmentation and transfer show the stored counts of the whole model from
 configs/published. Names under experiment= are values for run.py.
 """
@@ -151,7 +151,9 @@ def select_rows(paper: str, table: str) -> list[Row]:
     chosen = [row for row in rows if table in ("", str(row.table))]
     if not chosen:
         tables = dict.fromkeys(str(row.table) for row in rows)
-        raise ValueError(f"paper={paper} has no table={table}; it has {', '.join(tables)}")
+        raise ValueError(
+            f"table={table} is not in paper={paper}; its tables are {', '.join(tables)}"
+        )
     return chosen
 
 
@@ -169,7 +171,7 @@ def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
         if options["paper"]:
             raise ValueError(f"paper= counts rows with their own options; leave {word} out")
         if key in UNCOUNTED:
-            raise ValueError(f"{word} has no effect: {UNCOUNTED[key]}; leave it out")
+            raise ValueError(f"leave {word} out: {UNCOUNTED[key]}")
 
 
 def count_records(
@@ -199,7 +201,7 @@ def count_records(
             usual = (rule, size) == (row.rule, (row.image_size, row.image_size))
             records.append(paper_record(row, ours, base, as_published=usual))
     if not records:
-        raise ValueError(f"paper={options['paper']} has no row for backbone={options['backbone']}")
+        raise ValueError(f"backbone={options['backbone']} is not in paper={options['paper']}")
     return records
 
 

@@ -190,7 +190,9 @@ def _run_trials(
         metrics = read_summary(run / "summary.json")["metrics"]
         if metric not in metrics:
             study.tell(trial.number, state=TrialState.FAIL)
-            raise ValueError(f"the runs have no metric {metric!r}; known: {', '.join(metrics)}")
+            raise ValueError(
+                f"metric {metric!r} is unknown to the runs; known: {', '.join(metrics)}"
+            )
         trial.set_user_attr("folder", str(run))
         study.tell(trial.number, metrics[metric])
         print(f"  {metric} {metrics[metric]:.4g}  {run}", flush=True)

@@ -24,7 +24,7 @@ MISTAKES = {
     "recipe=sample_lon": "did you mean sample_long",
     "trainer=cpus": "did you mean cpu",
     "optimzer.lr=1": "did you mean optimizer",
-    "optimizer.lrr=1 model.x=2": "optimizer has no option 'lrr'; did you mean lr",
+    "optimizer.lrr=1 model.x=2": "unknown option 'lrr' of optimizer; did you mean lr",
     "data.batchsize=3": "did you mean batch_size",
     "+data.batchsize=3": "no option data.batchsize; did you mean batch_size",
     "backbone.drop_pth_rate=0.3": "did you mean drop_path_rate",

@@ -92,7 +92,7 @@ def test_what_is_refused(capsys, pictures, released):
     alone = refused(["entropy", "backbone=deit_t"], capsys)
     assert "pass its images" in alone
     typed = ["backbone=resnet18", f"input={pictures}"]
-    assert "no image classifier" in refused(["cam", *typed], capsys)
+    assert "lacks an image classifier" in refused(["cam", *typed], capsys)
     for name in ("activations", "relations", "mappings", "attention"):
         assert "resnet18" in refused([name, *typed], capsys) or name == "activations"
     assert "labelled images" in refused(

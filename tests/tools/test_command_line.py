@@ -96,7 +96,8 @@ def test_help_on_a_subject_says_all_of_it():
     assert "seed: 7" in config
     assert "task_name: detection" in config
     with pytest.raises(
-        ValueError, match="no subject 'optimizr'; it has backbone, mixer, experiment, task"
+        ValueError,
+        match="unknown subject 'optimizr' of --help; known: backbone, mixer, experiment, task",
     ):
         run_help.help_text(["optimizr"])
     assert run_help.help_words(["task=detection", "seed=1"]) is None

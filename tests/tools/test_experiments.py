@@ -502,7 +502,7 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
         (["trainer.limit_train_batches=5"], "trainer.limit_train_batches=5 instead of 1.0"),
         (["data.image_size=160"], "data.image_size=160 instead of 224"),
         (["data=sample_classification"], "trained on sample data"),
-        (["data=cifar100"], "made on CIFAR100DataModule and not on the paper's data"),
+        (["data=cifar100"], "made on CIFAR100DataModule, not on the paper's data"),
         (["backbone=deit_s_afbo"], "backbone=deit_s_afbo instead of deit_t_afbo"),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_run_that_has_not_ended_has_a_page(written):
     (written / "summary.json").unlink()
     (written / "curves.png").unlink()
     text = page_of(written)
-    assert "The run has not ended" in text
+    assert "The results follow" in text
     assert "None were measured" in text
     read(text)
 

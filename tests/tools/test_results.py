@@ -239,7 +239,7 @@ def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_pa
     assert "host swin_t" in out
     assert "host deit_t" in out
     assert "training images 500: deit_t" in out
-    assert "not known to be on equal terms: deit_t_afbo (summary.json has no network)" in out
+    assert "not known to be on equal terms: deit_t_afbo (summary.json lacks the network)" in out
 
 
 def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
@@ -418,7 +418,7 @@ def test_plot(cost, published, run, tmp_path, capsys):
     assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
     err = capsys.readouterr().err
     assert f"plot: {path}" in err
-    assert "no points of papers" not in err
+    assert "only has points of runs" not in err
     assert matplotlib.image.imread(path).std() > 0.02
 
 

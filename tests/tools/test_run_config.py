@@ -195,7 +195,7 @@ def refused(capsys, folder, *typed, mode="test"):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("head.anchor_scal=4", "head has no option 'anchor_scal'; did you mean anchor_scale"),
+        ("head.anchor_scal=4", "unknown option 'anchor_scal' of head; did you mean anchor_scale"),
         ("data.batchsize=4", "did you mean batch_size"),
         ("heads.anchor_scale=4", "did you mean head"),
         ("head=mask_rcn", "did you mean mask_rcnn"),

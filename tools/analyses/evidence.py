@@ -55,7 +55,7 @@ def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
         images: (B, 3, H, W), normalised and padded.
 
     Raises:
-        ValueError: The network has no classifier, or one logit for two classes.
+        ValueError: The network lacks a classifier, or has one logit for two classes.
     """
     kind = amount_of(subject)
     if kind == "probability":
@@ -79,7 +79,7 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
         wanted: "predicted", "label", the name of a class or its number.
 
     Raises:
-        ValueError: The class is unknown, or the images have no labels.
+        ValueError: The class is unknown, or the images lack labels.
     """
     if wanted == "predicted":
         return None
@@ -90,7 +90,7 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
                 f"pass one of its {len(subject.class_names)} as class=<name>"
             )
         if int(batch.labels.min()) < 0:
-            raise ValueError("class=label needs labelled images, but these have none")
+            raise ValueError("class=label needs labelled images, but these lack labels")
         return batch.labels
     if wanted in subject.class_names:  # names may be digits
         label = subject.class_names.index(wanted)

@@ -193,7 +193,7 @@ def _results(folder: Path, summary: Mapping[str, Any]) -> str:
     from tools.runs.report import CLASSES, left_out
 
     if not summary:
-        return "<p>The run has not ended, so there are no results yet.</p>"
+        return "<p>The results follow when the run has ended.</p>"
     shown = pairs(_metrics(summary) | left_out(summary) | _cost(summary))
     return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
 

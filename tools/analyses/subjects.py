@@ -119,7 +119,7 @@ class Subject:
             count: Maximum number of images; default: ``self.count``.
 
         Raises:
-            ValueError: The subject has no images.
+            ValueError: The subject lacks images.
         """
         if self.data is None:
             raise ValueError(self.why_no_images)
@@ -163,7 +163,7 @@ class Subject:
         """Return the class scores, (B, K).
 
         Raises:
-            ValueError: The network has no classifier.
+            ValueError: The network lacks a classifier.
         """
         return self.classifier()(images)
 
@@ -171,11 +171,11 @@ class Subject:
         """Return the function from images to logits.
 
         Raises:
-            ValueError: The network has no classifier.
+            ValueError: The network lacks a classifier.
         """
         if self.model is None:
             raise ValueError(
-                f"{self.label} has no image classifier: pass ckpt=<run folder> of "
+                f"{self.label} lacks an image classifier: pass ckpt=<run folder> of "
                 "task=classification or transfer, or a checkpoint with a classifier"
             )
         return self.model

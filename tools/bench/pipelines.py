@@ -101,7 +101,7 @@ def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
 
     how = ours.augmentation
     assert isinstance(how, PaperAugmentation)
-    made: Any = ImageDataset  # timm has no types for it
+    made: Any = ImageDataset  # untyped in timm
     loader: Any = create_loader(
         made(str(ours.folder / "train")),
         input_size=(3, ours.image_size, ours.image_size),

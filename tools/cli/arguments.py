@@ -31,7 +31,7 @@ def parse_options(
         takes_backbone: The command takes ``backbone.OPTION`` too, which it has parsed already.
 
     Raises:
-        An argument is unknown, has no value, or is not one of the choices.
+        An argument is unknown, lacks its value, or is not one of the choices.
     """
     options = dict(defaults)
     for argument in arguments:

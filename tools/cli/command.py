@@ -31,7 +31,7 @@ def run_command(
         text: The help, or a function of the arguments that returns it.
         work: The command; it takes the arguments.
         arguments: The typed arguments; None for those of this process.
-        needs_arguments: Print the help and return 2 if there are no arguments.
+        needs_arguments: Print the help and return 2 without arguments.
 
     Returns:
         0, or 2 after an error, which is printed in one line to stderr.

@@ -132,7 +132,7 @@ MOST_RUNS = 10_000  # per sweep
 
 
 def find_range(key: str) -> Range | None:
-    """Return the range of an option, by its dotted name or last part; None if it has none."""
+    """Return the range of an option, by its dotted name or last part, or None."""
     found = RANGES.get(key) or RANGES.get(key.rpartition(".")[2])
     return found or (NETWORK_SIZE if key.startswith("backbone.") else None)
 
@@ -186,8 +186,8 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
         options: Returns the options of a group, for ``glob``; None without groups.
 
     Raises:
-        ValueError: There are more than ``MOST_RUNS`` combinations, or an override has no values or
-            infinitely many.
+        ValueError: There are more than ``MOST_RUNS`` combinations, or an override has zero or
+            infinitely many values.
     """
     total: float = 1
     for override in overrides:
@@ -196,7 +196,7 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
         names = options(override.key_or_group) if options else []
         count = _count_values(override.value(), names)
         if count == 0:
-            raise ValueError(f"{override.input_line} has no values; type at least one")
+            raise ValueError(f"{override.input_line} must have at least one value")
         total *= count
         if total > MOST_RUNS:
             shown = f"{total:,.0f}" if total < 10**15 else "endlessly many"

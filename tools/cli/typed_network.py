@@ -177,8 +177,8 @@ def _parse(word: str) -> Any:
 def join_token_mixer(arguments: Sequence[str]) -> list[str]:
     """Rewrite a run.py command's token mixer so that Hydra accepts its name and options together.
 
-    Hydra's config has no token mixer, so its keys are added (``++``), and its name becomes the key
-    ``name``. Options that the mixer lacks are rejected when it is built.
+    Hydra's config lacks the token mixer, so its keys are added (``++``), and its name becomes the
+    key ``name``. Options that the mixer lacks are rejected when it is built.
     """
     keys = [argument.partition("=")[0].lstrip("+") for argument in arguments]
     several = any(key.startswith(f"{TOKEN_MIXER}.") for key in keys)

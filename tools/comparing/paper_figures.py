@@ -85,7 +85,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     """Return the figures that the paper named in ``config.paper`` reports of a run.
 
     Args:
-        run: A finished run; runs on other data than the paper's have no figures.
+        run: A finished run; on other data than the paper's it gives None.
         notes: Gets the reason if a run names a row but differs from it.
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
@@ -102,7 +102,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
         return None
     row = _claimed(run)
     if row is None:
-        notes.append(f"{what}: the paper has no row of this backbone and task")
+        notes.append(f"{what}: the paper lacks a row of this backbone and task")
         return None
     if target != measured_on(row)[0]:
         return None

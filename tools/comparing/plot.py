@@ -99,7 +99,7 @@ def plot(
     nameless = _place_labels(figure, axis, labels, reported)
     if nameless:
         notes.append(
-            f"the plot has no room for {len(nameless)} of {len(labels) + len(reported)} names: "
+            f"the plot leaves out {len(nameless)} of {len(labels) + len(reported)} names: "
             f"{', '.join(nameless[:4])}{', ...' * (len(nameless) > 4)}"
         )
     _save(figure, path)
@@ -109,8 +109,8 @@ def plot(
     for name in dict.fromkeys(_backbone(row) for row in rows if row.first.host is None):
         notes.append(f"backbone {name} is not in this checkout, so papers' points are missing")
     if not reported:
-        notes.append("papers report no costs for these runs' data, so the plot has no points of "
-                     "papers")  # fmt: skip
+        notes.append("these runs' data and costs are in none of the papers, so the plot "
+                     "only has points of runs")  # fmt: skip
     return notes
 
 

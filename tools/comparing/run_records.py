@@ -113,7 +113,7 @@ def read_run(folder: Path) -> RunRecord:
         if summary.get("finished") is False:
             return _unfinished(folder, config)
     except FileNotFoundError as error:
-        return RunRecord(folder, "unreadable", f"it has no {Path(error.filename).name}", config)
+        return RunRecord(folder, "unreadable", f"{Path(error.filename).name} is missing", config)
     except DamagedFile as error:
         reason = str(error).replace(f"{folder}/", "")
         return RunRecord(folder, "unreadable", reason, config)
@@ -142,7 +142,7 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
         return "nothing was logged"
     rows = read_rows(folder / METRICS)
     if not rows:
-        return f"{METRICS} has no complete line"
+        return f"{METRICS} is incomplete from its first line on"
     epoch = rows[-1].get("epoch")
     words = f"logged last at step {rows[-1]['step']}"
     if epoch is None or not math.isfinite(epoch):

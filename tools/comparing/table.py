@@ -220,7 +220,7 @@ def _average(row: Row, notes: list[str]) -> None:
         values = [run.metrics[name] for run in row.runs if name in run.metrics]
         if len(values) < len(row.runs):
             notes.append(
-                f"{row.name} has no {name}: {len(row.runs) - len(values)} of its "
+                f"{row.name} lacks {name}: {len(row.runs) - len(values)} of its "
                 f"{len(row.runs)} runs lack it"
             )
             continue
@@ -236,7 +236,7 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     """
     known = list(dict.fromkeys(name for row in rows for name in row.mean))
     if not known:
-        raise ValueError(f"the runs of task={task} that one row averages have no metric in common")
+        raise ValueError(f"the runs of task={task} that share a row must share a metric")
     usual = HEADLINE.get(task, known[0] if known else "")
     names = asked.split(",") if asked else [usual if usual in known else known[0]]
     for name in names:

@@ -90,7 +90,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     unknown = [row.name for row in rows if terms_of(row.first)[COUNT] == UNKNOWN]
     if unknown:
         lines.append(
-            f"not known to be on equal terms: {', '.join(unknown)} (summary.json has no network)"
+            f"not known to be on equal terms: {', '.join(unknown)} (summary.json lacks the network)"
         )
     differ = _differences(rows)
     if differ:

@@ -185,7 +185,7 @@ def _drop_default_rates(
 
 
 def _data_file(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the config file of a dataset; empty if it has none."""
+    """Read the config file of a dataset; empty if the file is missing."""
     for path in sorted((CONFIGS / "data").glob("*.yaml")):
         content: dict[str, Any] = read_yaml(path)
         if content["data"]["_target_"] == data["_target_"]:

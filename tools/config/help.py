@@ -84,7 +84,7 @@ def help_text(words: Sequence[str]) -> str:
     if subject in groups():
         return "\n".join(_wrap(f"{name:24} ", [first]) for name, first in _group_files(subject))
     known = ["backbone", "mixer", "experiment", *groups(), "token_mixer", "config"]
-    raise ValueError(f"--help has no subject {subject!r}; it has {listed(known)}")
+    raise ValueError(f"unknown subject {subject!r} of --help; known: {listed(known)}")
 
 
 def screen() -> str:

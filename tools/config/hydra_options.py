@@ -46,7 +46,7 @@ PROCESS_OPTIONS = {"hydra.run.dir", "hydra.job.name", "hydra.output_subdir"}
 
 
 def check_hydra(arguments: Sequence[str]) -> None:
-    """Check that Hydra's flags and options name no class, function or folder.
+    """Reject flags and options of Hydra that name a class, function or folder.
 
     Raises:
         ValueError: A flag or option is not allowed; names the valid ones.

@@ -114,7 +114,7 @@ def check_names(overrides: Sequence[str]) -> None:
     """
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
-            raise ValueError(f"{one.input_line} has no option name; type key=value")
+            raise ValueError(f"{one.input_line} lacks an option name; type key=value")
         if one.key_or_group.partition("/")[0] not in option_groups():
             continue
         value = one.value()
@@ -187,4 +187,4 @@ def _unknown_key_message(error: Exception, overrides: Sequence[str]) -> str:
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
     more = f". To add an option, type +{key}=..." if path else ""
-    return f"{where} has no option {shortened(last)!r}; {hint}it has: {listed(known)}{more}"
+    return f"unknown option {shortened(last)!r} of {where}; {hint}known: {listed(known)}{more}"

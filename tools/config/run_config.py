@@ -129,7 +129,7 @@ def _force(argument: str) -> str:
 def log_differences(config: Mapping[str, Any]) -> None:
     """Log in one line how an evaluation's config differs from its run's.
 
-    A checkpoint outside of run folders has no config to compare with, which is logged instead.
+    A checkpoint outside of run folders lacks a config to compare with, which is logged instead.
     """
     if not is_first_process():
         return

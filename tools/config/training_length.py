@@ -21,7 +21,7 @@ def fill_lengths(options: Mapping[str, Any], *, training: bool) -> dict[str, Any
         training: The run trains, so it needs an end.
 
     Raises:
-        ValueError: The training has no end, or ``overfit_batches`` is out of range.
+        ValueError: The training is endless, or ``overfit_batches`` is out of range.
     """
     options = dict(options)
     for name in LIMITS:

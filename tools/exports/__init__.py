@@ -202,7 +202,7 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
     """Return the checkpoint file for a run folder or path, and the config of its run.
 
     Raises:
-        ValueError: There is no checkpoint.
+        ValueError: The checkpoint is missing.
     """
     from tasks.engine.saved_config import checkpoint_file, saved_run
 

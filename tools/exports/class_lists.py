@@ -34,7 +34,7 @@ for split in ("train", "val"):
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not lines:
-        sys.exit(f"{{folder}} has no images in folders of the classes in {names}")
+        sys.exit(f"{{folder}} must have images in folders of the classes in {names}")
     folder.with_suffix(".txt").write_text("".join(lines), encoding="utf-8")
 '''
 

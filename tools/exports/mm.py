@@ -296,7 +296,7 @@ def _models(toolkit: str) -> Any:
 
 # A standalone folder works without MixerLab: the config imports the copy beside it.
 FIRST_LINES = {
-    False: "import heads  # MixerLab's: provides torchvision's operators where mmcv has none",
+    False: "import heads  # MixerLab's: provides torchvision's operators where mmcv lacks them",
     True: 'import sys; sys.path.insert(0, "<this folder>")  # has the network',
 }
 OPENED = {
@@ -388,7 +388,7 @@ A plain script needs one line before it imports {to}, the first one here:
 {script}
 ```
 
-If mmcv has no compiled operators, replace `python` by this, which uses torchvision's:
+If mmcv lacks compiled operators, replace `python` by this, which uses torchvision's:
 `PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
 """
     )

@@ -36,7 +36,7 @@ def base_files(toolkit: str, model: str | None, *, with_mask: bool = True) -> li
     Args:
         toolkit: "mmdet", "mmseg" or "mmpretrain".
         model: Name of the detector's or segmentor's base config, if it is a base file. MMPretrain's
-            classifier has none, and other configs are written in full.
+            classifier lacks one, and other configs are written in full.
         with_mask: The detector predicts masks.
     """
     return [

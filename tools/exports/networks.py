@@ -68,7 +68,7 @@ def held_by(request: ExportRequest) -> Held:
     """Return the network of the checkpoint; without one, a classifier with random weights.
 
     Raises:
-        ValueError: The file has no weights, or a table cannot be resized for the network.
+        ValueError: The file lacks weights, or a table cannot be resized for the network.
     """
     with seeded():
         if request.checkpoint is None:
@@ -137,7 +137,7 @@ def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     holds = ("classifier", "maps") if held.content == "classifier" else (held.content,)
     if asked != "all" and asked not in holds:
         raise ValueError(
-            f"{request.ckpt} has no part {asked}; pass what={'|'.join(holds)}, or leave it out"
+            f"{request.ckpt} lacks the part {asked}; pass what={'|'.join(holds)}, or leave it out"
         )
     parts: dict[str, LinearClassifier | Maps] = {
         held.content: held.network,

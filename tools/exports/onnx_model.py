@@ -31,7 +31,7 @@ def export(request: ExportRequest) -> list[Path]:
     """Write one model per part of the network, and run each in onnxruntime on several sizes.
 
     Raises:
-        ValueError: An operator has no ONNX form or no onnxruntime kernel, or the outputs differ.
+        ValueError: An operator lacks an ONNX form or an onnxruntime kernel, or outputs differ.
     """
     files: list[Path] = []
     described: list[Described] = []
@@ -100,8 +100,8 @@ def _write(
             found = re.search(r"aten[.:]+\w+", " ".join(messages))
             operator = found.group().replace("::", ".") if found else "an operator"
             raise ValueError(
-                f"{request.backbone} has no ONNX form: {module_of(graph.program, operator)}, "
-                f"{operator}: {messages[-1].splitlines()[0][:200]}"
+                f"{request.backbone} cannot be written as ONNX: "
+                f"{module_of(graph.program, operator)}, {operator}: {messages[-1].splitlines()[0][:200]}"
             ) from error
         finally:
             logging.disable(level)

@@ -2,7 +2,7 @@
 
 As in the papers' tools, one image passes through everything that a test runs. The second stage sees
 1000 proposals, and 100 boxes get masks, in each stage of a cascade. Auxiliary heads only count
-parameters. RoI pooling and NMS have no multiply-adds.
+parameters. RoI pooling and NMS count as 0.
 
 Source: MMDetection 2's and 3's tools/analysis_tools/get_flops.py with forward_dummy (1000 boxes, of
 which 100 get masks), MMSegmentation's of the same name.
@@ -50,12 +50,11 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
         changes: Nested values that override the file's.
 
     Raises:
-        ValueError: The task has no such head.
-        ValueError: The task has no such head.
+        ValueError: The head is unknown or for another task.
     """
     known = dense_heads(task)
     if head not in known:
-        raise ValueError(f"task={task} has no head={head}; it has {', '.join(known)}")
+        raise ValueError(f"head={head} is not for task={task}; pass one of {', '.join(known)}")
     content = _read(HEADS / f"{head}.yaml")
     content.pop("_tasks_")
     return deep_merge(content, changes or {})

@@ -77,7 +77,7 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     pattern = r"=interval\(([^,()]+),([^,()]+),\s*log\s*\)$"
     arguments = [re.sub(pattern, r"=tag(log,interval(\1,\2))", item) for item in arguments]
     if any(argument.startswith("-") for argument in arguments):
-        raise ValueError("search.py takes no -m: each KEY=SPACE is searched, so leave -m out")
+        raise ValueError("leave -m out: search.py searches each KEY=SPACE")
     arguments = quote_arguments(arguments, sweep=True)
     try:
         parsed = OverridesParser.create().parse_overrides(arguments)

@@ -1,7 +1,7 @@
 """Contribution of each pixel to a class: integrated gradients, occlusion and more (by Captum).
 
 One row per image, one column per network; red supports the class, blue opposes it. saliency and
-smoothgrad have no sign: bright is strong. class= defaults to the predicted class; class=label is
+smoothgrad are unsigned: bright is strong. class= defaults to the predicted class; class=label is
 the true one. steps is the number of images between a plain image of the mean colour and the image,
 or with noise; window is the side in pixels that occlusion covers (default: an eighth of the image).
 For classifiers. Integrated gradients sum to the difference between the logits of the image and the

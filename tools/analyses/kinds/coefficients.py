@@ -131,7 +131,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
         maps = coefficients(subject.backbone, batch.images)
         if not maps:
             raise ValueError(
-                f"{subject.label} has no mixer that sums values by coefficients on its maps"
+                f"{subject.label} needs a mixer that sums values by coefficients on its maps"
             )
         found.mixer = mixer or list(maps)[-1]
         if found.mixer not in maps:

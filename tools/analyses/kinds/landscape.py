@@ -74,7 +74,7 @@ def _objective(subject: Subject) -> tuple[Any, Any, int]:
     if isinstance(subject.task, DetectionTask):
         raise ValueError(
             f"the loss of {subject.label} matches boxes to objects anew at every weight, so it "
-            "jumps and has no surface; pass a classifier or a segmentor"
+            "jumps; pass a classifier or a segmentor"
         )
     if isinstance(subject.task, SegmentationTask):
         return _of_segmentor(subject)

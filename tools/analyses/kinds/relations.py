@@ -94,7 +94,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         if len(tokens) < len(found):
             notes.append(
                 f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
-                f"drawn, because their windows have no token {options['token']}"
+                f"drawn, because their windows lack token {options['token']}"
             )
         names = evenly(list(maps), parse_integer("layers", options["layers"]))
         # The bias is another quantity, so it has its own figure and scale.
