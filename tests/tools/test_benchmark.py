@@ -1,4 +1,4 @@
-"""The benchmark's command line and its output; no test looks at how long anything took."""
+"""Arguments and output of benchmark.py; no test depends on speed."""
 
 import csv
 import functools
@@ -33,7 +33,7 @@ def printed(capsys, *arguments):
 
 
 def refused(capsys, *arguments):
-    """The one line that a command ends with."""
+    """Return the one line that a command prints before it fails."""
     assert benchmark.main(arguments) == 2
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "freed memory" not in line]
@@ -45,7 +45,7 @@ def refused(capsys, *arguments):
 
 @pytest.fixture
 def stub_networks(monkeypatch):
-    """Networks of one layer in place of the real ones; remembers which were built."""
+    """Replace networks by single layers, and record which were built."""
     built = []
 
     def build(network, options):
@@ -86,7 +86,7 @@ def test_a_network_has_a_ratio_with_itself(capsys):
 
 
 def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_networks, monkeypatch):
-    """The step number i of a round takes i seconds; one size stands after the other."""
+    """Step number i of a round takes i seconds; sizes are adjacent."""
     monkeypatch.setattr(
         timing, "interleave", lambda steps, *_: [[i + 1.0] * 2 for i in range(len(steps))]
     )
@@ -102,14 +102,14 @@ def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_net
     assert Image.open(picture).size[0] > 1000
 
 
-def test_processor_time_leaves_out_what_a_step_waits_for():
+def test_processor_time_excludes_waiting():
     seconds = timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu", "process")
     assert max(seconds[0]) < 0.01
     assert min(timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu")[0]) >= 0.02
 
 
 class Widths(torch.nn.Module):
-    """Stands for networks of one class that differ."""
+    """Networks of one class that differ in width."""
 
     def __init__(self, backbone, num_classes):
         super().__init__()
@@ -140,7 +140,7 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_steps_are_what_they_are_called(dtype):
+def test_forward_and_training_steps(dtype):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     images = torch.randn(2, 3, 8, 8)
     seen = []
@@ -156,11 +156,11 @@ def test_steps_are_what_they_are_called(dtype):
     assert seen[1][2] == precision
     for key, parameter in model.named_parameters():
         assert parameter.dtype == torch.float32
-        if dtype == "float32":  # gradients of one step, not of all so far
+        if dtype == "float32":  # gradients of one step, not accumulated
             torch.testing.assert_close(parameter.grad, first[key], rtol=1e-4, atol=1e-5)
 
 
-def test_memory_is_that_of_the_highest_moment():
+def test_memory_is_the_peak():
     there = torch.ones(1000)
 
     def step():
@@ -173,18 +173,18 @@ def test_memory_is_that_of_the_highest_moment():
     assert memory.measure_peak(lambda: there.add_(there), "cpu") == 0
 
 
-def test_training_counts_what_the_backward_pass_keeps():
+def test_training_memory_includes_the_backward_pass():
     model, images = torch.nn.Conv2d(3, 4, 1, bias=False), torch.randn(1, 3, 100, 100)
     step = timing.make_step(model, images, "training", torch.float32)
     peak = memory.measure_peak(step, "cpu")
-    # The convolution's output and, backward, what its square and mean make of it.
+    # The convolution's output and, backward, the results of its square and mean.
     assert 2 * 160_000 <= peak <= 5 * 160_000 + 1000
     model.zero_grad()
     assert memory.measure_peak(step, "cpu") == peak
     assert memory.measure_peaks([step, step], [model], "cpu") == [
         peak,
         peak,
-    ]  # no gradients between
+    ]  # gradients are removed in between
 
 
 def test_every_round_times_every_step_once_in_its_own_order():
@@ -219,11 +219,11 @@ def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
     assert "swin_t_scheme_12" in expected
     assert "deit_t_scheme_12" not in expected
     assert sorted(line.split()[0] for line in table[1:]) == sorted(expected)
-    assert len(stub_networks) == len(expected) + 2  # a baseline for each host
+    assert len(stub_networks) == len(expected) + 2  # one baseline per host
     assert table[0].split() == " ".join(COLUMNS[key][0] for key in KEYS).split()
 
 
-def test_patterns_leave_out_what_does_not_fit(capsys, stub_networks):
+def test_patterns_skip_pairs_that_do_not_fit(capsys, stub_networks):
     printed(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
     swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
     assert stub_networks == ["deit_t", "deit_t", *swin]
@@ -243,7 +243,7 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
     )
     assert stub_networks == [
         "deit_t_glu",
-        "deit_t_glu",  # once more, whose ratio shows the noise
+        "deit_t_glu",  # repeated, so its ratio shows the noise
         "deit_t_afbo backbone.drop_path_rate=0.1 backbone.mixer.g2=6",
         "deit_t backbone.drop_path_rate=0.1",
     ]
@@ -252,7 +252,7 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
 
 def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
     ratio, host = networks.paper_ratio, ("deit_t", {})
-    # Table 1 says G = 2 of what is the default here; Table 7 has other groups.
+    # Table 1 writes G = 2 for today's default; Table 7 has other groups.
     assert ratio(("deit_t_group_ffn", {}), host) == pytest.approx(13.1 / 11.4)
     assert ratio(("deit_t_group_ffn", {"mixer": {"groups": 4}}), host) == pytest.approx(15.5 / 11.4)
     assert ratio(("deit_t_afbo", {"mixer": {"g2": 6}}), host) == pytest.approx(13.7 / 11.4)
@@ -263,7 +263,7 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
     assert ratio(host, host) is None
 
 
-def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
+def test_image_sizes_are_interleaved(capsys, stub_networks):
     sizes = ("image_size=64,64x96", "batch=1,2", "format=json", "rounds=2", "keep_memory=false")
     records = json.loads(printed(capsys, "backbones", "backbone=deit_t", *sizes))
     shown = [(record["image_size"], record["batch"]) for record in records]
@@ -293,12 +293,12 @@ def test_ready_comparisons(capsys, stub_networks, arguments, built):
 
 
 @pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
-def test_both_forms_of_a_comparison_are_what_they_are_called(name):
+def test_forms_of_ready_comparisons(name):
     (_, one, other), *_ = networks.comparison_runs(name, "")
     with torch.device("meta"):
         models = [create_backbone(network, **options) for network, options in (one, other)]
     shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]
-    # PosMLP's forms differ in what is kept between passes only, the others in their parameters.
+    # PosMLP's forms differ only in what is cached between passes, the others in their parameters.
     assert (shapes[0] == shapes[1]) == (name == "posmlp")
 
 
@@ -436,12 +436,12 @@ def test_wrong_arguments_end_with_one_line(capsys, arguments, message):
     assert message in refused(capsys, *arguments, "keep_memory=false")
 
 
-def test_device_without_driver_is_refused(capsys, monkeypatch):
+def test_a_missing_gpu_raises(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "device=cuda needs a GPU" in refused(capsys, "mixers", "device=cuda")
 
 
-def test_kept_memory_is_asked_for_and_told(capsys, monkeypatch, stub_networks):
+def test_keep_memory_is_applied_and_printed(capsys, monkeypatch, stub_networks):
     asked = []
     monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True) or True)
     for value, said in (("true", "freed memory kept"), ("false", "freed memory returned")):

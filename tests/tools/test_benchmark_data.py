@@ -1,4 +1,4 @@
-"""Image pipelines against others on the same files: what they read, never how fast."""
+"""Image pipelines against others on the same files: their content, not their speed."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 
 @pytest.fixture
 def small(monkeypatch):
-    """Sample pictures that are made in a second."""
+    """Sample pictures that are generated within a second."""
     monkeypatch.setattr(pipelines, "PHOTOGRAPH", 64)
     monkeypatch.setattr(pipelines, "SCENE", 128)
 
@@ -49,14 +49,14 @@ def test_timms_batches_are_like_ours(small):
     assert images.dtype == batch["image"].dtype == torch.float32
     assert labels.max() < ours.num_classes
     assert len(theirs.dataset) == len(ours.dataset("train"))
-    # Timm's own posterize ends a loader whenever it draws 0 bits.
+    # Timm's own posterize raises whenever it draws 0 bits.
     operations = [op.aug_fn for op in augment_ops(theirs.dataset.transform)]
     assert guarded_posterize in operations
     assert posterize not in operations
 
 
 def test_the_toolkit_reads_the_masks_that_we_read(small):
-    """Without chance in the pipelines, pixel by pixel."""
+    """Compare pixel by pixel, without randomness in the pipelines."""
     ours = pipelines.build_datamodule("segmentation", None, 2)
     ours.setup()
     _, theirs = pipelines.build_counterpart("segmentation", ours)
@@ -76,8 +76,8 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
 
 
 @pytest.mark.slow
-def test_each_epoch_has_other_images(small):
-    """What one draw of random numbers happens to cost would otherwise count again and again."""
+def test_each_epoch_has_other_random_numbers(small):
+    """Otherwise the cost of one random draw would be measured again and again."""
     ours = pipelines.build_datamodule("classification", None, 100)
     ours.setup()
     loader = ours.train_dataloader()
@@ -87,6 +87,6 @@ def test_each_epoch_has_other_images(small):
     assert torch.equal(first, next(iter(pipelines.repeat_batches(loader)))["image"])
 
 
-def test_a_task_without_images_of_its_own_is_refused(capsys):
+def test_a_task_without_an_image_pipeline_is_rejected(capsys):
     assert benchmark.main(["data", "task=transfer"]) == 2
     assert "task must be one of classification, detection" in capsys.readouterr().err

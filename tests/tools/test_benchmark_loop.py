@@ -1,4 +1,4 @@
-"""A run's steps against bare ones: what is timed, on small networks; never how long it took."""
+"""Steps of run.py against a plain loop on small networks: what is timed, not how long it takes."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",
          "++data.digits_per_class=4")  # fmt: skip
 
 
-@pytest.mark.slow  # its steps are those of the test below
+@pytest.mark.slow  # the test below checks the steps
 def test_both_loops_are_in_the_table(capsys):
     typed = ["loop", "backbone=resnet18", "rounds=3", "format=json", "keep_memory=false", *SMALL]
     assert benchmark.main(typed) == 0
@@ -33,7 +33,7 @@ def test_both_loops_are_in_the_table(capsys):
 
 @pytest.mark.slow
 def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch):
-    """Step for step the same weights from the same images, so neither leaves anything out."""
+    """Both reach the same weights from the same images after each step."""
     monkeypatch.setattr(loop, "OTHER_EPOCH", 0)
     typed = [
         "task=classification", "backbone=resnet18", "trainer=cpu", "logger=csv",
@@ -62,6 +62,6 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
         (["rounds=1"], "rounds must be a whole number from 2 up"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, typed, said):
+def test_mistakes_are_one_line(capsys, typed, said):
     assert benchmark.main(["loop", *typed]) == 2
     assert said in capsys.readouterr().err

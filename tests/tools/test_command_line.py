@@ -1,4 +1,4 @@
-"""Help, sweeps, and which errors are one line."""
+"""Help, sweeps, and one-line errors."""
 
 import dataclasses
 import re
@@ -15,14 +15,14 @@ from tools.config import overrides
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(capsys):
+def test_bugs_keep_their_traceback(capsys):
     with pytest.raises(ZeroDivisionError), one_line_errors():
         1 / 0  # noqa: B018
     with pytest.raises(ValueError, match="not ours"), one_line_errors():
         raise ValueError("not ours")
 
 
-def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
+def test_our_message_is_found_below_errors_of_libraries(capsys):
     def library():
         try:
             checkpoint_file("/nowhere")
@@ -84,7 +84,7 @@ def test_names_left_out_of_a_line_are_counted():
                    "... and 15 more: --help data")  # fmt: skip
 
 
-def test_help_on_a_subject_says_all_of_it():
+def test_help_on_a_subject_is_complete():
     assert run_help.help_text(["backbone"]).split() == list_backbones()
     recipes = {path.stem for path in (run_help.CONFIGS / "recipe").glob("*.yaml")}
     said = run_help.help_text(["recipe"])
@@ -105,7 +105,7 @@ def test_help_on_a_subject_says_all_of_it():
 
 
 @pytest.mark.slow
-def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_path):
+def test_a_sweep_has_a_folder_per_run_and_continues_after_a_failure(tmp_path):
     typed = arguments("classification", tmp_path, "trainer.limit_train_batches=1")
     typed = [a for a in typed if not a.startswith(("backbone=", "data.batch_size="))]
     typed += ["backbone=deit_t,poolformer_s12", "data.batch_size=0,8"]
@@ -140,6 +140,6 @@ def test_sweep_of_several_values_names_each_run():
 
 
 @pytest.mark.parametrize("key", ["data.root", "ckpt", "output_dir"])
-def test_a_path_that_is_no_utf_8_is_refused(key):
+def test_a_path_that_is_not_utf_8_is_rejected(key):
     with pytest.raises(ValueError, match=r"xff' must be UTF-8.* another name"):
         overrides.process_arguments([f"{key}=/data/\udcff"])

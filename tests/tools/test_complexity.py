@@ -1,4 +1,4 @@
-"""Counting rules on operations with known counts and on known networks, and the command."""
+"""Counting rules on single operations and on known networks, and complexity.py itself."""
 
 import csv
 import io
@@ -85,7 +85,7 @@ def test_rules_on_operations(name):
 
 
 class Function(nn.Module):
-    """A function of the images; its parameter is there for fvcore."""
+    """A function of the images as a module; fvcore needs its parameter."""
 
     def __init__(self, function):
         super().__init__()
@@ -100,7 +100,7 @@ def zeros(x, *shape):
 
 
 def turned(x, axes, *, norm=None, size=None):
-    """A global filter: to the half spectrum, a complex product, and back."""
+    """A global filter: half spectrum, complex product, and back."""
     spectrum = torch.fft.rfftn(x, s=size, dim=axes, norm=norm)
     return torch.fft.irfftn(spectrum * spectrum.conj(), s=size, dim=axes, norm=norm)
 
@@ -216,7 +216,7 @@ def test_own_operators_count_by_their_formula_or_are_named(monkeypatch):
 
 
 def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcomer):
-    """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows, too."""
+    """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows too."""
     newcomer("fourier_filter")
     counted = {}
     for size in ("224", "96", "96x160"):
@@ -233,13 +233,13 @@ def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcom
     assert counted["224"]["macs_g"] * 1e9 == pytest.approx(spectra + attention + rest, abs=1)
 
 
-def test_size_is_height_and_width():
+def test_image_size_is_height_by_width():
     conv = nn.Conv2d(3, 1, (2, 1), stride=(2, 1))
     assert count_macs(conv, (4, 6)) == 2 * 6 * 6
 
 
-def test_counts_do_not_depend_on_how_a_run_computes():
-    """Torch resizes by products where a run is deterministic and no CPU's tensor comes in."""
+def test_counts_are_independent_of_deterministic_mode():
+    """Torch resizes by products in deterministic runs off the CPU."""
 
     def resize(images):
         return F.interpolate(images, size=(16, 16), mode="bilinear", align_corners=False)
@@ -252,7 +252,7 @@ def test_counts_do_not_depend_on_how_a_run_computes():
         torch.use_deterministic_algorithms(False)
 
 
-def test_counting_leaves_the_model_alone():
+def test_counting_leaves_the_model_unchanged():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     model[2].eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -305,7 +305,7 @@ def test_fvcore_absent(monkeypatch):
 def test_rules_on_hosts(name, macs, torchprofile):
     model = classifier(name)
     assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
-    # 1e-5: the class token alone passes DeiT's last norm, PoolFormer's norm sees the whole map.
+    # 1e-5: only the class token passes DeiT's last norm, but PoolFormer's norm sees the whole map.
     assert count_macs(model, rule="torchprofile") / 1e9 == pytest.approx(torchprofile, rel=3e-5)
 
 
@@ -454,7 +454,7 @@ def test_digits_of_the_paper_are_printed(capsys):
         assert f" {digits} " in line
 
 
-def test_a_cause_is_not_given_for_another_count(capsys):
+def test_causes_only_apply_to_the_published_count(capsys):
     typed = ("paper=posmlp", "table=2", "backbone=gmlp_b", "format=json")
     (own,) = json.loads(printed(capsys, *typed))
     (other,) = json.loads(printed(capsys, *typed, "image_size=256"))
@@ -464,7 +464,7 @@ def test_a_cause_is_not_given_for_another_count(capsys):
 
 
 @pytest.mark.slow
-def test_rows_of_all_tasks_say_what_to_type(capsys):
+def test_rows_of_all_tasks_name_their_experiment(capsys):
     text = printed(capsys, "paper=iffn", "table=7", "format=json")
     plain, mixed = json.loads(text)
     assert (plain["experiment"], mixed["experiment"]) == ("iffn_t7_swin_t", "iffn_t7_swin_t_iffn")
@@ -491,7 +491,7 @@ def test_rows_judged_by_their_change_show_it(capsys):
 @pytest.mark.parametrize(
     "arguments", [("backbone=deit_t",), ("paper=afbo", "backbone=deit_t,deit_t_glu")]
 )
-def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
+def test_the_terminal_table_shows_every_figure(capsys, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     text = re.sub(r"\x1b\[[\d;]*m", "", printed(capsys, *arguments))
@@ -616,7 +616,7 @@ def test_dense_rows_are_exact(row):
 
 @pytest.mark.usefixtures("_toolkits")
 def test_ffnets_segmentors_count_what_the_paper_prints():
-    """By an independent count with a replica of UPerHead, and one of FFNet_seg."""
+    """An independent count with replicas of UPerHead and FFNet_seg."""
     rows = load_rows("ffnet", "segmentation")
     assert [row.macs for row in rows] == pytest.approx(
         [941.6, 1009.1, 1157.3, 74.57, 572.64], abs=0.051
@@ -640,14 +640,14 @@ def test_second_stage_is_counted_as_mmdetection_does(capsys):
 
 
 @pytest.mark.usefixtures("_toolkits")
-def test_an_auxiliary_head_counts_parameters_alone(capsys):
+def test_an_auxiliary_head_only_counts_parameters(capsys):
     typed = ("task=segmentation", "backbone=resnet18", "image_size=64", "format=json")
     found = {record["part"]: record for record in json.loads(printed(capsys, *typed))}
     auxiliary = found["auxiliary head (training)"]
     assert auxiliary["macs_g"] == 0 < auxiliary["params"]
 
 
-def test_a_head_of_another_task_is_refused(capsys):
+def test_a_head_of_another_task_is_rejected(capsys):
     assert complexity.main(["task=detection", "head=upernet", "backbone=deit_t"]) == 2
     assert (
         "head=upernet is not for task=detection; pass one of cascade_mask_rcnn"

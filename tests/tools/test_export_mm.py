@@ -1,4 +1,4 @@
-"""Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
+"""Our backbones in the MM toolkits, exports to them, and the way back."""
 
 import copy
 import dataclasses
@@ -44,7 +44,7 @@ from tools.exports.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
-# One of each family, the smallest; each with another mixer.
+# The smallest of each family, each with another mixer.
 SMALL = rest_slow(
     (
         "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
@@ -58,7 +58,7 @@ TRAINED = "poolformer_s12_afbo"
 
 @pytest.fixture(autouse=True)
 def no_logger_stays():
-    """A toolkit's Runner leaves its logger, whose file the next model would write to."""
+    """A toolkit's Runner leaves a logger, to whose file the next model would write."""
     yield
     MMLogger._instance_dict.clear()
 
@@ -73,7 +73,7 @@ def images():
 
 
 def exported(tmp_path, *typed):
-    """The folder that the command writes."""
+    """Run the command and return its folder."""
     assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
     return tmp_path / "out"
 
@@ -100,13 +100,13 @@ def test_names_resolve_in_a_toolkit_imported_before(scope):
     assert build("deit_t", scope, frozen_stages=1).name == "deit_t"
 
 
-def test_taken_names_are_refused():
+def test_taken_names_are_rejected():
     MODELS.register_module("taken_by_others", module=nn.Identity)
     with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
         backbones.mm.register(["taken_by_others"])
 
 
-# ---- what a toolkit's backbone can do
+# ---- backbones in a toolkit
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -131,7 +131,7 @@ def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_learns_has_a_gradient_whatever_is_returned(name):
+def test_parameters_have_gradients_for_any_outputs(name):
     backbone = build(name, out_indices=(1, 2), frozen_stages=1)
     sum(x.square().mean() for x in backbone(images())).backward()
     stuck = [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None]
@@ -177,7 +177,7 @@ def test_frozen_stages_and_norms_stay_in_evaluation():
         ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
     ],
 )
-def test_options_out_of_place_are_refused(options, said):
+def test_misplaced_options_are_rejected(options, said):
     with pytest.raises(ValueError, match=said):
         build("swin_t", **options)
 
@@ -196,12 +196,12 @@ def test_init_cfg_loads_and_reports(tmp_path, capfd, suffix, prefix):
         "poolformer_s12", init_cfg=init if prefix is None else init | {"prefix": prefix}
     )
     backbone.init_weights()
-    said = "".join(capfd.readouterr())  # what mmengine's logger shows, and its file has
+    said = "".join(capfd.readouterr())  # mmengine's logger prints it; its file has it too
     assert f"{len(tensors)} tensors loaded, of these 0 resized" in said
     assert all(value.equal(tensors[f"backbone.{k}"]) for k, value in backbone.state_dict().items())
 
 
-def test_init_cfg_of_another_model_is_refused(tmp_path):
+def test_init_cfg_of_another_model_is_rejected(tmp_path):
     torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
     init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
     for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit):
@@ -215,7 +215,7 @@ def test_init_cfg_of_another_model_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
+def test_the_average_of_mmengines_ema_is_loaded(tmp_path):
     from mmengine.hooks import EMAHook
     from mmengine.model import ExponentialMovingAverage
 
@@ -225,7 +225,7 @@ def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
     hook.ema_model = ExponentialMovingAverage(model, update_buffers=True)
     average = {k: v.clone() for k, v in model.state_dict().items()}
     for parameter in model.parameters():
-        parameter.data.add_(1)  # the average stays behind
+        parameter.data.add_(1)  # the average lags behind
     content = {"state_dict": model.state_dict()}
     hook.before_save_checkpoint(None, content)
     torch.save(content, tmp_path / "epoch_1.pth")
@@ -262,7 +262,7 @@ def check_layers(name, dense):
         backbone = create_backbone(name, dense=dense)
     names = [n for n, _ in backbone.named_parameters()]
     layers = {n: backbone.layer_id(n) for n in names}
-    inner = range(backbone.num_layers - 1)  # dense FFNet_seg has nothing behind its blocks
+    inner = range(backbone.num_layers - 1)  # dense FFNet_seg ends with its blocks
     assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
@@ -302,7 +302,7 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
         assert rates[id(parameter)] == pytest.approx(0.5 ** (13 - layer)), name
 
 
-def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_toolkit():
+def test_layer_decay_of_another_depth_is_rejected_and_convnext_is_left_to_the_toolkit():
     from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMDETS
 
     class ConvNeXt(nn.Module):
@@ -348,7 +348,7 @@ def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
 
 
 def check_export(tmp_path, name, to):
-    """The command itself compares the outputs; here its files come back."""
+    """The command itself compares the outputs; this checks its files."""
     folder = exported(tmp_path, f"backbone={name}", f"to={to}", SIZE)
     dense = to != "mmpretrain"
     back = [
@@ -377,7 +377,7 @@ def test_a_folder_names_the_line_that_a_plain_script_needs(to, whole, standalone
 
 
 def run_readme(folder, picture=None):
-    """Run the Python lines of a folder's README as a script of its own."""
+    """Run the Python lines of a folder's README as a separate script."""
     if picture is not None:
         shutil.copy(picture, folder / "image.jpg")
     block = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
@@ -431,7 +431,7 @@ def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
 
 
 def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
-    """What its config names is refused before any of it is called."""
+    """Names in its config are checked before any of them is called."""
     config = {
         "task_name": "detection", "seed": 0, "backbone": {"name": "deit_t"},
         "head": {"_target_": "heads.toolkits.detectors.build_detector", "name": "retinanet"},
@@ -477,13 +477,13 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
-def test_wrong_arguments_are_answered(capsys, typed, said):
+def test_wrong_arguments_name_the_valid_ones(capsys, typed, said):
     assert export.main(typed) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_table_is_made_by_trying(capsys):
+def test_the_table_tries_each_pair(capsys):
     typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
     assert export.main(typed) == 0
     records = json.loads(capsys.readouterr().out)
@@ -509,13 +509,13 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     for split in ("train", "val", "test"):
         assert config[f"{split}_dataloader"].dataset.data_root == "/mine/"
     assert config.val_evaluator.ann_file == "/mine/annotations/instances_val2017.json"
-    # What is not said is the toolkit's, and nothing of its ResNet and its SGD is left.
+    # Everything else is inherited, without the toolkit's ResNet and SGD.
     assert config.model.roi_head.bbox_head.num_classes == 80
     assert "depth" not in config.model.backbone
     assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
 
 
-def test_what_a_config_says_makes_of_its_base_what_is_wanted():
+def test_a_config_merged_into_its_base_gives_the_wanted_one():
     from tools.exports.mm_inherit import changes
 
     base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
@@ -585,8 +585,8 @@ def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_standalone_export_runs_without_us(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # `out` is relative where nobody types it
+def test_a_standalone_export_runs_without_mixerlab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # `out` becomes relative for another folder
     typed = ["backbone=deit_t", "to=mmdet", "standalone=true", "out=alone", SIZE]
     assert export.main(typed) == 0
     assert Path("alone", "backbones", "mm.py").is_file()
@@ -655,7 +655,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
     assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_detector(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     assert theirs.dataset_meta["classes"] == tuple("0123456789")
-    for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
+    for model in (theirs, ours.model):  # after little training all scores are low
         model.test_cfg.rcnn.score_thr = model.roi_head.test_cfg.score_thr = 0.0
     with torch.no_grad():
         before = ours.predict(batch)[0].pred_instances
@@ -682,7 +682,7 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
 
 
 def trained(task, to, tmp_path, capsys, *more):
-    """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
+    """Train shortly and export; return folder, model, a batch of one image, and its file."""
     import yaml
 
     from backbones.checkpoints.adoption import adopt
@@ -704,7 +704,7 @@ def trained(task, to, tmp_path, capsys, *more):
     backbone = create_backbone(**config["backbone"])
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    # With an average it is what was validated.
+    # If there is an average, it was validated.
     adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
 
@@ -729,7 +729,7 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
 @pytest.mark.parametrize("order", [pytest.param("text", marks=pytest.mark.slow), "natural"])
 @torch.no_grad()
 def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
-    """Its own reader of class folders, or of the lists that the folder's script writes."""
+    """Uses its own reader of class folders, or of the lists that the folder's script writes."""
     from mmpretrain.registry import DATASETS
 
     names = {"text": TEXT, "natural": NATURAL}[order]

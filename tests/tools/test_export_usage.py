@@ -1,4 +1,4 @@
-"""What an export's folder says about its use, and infer.py, which runs without our packages."""
+"""README and infer.py of an export's folder, which run without our packages."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ from tools.exports import networks, preprocessing, usage
 from tools.exports.preprocessing import describe_preprocessing
 from tools.exports.tracing import AXES, Graph
 
-# Runs a script where nothing but what it claims to need can be imported.
+# Runs a script in which only its stated requirements can be imported.
 ALONE = """
 import runpy, sys
 class Refuse:
@@ -44,7 +44,7 @@ def picture(path, size=(131, 90)):
 
 
 def save_means_as_logits(path, metadata):
-    """Write a model whose logits are the mean colour times a matrix."""
+    """Write a model that returns the mean colour times a matrix as logits."""
     shape = ["batch", 3, "height", "width"]
     nodes = [
         helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
@@ -63,7 +63,7 @@ def save_means_as_logits(path, metadata):
 
 
 def printed(folder, image):
-    """What infer.py prints, in a process without torch and without our packages."""
+    """Run infer.py in a process without torch and our packages; return its output."""
     command = [sys.executable, "-I", "-c", ALONE, folder / "infer.py", image]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -108,7 +108,7 @@ def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
     assert "does not record its own" in readme
 
 
-def test_what_asks_for_single_graphs_and_network_is_its_older_name(capsys):
+def test_what_selects_graphs_and_network_is_its_older_name(capsys):
     assert networks._asked({}) == networks._asked({"what": "both", "network": "all"}) == "all"
     assert networks._asked({"what": "maps"}) == networks._asked({"network": "maps"}) == "maps"
     with pytest.raises(ValueError, match="what=both and network=maps contradict"):

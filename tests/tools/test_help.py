@@ -1,4 +1,4 @@
-"""What every command says of itself and of a misspelt word, without waiting for torch."""
+"""Help of every command, and its answer to misspelt names, without importing torch."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_help_of_commands_with_tables_does_not_import_torch():
 
 
 def test_run_answers_from_the_catalogue_without_torch():
-    """The first catalogue of a checkout is made by the registry, here and with torch."""
+    """The registry builds a checkout's first catalogue, here and with torch."""
     catalogue.load_catalogue()
     code = (
         "import sys\n"

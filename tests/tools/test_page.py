@@ -1,4 +1,4 @@
-"""The HTML page of a run: what is on it, and that a browser without network shows all of it."""
+"""The HTML page of a run: its content, and its display in a browser without network."""
 
 import csv
 import html
@@ -16,7 +16,7 @@ from tools import analyse
 from tools.analyses import Analysis, Findings, analyses, page
 from tools.analyses.elements import MOST_ROWS, table
 
-# One chromium, whatever its name is.
+# Any Chromium.
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -26,7 +26,7 @@ NO_NETWORK = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
 WATCH = "<script>const faults = []; onerror = (words) => { faults.push(words) }</script>"
-# Said to the frame's parent when all is loaded: what there is to see.
+# Message to the frame's parent after loading: the visible content.
 SAY = """<script>addEventListener("load", () => {
   const pictures = [...document.images], root = document.documentElement;
   const others = performance.getEntriesByType("resource").map((one) => one.name);
@@ -37,7 +37,7 @@ SAY = """<script>addEventListener("load", () => {
     faults, window: innerWidth, document: root.scrollWidth,
   }), "*");
 })</script></body>"""
-# A window has a least width, a frame in it has none.
+# A window has a minimum width, but a frame in it has not.
 WIDTHS = (420, 1280)
 FRAME = '<iframe src="watched.html" width="{}" height="800" style="border:0"></iframe>'
 OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("message", (one) => {
@@ -45,7 +45,7 @@ OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("m
 
 
 class Page(HTMLParser):
-    """Every reference of a page, its anchors, headings and cells; elements close in order."""
+    """Collects references, anchors, headings and cells; checks that elements close in order."""
 
     ALONE = ("meta", "img")
 
@@ -75,7 +75,7 @@ class Page(HTMLParser):
 
 
 def read(text):
-    """A page that refers to nothing outside it, and whose contents lead somewhere."""
+    """Parse a page, and check that it is self-contained and its table of contents valid."""
     found = Page(text)
     pictures = [one for one in found.references if not one.startswith("#")]
     assert pictures
@@ -87,7 +87,7 @@ def read(text):
 
 
 def shown(path, folder):
-    """What a browser shows of a page, without network, in frames of so many pixels."""
+    """Return the content that a browser without network shows, in frames of given widths."""
     if BROWSER is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
     text = path.read_text().replace("<head>", f"<head>{WATCH}", 1).replace("</body>", SAY, 1)
@@ -114,7 +114,7 @@ def check_shown(path, folder, pictures):
 
 
 def wide_analysis(subjects, options):
-    """A table wider than a narrow window, and two pictures."""
+    """A table wider than a narrow window, and two figures."""
     from tools.analyses.figures import curves
 
     values = {f"a_rather_long_name_{i}": 1 / (i + 3) for i in range(12)}
@@ -130,7 +130,7 @@ def refusing_analysis(subjects, options):
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """The page of a run folder that was written by hand, with two analyses."""
+    """The page of a hand-written run folder, with two analyses."""
     kinds = {
         "wide": Analysis("wide", "Wide tables (Fig. 1; b)", {}, {}, wide_analysis),
         "not": Analysis("not", "Nothing: at all", {}, {}, refusing_analysis),
@@ -168,7 +168,7 @@ def page_of(folder):
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 
-def test_what_is_on_the_page(written):
+def test_content_of_the_page(written):
     text = page_of(written)
     found = read(text)
     assert found.headings == ["Results", "Curves", "Predictions", "Wide tables",
@@ -180,7 +180,7 @@ def test_what_is_on_the_page(written):
     cells = found.cells
     assert cells[cells.index("not") + 1] == "net <has> none of it"
     assert "0.3333" in cells
-    assert "backbone" not in cells  # there is one network
+    assert "backbone" not in cells  # there is only one network
     at = cells.index("difference") + 1
     assert cells[at : at + 8] == ["top1", "74.6", "74.12", "-", "top5", "92", "91", "-1"]
     assert "9 epochs instead of 300" in text
@@ -217,8 +217,8 @@ def test_a_browser_without_network_shows_the_page(written, tmp_path):
     check_shown(path, tmp_path, pictures=5)
 
 
-def test_what_a_browser_would_say_of_a_broken_page(written, tmp_path):
-    """The check above sees pictures that do not decode, faults, references and overflow."""
+def test_a_browser_reports_a_broken_page(written, tmp_path):
+    """The check above detects broken images, errors, references and overflow."""
     path = tmp_path / "report.html"
     broken = (
         '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
@@ -234,7 +234,7 @@ def test_what_a_browser_would_say_of_a_broken_page(written, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_real_run(reported, tmp_path):
-    """Made at the end of a training, and again by the command."""
+    """Written at the end of a training, and again by the command."""
     text = (reported / "report.html").read_text()
     found = read(text)
     refused = {"relations", "activations"}

@@ -1,4 +1,4 @@
-"""Texts of pictures stand apart from each other."""
+"""Labels in plots do not overlap."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def axis():
 
 
 def apart(texts):
-    """Whether the anchors of turned texts are as far apart as a line is high."""
+    """Return True if the anchors of rotated labels are at least a line apart."""
     shown = [text for text in texts if text.get_visible() and text.get_text()]
     if all(text.get_rotation() == 0 for text in shown):
         return not labels.texts_overlap(shown)
@@ -83,7 +83,7 @@ def test_names_at_the_ends_of_equal_lines_stand_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [3, 24, 80])
-def test_names_of_points_cover_nothing_or_are_left_out(axis, count):
+def test_names_of_points_do_not_overlap_or_are_dropped(axis, count):
     generator = np.random.default_rng(0)
     points = [
         (f"swin_t backbone.mixer.g2={n}", *generator.random(2) * (1, 1)) for n in range(count)

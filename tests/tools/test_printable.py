@@ -1,4 +1,4 @@
-"""Control characters and endless lines of foreign files do not reach a terminal."""
+"""Control characters and very long lines of foreign files never reach a terminal."""
 
 import logging
 

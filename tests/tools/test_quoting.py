@@ -1,4 +1,4 @@
-"""Values as the shell passed them: what Hydra reads of them is what was typed."""
+"""Hydra reads values exactly as the shell passed them."""
 
 import shlex
 
@@ -33,7 +33,7 @@ def test_paths_are_taken_as_typed(text):
     for key in PATHS:
         (word,) = quote_arguments([f"{key}={text}"])
         assert read(word) == text
-        assert quote_arguments([word]) == [word]  # processes of a run start by it again
+        assert quote_arguments([word]) == [word]  # processes of a run start with the result again
 
 
 PLAIN = [text for text in TEXTS if "," not in text and text not in ("1e5", "2024")]

@@ -1,4 +1,4 @@
-"""Absurd numbers are refused at once, wherever options are read."""
+"""Absurd numbers are rejected at once in all options."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ABSURD = [10**20, -(10**20), 10**29, 1e300]
 
 
 @pytest.mark.parametrize("key", [*RANGES, "backbone.depth", "backbone.mixer.rank"])
-def test_every_range_refuses_absurd_values(key):
+def test_every_range_rejects_absurd_values(key):
     least, most = find_range(key)
     check_ranges({key: [least, most]})
     for value in (*ABSURD, most + 1):
@@ -61,7 +61,7 @@ def test_sweeps_are_counted_before_they_are_made(typed, message):
         overrides.read_command(["-m", *typed])
 
 
-def test_a_sweep_says_how_many_runs_it_starts(capsys):
+def test_a_sweep_prints_its_number_of_runs(capsys):
     overrides.read_command(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
     overrides.read_command(["-m", "backbone=deit_t"])
     assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"

@@ -1,4 +1,4 @@
-"""The papers' recipes against what the authors state, which is in recipes.yaml as plain data."""
+"""The papers' recipes against the authors' settings, which recipes.yaml lists as plain data."""
 
 import fnmatch
 import math
@@ -31,8 +31,8 @@ DENSE = ("_coco", "_ade20k", "_cityscapes")
 DENSE_STATED = yaml.safe_load((Path(__file__).parent / "dense_recipes.yaml").read_text())
 FAMILIES = sorted(STATED)
 CASES = [(family, host) for family in FAMILIES for host in STATED[family]["hosts"]]
-# Updates in an epoch: as on ImageNet where the scripts differ by one of them, a tenth of that where
-# the rate moves at each, few where it moves at each epoch.
+# Updates per epoch: as on ImageNet if the scripts differ by one update, a tenth of that if the
+# rate changes in each update, few if it changes in each epoch.
 UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
 
 
@@ -58,7 +58,7 @@ def first_host(family):
 
 
 def rates_of_script(family, updates):
-    """The rate of every update, by the loop and the scheduler of the authors' script."""
+    """Yield the rate of every update, with the loop and the scheduler of the authors' script."""
     said = stated(family)
     length, cooldown, warmup = (said[name] * updates for name in ("epochs", "cooldown", "warmup"))
     top, first, last = said["rate"], said["warmup_rate"], said["lowest_rate"]
@@ -112,7 +112,7 @@ def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
 
 
 @pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
-def test_what_decays_is_what_the_authors_decay(family):
+def test_weight_decay_equals_the_authors(family):
     said, config = stated(family), config_of(family, first_host(family))
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
@@ -171,7 +171,7 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
 
 
 def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
-    """Flip and policy, then the crop, whose rows and columns are exchanged in the map."""
+    """Flip and policy, then the crop, whose rows and columns are swapped in the map."""
     config = config_of("lvt", "lvt_r2")
     data = config["data"]
     assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
@@ -189,7 +189,7 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_clipped_averaged_and_synchronised_is_as_the_authors_have_it(family):
+def test_clipping_averaging_and_sync_equal_the_authors(family):
     said, config = stated(family), config_of(family, first_host(family))
     assert config["trainer"]["gradient_clip_val"] == said["clip"]
     assert config["trainer"]["sync_batchnorm"] is False
@@ -197,15 +197,15 @@ def test_what_is_clipped_averaged_and_synchronised_is_as_the_authors_have_it(fam
 
 
 def described(transform):
-    """A transform in words; numbers are rounded, as some are typed with more digits than others.
+    """Format a transform; numbers are rounded, since some are given with more digits than others.
 
-    ``ToNormalised`` is timm's two steps to the last bit: tests/datamodules/test_transforms.py.
+    ``ToNormalised`` equals timm's two steps to the last bit: tests/datamodules/test_transforms.py.
     """
     lines = []
     for part in transform.transforms:
         if isinstance(part, ToTensor):
             continue
-        if isinstance(part, BoundedResize):  # torchvision's, but for thin images
+        if isinstance(part, BoundedResize):  # torchvision's, except for thin images
             part = Resize(part.size, part.interpolation)
         if isinstance(part, Normalize):
             mean_std = [torch.as_tensor(value).tolist() for value in (part.mean, part.std)]
@@ -242,7 +242,7 @@ def test_every_recipe_of_classification_is_stated():
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)
 def test_recipes_give_values_only_for_what_exists(path):
-    """Their tables go by patterns of hosts, or by heads or tasks."""
+    """Their tables have patterns of hosts, or heads or tasks."""
     names = list_hosts()
     names += [file.stem for group in ("head", "task") for file in (CONFIGS / group).glob("*.yaml")]
     tables = yaml.safe_load(path.read_text()).get("recipe", {})
@@ -252,7 +252,7 @@ def test_recipes_give_values_only_for_what_exists(path):
 
 
 def rates_of(config, updates, batch):
-    """The rate of every update of a config, and its top rate."""
+    """Return the rate of every update of a config, and its peak rate."""
     top = scaled_lr(config["optimizer"]["lr"], config["optimizer"]["reference_batch"], batch)
     steps = updates * config["trainer"]["max_epochs"]
     factor = learning_rate_factor(steps, updates, top, **config["schedule"])
@@ -274,7 +274,7 @@ def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
             return 1e-6 + epoch * (top - 1e-6) / 5
         return lowest + 0.5 * (top - lowest) * (1 + math.cos(math.pi * epoch / 1000))
 
-    # Each epoch has the rate that the script sets at the end of the one before.
+    # Each epoch uses the rate that the script sets at the end of the previous one.
     expected = [of_epoch(max(epoch - 1, 0)) for epoch in range(1000) for _ in range(2)]
     assert rates == pytest.approx(expected, rel=1e-9)
 
@@ -296,7 +296,7 @@ def test_cifar100_is_probed_as_mae_probes():
     crop, flip, jitter, *rest = augmentation.train(224).transforms
     assert (tuple(crop.scale), flip.p) == ((0.08, 1.0), 0.5)
     strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-    assert strengths == (None, None, None, None)  # no more than crops and flips
+    assert strengths == (None, None, None, None)  # crops and flips only
     assert [type(part).__name__ for part in rest] == ["ToNormalised"]
 
 
@@ -351,12 +351,12 @@ def test_every_dense_recipe_is_stated():
 @pytest.mark.parametrize(
     ("typed", "per_epoch", "steps"),
     [
-        (["data=cityscapes"], 371, 160_000),  # of 8 images, 2,975 in all
+        (["data=cityscapes"], 371, 160_000),  # 8 images per batch of 2,975
         (["data=cityscapes", "recipe=ffnet_seg_cityscapes", "backbone=ffnet_seg",
           "head=ffnet_seg"], 185, 160_000),
     ],
 )  # fmt: skip
-def test_schedules_have_the_steps_that_are_said(typed, per_epoch, steps):
+def test_schedules_have_the_stated_steps(typed, per_epoch, steps):
     config = composed("task=segmentation", *typed, "data.root=/data")
     assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(steps, abs=per_epoch)
     assert config["schedule"]["warmup"] * per_epoch == pytest.approx(1500, abs=5)

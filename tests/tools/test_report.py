@@ -1,4 +1,4 @@
-"""What a run says of itself: the closing table and the size that its backbone is counted at."""
+"""Report of a run: the final table, the curves, and the size at which the backbone is counted."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_table_is_readable_in_a_pipe(tmp_path, capsys):
 
 
 class Axes:
-    """Notes what is drawn."""
+    """Records what is drawn."""
 
     def __init__(self):
         self.lines, self.bars, self.said = {}, [], []
@@ -79,7 +79,7 @@ def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
 
 
 def test_measurements_are_drawn_as_they_are(monkeypatch):
-    """Only a loss of training may have a running mean, beside itself and named as such."""
+    """Only a training loss may have a running mean, next to it and named as such."""
     figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
     names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
     rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
@@ -93,8 +93,8 @@ def test_measurements_are_drawn_as_they_are(monkeypatch):
     assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
 
 
-def test_the_picture_holds_what_was_measured(tmp_path, monkeypatch):
-    """The data of the lines in matplotlib's own figure."""
+def test_the_plot_has_the_measured_values(tmp_path, monkeypatch):
+    """Compares the lines' data in matplotlib's own figure."""
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr(plt, "close", lambda figure: None)
@@ -116,7 +116,7 @@ def test_equal_curves_are_drawn_differently(monkeypatch):
 
 @pytest.fixture
 def figure_of(tmp_path, monkeypatch):
-    """Draw curves.png and give matplotlib's figure of it."""
+    """Draw curves.png and return matplotlib's figure."""
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr(plt, "close", lambda figure: None)
@@ -130,7 +130,7 @@ def figure_of(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_what_was_measured_once_is_a_bar(figure_of):
+def test_single_measurements_are_bars(figure_of):
     left, right = figure_of([*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why").axes
     assert [bar.get_height() for bar in right.patches] == [0.2, 0.5]
     assert not right.lines

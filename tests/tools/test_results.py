@@ -1,4 +1,4 @@
-"""tools/results.py: what is put together, what is kept apart, and what broken folders give."""
+"""tools/results.py: which runs share a row or a table, and the reports of broken folders."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from tools.runs.fingerprints import fingerprints
 from tools.runs.folder import differences, opened
 from tools.runs.outcome import failure_noted
 
-CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
+CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
         "detection": DetectionTask, "segmentation": SegmentationTask}  # fmt: skip
 
@@ -45,7 +45,7 @@ def _backbones_are_options():
 
 @pytest.fixture
 def run(tmp_path):
-    """Writes a run folder; its settings are those of the real config."""
+    """Write a run folder with the settings of a real config."""
 
     def write(
         *overrides,
@@ -77,7 +77,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def shown(tmp_path, capsys):
-    """The records that the command prints as JSON, and what it says beside them."""
+    """Return the records that the command prints as JSON, and its standard error."""
 
     def show(*typed):
         status = results.main([str(tmp_path / "outputs"), "format=json", *typed])
@@ -107,7 +107,7 @@ def test_seeds_are_averaged_and_a_link_counts_no_run_twice(run, shown):
     ["trainer.max_epochs=9", "optimizer.lr=0.1", "data.batch_size=4", "data.train_share=0.5",
      "callbacks.early_stopping.patience=3", "backbone.mixer.g2=6"],
 )  # fmt: skip
-def test_other_settings_are_named_and_never_averaged(other, run, shown):
+def test_different_settings_are_named_and_never_averaged(other, run, shown):
     run("backbone=deit_t_afbo", seed=0)
     run("backbone=deit_t_afbo", other, seed=1)
     records, err = shown()
@@ -119,7 +119,7 @@ def test_other_settings_are_named_and_never_averaged(other, run, shown):
 
 
 def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
-    """The ``data`` of a summary."""
+    """Return the ``data`` of a summary."""
     return {"images": {"train": train, "val": images}, "classes": number,
             "fingerprints": {"classes": classes, "val": val}}  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown,
     assert "deit_t_afbo" not in one
 
 
-def test_segmentation_and_detection_are_parted_by_how_they_are_tested(run, shown):
+def test_segmentation_and_detection_are_separated_by_their_tests(run, shown):
     for extra in ("data.test_flip=true", "head.test_crop=64", "data.scene_size=64"):
         run("task=segmentation", "backbone=swin_t", extra, metrics={"mIoU": 1.0})
     run("task=segmentation", "backbone=swin_t", metrics={"mIoU": 1.0})
@@ -176,7 +176,7 @@ def test_segmentation_and_detection_are_parted_by_how_they_are_tested(run, shown
 
 
 def network_of(backbone, **options):
-    """What a run's summary says of its network."""
+    """Return the ``network`` of a run's summary."""
     with torch.device("meta"):
         return describe_network(create_backbone(backbone, **options))
 
@@ -216,7 +216,7 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
         ("task.ema={decay: 0.9}", "task.ema.decay=0.9"),
     ],
 )
-def test_what_differs_besides_the_mixer_is_listed(typed, said, run, capsys, tmp_path):
+def test_differences_besides_the_mixer_are_listed(typed, said, run, capsys, tmp_path):
     run("backbone=swin_t", network=network_of("swin_t"), data=measured())
     run("backbone=swin_t_afbo", typed, network=network_of("swin_t_afbo"), data=measured())
     assert results.main([str(tmp_path / "outputs")]) == 0
@@ -258,7 +258,7 @@ def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
     assert "data.image_size=32" in second.read_text()
 
 
-def test_a_plot_lists_what_differs(run, capsys, tmp_path):
+def test_a_plot_lists_differences(run, capsys, tmp_path):
     for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
         run(f"backbone={name}", network=network_of(name), data=measured())
     path = tmp_path / "plot.svg"
@@ -269,7 +269,7 @@ def test_a_plot_lists_what_differs(run, capsys, tmp_path):
     assert "<!-- deit_t_iffn -->" in drawn
 
 
-def test_rows_name_what_their_metric_does_not_count(run, shown):
+def test_rows_name_settings_that_change_the_metric(run, shown):
     common = ("task=detection", "backbone=swin_t", "data=coco", "data.root=/data/coco")
     skipped = run(*common, "data.skip_unusable_boxes=true", metrics={"AP": 0.58})
     (record,) = shown()[0]
@@ -277,10 +277,10 @@ def test_rows_name_what_their_metric_does_not_count(run, shown):
     run(*common, metrics={"AP": 0.52})
     older = run(*common, seed=1, metrics={"AP": 0.54})
     config = yaml.safe_load((older / "config.yaml").read_text())
-    del config["data"]["skip_unusable_boxes"]  # of before the option existed
+    del config["data"]["skip_unusable_boxes"]  # from before the option existed
     (older / "config.yaml").write_text(yaml.safe_dump(config))
     usual = "data.skip_unusable_boxes=false"
-    # In a table of its own a row has nothing to tell it from.
+    # Alone in a table, a row needs no distinction.
     for typed, named in (((), ""), (("free=data.skip_unusable_boxes",), usual)):
         records = {record["runs"]: record for record in shown(*typed)[0]}
         assert records[1]["settings"] == "data.skip_unusable_boxes=true"
@@ -300,14 +300,14 @@ def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
     assert paper_figures._on_sets(None) is robust
 
 
-def test_settings_that_change_no_result_do_not_part_runs(run, shown):
+def test_settings_without_effect_do_not_separate_runs(run, shown):
     run("backbone=deit_t", seed=0)
     run("backbone=deit_t", "data.num_workers=2", "logger=csv", "callbacks.top_k=3",
         "trainer.log_every_n_steps=1", "data.root=/elsewhere", seed=1)  # fmt: skip
     assert [record["runs"] for record in shown()[0]] == [2]
 
 
-def test_the_folder_of_a_real_set_parts_runs_unless_it_is_said_not_to(run, shown):
+def test_the_folder_of_real_data_separates_runs_unless_it_is_free(run, shown):
     for seed, root in enumerate(("/data/imagenet", "/data/other")):
         run("backbone=deit_t", "data=imagenet", f"data.root={root}", seed=seed)
     assert [record["runs"] for record in shown()[0]] == [1, 1]
@@ -354,7 +354,7 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
-def test_going_on_takes_the_note_of_a_failure_away(tmp_path):
+def test_resuming_removes_the_note_of_a_failure(tmp_path):
     with pytest.raises(ZeroDivisionError), failure_noted(tmp_path):
         1 / 0  # noqa: B018
     with failure_noted(tmp_path):
@@ -366,7 +366,7 @@ def test_going_on_takes_the_note_of_a_failure_away(tmp_path):
 
 @pytest.fixture
 def published(run):
-    """Two seeds of an experiment on its real data, and one with fewer epochs."""
+    """Two seeds of an experiment on its real data, and one run with fewer epochs."""
     row = next(r for r in load_rows("afbo", "classification")
                if (str(r), r.table) == ("deit_t_afbo", 2))  # fmt: skip
     own = ("experiment=afbo_t2_deit_t_afbo", "data.root=/data/imagenet")
@@ -424,13 +424,13 @@ def test_plot(cost, published, run, tmp_path, capsys):
 
 @pytest.fixture
 def gone():
-    """Lets a mixer leave the registry, and with it the backbones that are named after it."""
+    """Remove a mixer from the registry, and the backbones that contain it."""
     with temporary_registrations():
         yield mixers().pop
 
 
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
-def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
+def test_a_removed_backbone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
     run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
         "paper={name: afbo, table: 2}", data=measured(images=50000, number=1000))  # fmt: skip
@@ -452,7 +452,7 @@ def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone,
         assert drawn.count(f"<!-- {name} -->") == 1
 
 
-def test_a_backbone_that_is_gone_is_not_timed(run, gone, tmp_path, capsys):
+def test_a_removed_backbone_is_not_timed(run, gone, tmp_path, capsys):
     folder = run("backbone=deit_t_afbo", "backbone.img_size=64")
     run("backbone=deit_t", "backbone.img_size=64")
     gone("afbo")
@@ -496,7 +496,7 @@ def test_headlines_are_those_of_the_tasks():
     assert {task: cls.headline[0] for task, cls in TASK.items()} == HEADLINE
 
 
-def test_help_says_all_keys(capsys):
+def test_help_lists_all_keys(capsys):
     assert results.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"{key}=" in text for key in results.DEFAULTS)
@@ -515,7 +515,7 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
 
 
-def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
+def test_fingerprints_recognise_a_moved_dataset(tmp_path):
     """By classes and their order, names and sizes of the validation images, and labels."""
 
     def prints(root):
@@ -533,7 +533,7 @@ def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
     moved = shutil.copytree(first, tmp_path / "moved")
     assert prints(moved) == own
     (moved / "train" / "bee" / "1.png").write_bytes((first / "train/bee/0.png").read_bytes())
-    assert prints(moved) == own  # of the images that are evaluated, not of training
+    assert prints(moved) == own  # of the validation images, not of the training images
     (moved / "val" / "bee" / "0.png").rename(moved / "val" / "ant" / "1.png")
     Image.new("RGB", (9, 9)).save(moved / "val" / "bee" / "1.png")
     assert prints(moved)["val"] != own["val"]
@@ -546,7 +546,7 @@ def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
     assert prints(other)["classes"] != own["classes"]
 
 
-def test_fingerprints_of_detection_know_the_annotations(tmp_path):
+def test_fingerprints_of_detection_include_the_annotations(tmp_path):
     pytest.importorskip("mmdet")
     data = SampleDetection(tmp_path, num_train=2, num_val=2, scene_size=64)
     data.prepare_data()
@@ -594,7 +594,7 @@ def test_an_option_with_its_default_makes_no_other_row(one, other, run, shown):
     folder = run(*other, seed=1)
     assert [record["runs"] for record in shown()[0]] == [2]
     same = composed(*one, "seed=1")
-    assert differences(folder, same) == []  # nor does it keep a run from being resumed
+    assert differences(folder, same) == []  # and the run can still be resumed
 
 
 @pytest.mark.parametrize(
@@ -636,7 +636,7 @@ def test_folders_carry_the_token_mixer(tmp_path):
     [("optimizer.lr", ("0.0001", "0.001")), ("schedule.name", ("cosine", "constant")),
      ("backbone.token_mixer", ("sbm", "pooling")), ("data.batch_size", ("8", "16", "32"))],
 )  # fmt: skip
-def test_a_plot_over_a_setting_has_its_values_across(key, values, run, shown, tmp_path):
+def test_a_plot_over_a_setting_has_its_values_on_the_axis(key, values, run, shown, tmp_path):
     for number, value in enumerate(values):
         for name in ("deit_t", "deit_t_afbo"):
             extra = ["schedule.min_lr_ratio=null"] if value == "constant" else []

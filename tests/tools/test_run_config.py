@@ -1,4 +1,4 @@
-"""An evaluation takes its config from the run folder; what is typed beside it wins and is named."""
+"""An evaluation takes its config from the run folder; typed options override it and are logged."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ def config_text(*overrides):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run folder of a command, with a checkpoint that nothing here opens."""
+    """Run folder of a command, with a dummy checkpoint."""
     register_groups()
 
     def make(*overrides, name="run"):
@@ -38,13 +38,13 @@ def run_folder(tmp_path):
 
 
 def evaluated(folder, *typed, mode="test"):
-    """The config of an evaluation."""
+    """Compose the config of an evaluation."""
     overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
     return resolve_config(run_config.job_config(overrides))
 
 
 def changed(folder, *typed):
-    """What an evaluation does otherwise than the run, by name."""
+    """Return the differences between an evaluation and its run, by name."""
     before = yaml.safe_load((folder / "config.yaml").read_text())
     now = evaluated(folder, *typed)
     flat = [run_config.flatten({g: c[g] for g in run_config.IDENTITY}) for c in (before, now)]
@@ -69,7 +69,7 @@ RUNS = {
 def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
     folder = run_folder(*RUNS[name])
     assert changed(folder) == {}
-    assert changed(folder, *RUNS[name]) == {}  # the whole command again
+    assert changed(folder, *RUNS[name]) == {}  # the same command again
 
 
 def test_a_checkpoint_finds_its_folder(run_folder):
@@ -97,13 +97,13 @@ def test_the_devices_are_those_of_the_command(run_folder):
 @pytest.mark.parametrize(
     ("run", "typed", "expected"),
     [
-        # What follows another value in training follows it here.
+        # Values that follow another one in training also follow it here.
         (("data.image_size=96",), ["data.image_size=64"],
          {"data.image_size": 64, "backbone.img_size": 64}),
-        # The default, which another value would hide if only differences to it counted.
+        # A typed default overrides the run's other value.
         (("data.image_size=96",), ["++data.image_size=64"],
          {"data.image_size": 64, "backbone.img_size": 64}),
-        # A value that the run had of its own stays.
+        # A value that the run had set is kept.
         (("data.image_size=96", "backbone.img_size=128"), ["data.image_size=64"],
          {"data.image_size": 64}),
         (("recipe=posmlp", "backbone=posmlp_t", "data=imagenet"), ["backbone.drop=0.5"],
@@ -125,7 +125,7 @@ def test_the_devices_are_those_of_the_command(run_folder):
          {"head._target_": "heads.linear.LinearProbe"}),
     ],
 )  # fmt: skip
-def test_what_is_typed_wins(run, typed, expected, run_folder):
+def test_typed_options_win(run, typed, expected, run_folder):
     if "recipe=ffnet" in typed:
         run = (*run, "backbone=ffnet_1", "backbone.drop_path_rate=0.1")
     found = changed(run_folder(*run), *typed)
@@ -135,7 +135,7 @@ def test_what_is_typed_wins(run, typed, expected, run_folder):
         assert found == expected
 
 
-def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
+def test_initial_weights_are_not_read_again(run_folder):
     folder = run_folder("task=transfer")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["backbone"]["pretrained"] = "/gone"
@@ -162,7 +162,7 @@ def test_differences_are_named_in_one_line(run_folder, caplog):
     assert said(evaluated(folder), caplog) == ""
 
 
-def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, caplog):
+def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplog):
     register_groups()
     (tmp_path / "config.yaml").write_text("of: something else")
     (tmp_path / "weights").mkdir()
@@ -209,7 +209,7 @@ def refused(capsys, folder, *typed, mode="test"):
         ("~head.options", "~head.options cannot be combined with a run folder"),
     ],
 )
-def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, capsys):
+def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
     assert message in refused(capsys, run_folder(*RUNS["detection"]), typed)
 
 
@@ -232,7 +232,7 @@ def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, caps
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
     ],
 )
-def test_a_foreign_config_is_refused(content, message, run_folder, capsys):
+def test_a_foreign_config_is_rejected(content, message, run_folder, capsys):
     folder = run_folder()
     content = content if isinstance(content, bytes) else content.encode()
     (folder / "config.yaml").write_bytes(content)
@@ -266,14 +266,16 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     assert "no run folder with a checkpoint" in refused(capsys, folder)
 
 
-def test_hydra_gets_a_command_that_it_can_compose_from_the_files(run_folder):
-    """Its own composition begins with the default task, whose head has no anchors."""
+def test_hydra_can_compose_the_command_from_the_files(run_folder):
+    """Hydra's own composition starts with the default task, whose head has no anchors."""
     folder = run_folder(*RUNS["detection"])
     typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
     given = overrides.process_arguments(typed)
     assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
                      "trainer=cpu", "task=detection"]  # fmt: skip
-    assert overrides.process_arguments(given) == given  # processes of a run start by it again
+    assert (
+        overrides.process_arguments(given) == given
+    )  # processes of a run start with the result again
     assert run_config.compose_config(given).head.name == "retinanet"
     assert run_config.job_config(given)["overrides"][:3] == typed[:3]
     for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
@@ -293,7 +295,7 @@ def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
 @pytest.mark.slow  # test_run compares the metrics of all tasks
 @pytest.mark.usefixtures("sample_cache")
 def test_a_swin_is_tested_at_the_size_that_it_was_trained_at(tmp_path, capsys, caplog, one_thread):
-    """Its weights fit other sizes as well, where it sees less."""
+    """Its weights also fit other sizes, which lower the accuracy."""
     train = ["backbone=swin_t", "trainer=cpu", "data.image_size=96", "++data.digits_per_class=4",
              "data.train_copies=1", "trainer.max_epochs=1", "schedule.warmup=0",
              "trainer.limit_train_batches=2", f"output_dir={tmp_path}"]  # fmt: skip

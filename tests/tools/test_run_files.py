@@ -1,4 +1,4 @@
-"""What is broken in the files of a run folder is named in one sentence, and nothing hangs."""
+"""Broken files of a run folder are reported in one sentence, without hanging."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
 @pytest.mark.parametrize("name", FILES)
-def test_other_things_in_the_place_of_files_are_named(name, kind, folder):
+def test_wrong_kinds_of_files_are_named(name, kind, folder):
     if name in ("metrics.csv", "error.txt"):
         (folder / "summary.json").unlink()
     (folder / name).unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def test_classes_of_other_cells_are_named_or_left_out(text, tmp_path):
         read_classes(tmp_path / "classes.csv")
 
 
-def test_a_cell_without_end_costs_its_line_alone(tmp_path):
+def test_an_endless_cell_only_loses_its_line(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n1,2\n2," + "9" * 140_000 + "\n3,4\n")
     assert read_rows(tmp_path / "metrics.csv") == [{"step": 1, "loss": 2}, {"step": 3, "loss": 4}]
     assert list(read_csv(tmp_path / "metrics.csv"))[2] == []
@@ -130,12 +130,12 @@ def test_a_summary_is_valid_json():
     )
 
 
-def test_null_of_a_summary_is_a_figure_that_is_no_number(folder):
+def test_null_in_a_summary_is_nan(folder):
     (folder / "summary.json").write_text(json.dumps(changed(SUMMARY, "metrics.top1", None)))
     assert read_run(folder).reason == "top1 is no number"
 
 
-def test_text_says_what_it_cannot_read(tmp_path):
+def test_read_text_names_unreadable_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "none")
     (tmp_path / "a").write_bytes(b"ab\xff")

@@ -1,4 +1,4 @@
-"""tools/search.py: spaces in Hydra's words, and a search that goes on."""
+"""tools/search.py: search spaces in Hydra's syntax, and continued searches."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from tools import search
 from tools.searching.space import Space, read_spaces
 
 
-def test_spaces_are_told_from_settings():
+def test_spaces_are_separated_from_settings():
     spaces, fixed = read_spaces(
         ["backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "a.b=tag(log,interval(1,10))",
          "x=interval(0,0.5)", "y=range(0,5,2)", "z=choice(a,b)", "w=1,2.5"]
@@ -45,7 +45,7 @@ def test_wrong_spaces_are_one_sentence(typed, message):
 
 @pytest.fixture
 def searched(tmp_path, monkeypatch, capsys):
-    """A search whose runs are answered here: the metric is highest at a rate of 0.01."""
+    """A search with simulated runs: the metric is highest at a rate of 0.01."""
     pytest.importorskip("optuna")
     ran = []
 
@@ -74,7 +74,7 @@ def searched(tmp_path, monkeypatch, capsys):
     return go, ran
 
 
-def test_a_search_goes_on_where_it_was(searched):
+def test_a_search_continues(searched):
     go, ran = searched
     space = "optimizer.lr=interval(1e-4,1,log)"
     status, out, _ = go(space, "trials=4")
@@ -108,7 +108,7 @@ def test_an_interrupted_trial_is_run_again(searched, monkeypatch):
     assert [one["optimizer.lr"] for one in ran] == [ran[0]["optimizer.lr"]] * 2
 
 
-def test_wrong_names_are_refused_before_anything_runs(searched):
+def test_wrong_names_are_rejected_before_any_run(searched):
     go, ran = searched
     assert "did you mean lr?" in go("optimizer.lrr=interval(0.1,1)")[2]
     assert "unknown head " in go("head=linear,linea", "trials=1")[2]
@@ -116,7 +116,7 @@ def test_wrong_names_are_refused_before_anything_runs(searched):
     assert not ran
 
 
-def test_a_metric_that_there_is_not_is_answered_with_those_that_there_are(searched):
+def test_an_unknown_metric_lists_the_known_ones(searched):
     go, _ = searched
     status, _, err = go("optimizer.lr=0.1,0.2", "metric=top7", "trials=1")
     assert status == 2

@@ -1,4 +1,4 @@
-"""Commands go on where standard streams are closed or full, unless lines are their result."""
+"""Commands continue if standard streams are closed or full, unless lines are their result."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ exit_with(main, writes_files={writes_files})
 
 
 def ended(tmp_path, redirected, *, writes_files):
-    """Status and stderr of a program whose streams a shell redirects, and what it wrote."""
+    """Return status and stderr of a program with redirected streams, and its file."""
     script, result = tmp_path / "program.py", tmp_path / "result"
     script.write_text(PROGRAM.format(writes_files=writes_files))
     words = ["bash", "-c", f'{sys.executable} "$@" {redirected}', "bash", script, result]
@@ -39,7 +39,7 @@ def ended(tmp_path, redirected, *, writes_files):
     "redirected",
     [">&-", "> /dev/full", "| true; exit ${PIPESTATUS[0]}", ">&- 2>&- <&-", "> /dev/full 2>&1"],
 )
-def test_a_command_that_writes_files_loses_its_lines_only(redirected, tmp_path):
+def test_a_command_that_writes_files_only_loses_its_lines(redirected, tmp_path):
     status, err, result = ended(tmp_path, redirected, writes_files=True)
     assert (status, result) == (0, "result")
     assert err in ("line\n", "")

@@ -1,4 +1,4 @@
-"""Sweeps: patterns as values, other processes, and the table at the end."""
+"""Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_mistakes_are_one_sentence(typed, message):
         overrides.process_arguments(typed)
 
 
-def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
+def test_a_missing_launcher_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
         overrides.process_arguments(["hydra/launcher=joblib"])
@@ -75,7 +75,7 @@ def test_a_sweep_ends_with_its_table(tmp_path):
 )
 @pytest.mark.slow
 def test_runs_in_other_processes(launcher, module, tmp_path):
-    """From another folder, with a recipe that computes values, and one run that fails."""
+    """From another folder, with a recipe that computes values, and one failing run."""
     pytest.importorskip(module)
     typed = [*SHORTEST, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
              "data.num_workers=1",
@@ -105,8 +105,8 @@ OVER_GROUPS = [
 
 
 @pytest.mark.parametrize("typed", rest_slow(OVER_GROUPS, OVER_GROUPS[:1]), ids=" ".join)
-def test_sweeps_over_groups_take_what_a_single_command_takes(typed):
-    """Hydra composes the command without its swept options first, then each run."""
+def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
+    """Hydra first composes the command without its swept options, then each run."""
     given = overrides.process_arguments(["-m", *typed])[1:]
     fixed = [one for one in given if one not in _swept(given)]
     assert run_config._compose("run", fixed) is not None

@@ -1,4 +1,4 @@
-"""Every trainer is made as its file says."""
+"""Every trainer is built as its config file states."""
 
 import os
 from unittest import mock
@@ -43,8 +43,8 @@ SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
         ("slurm", ["trainer.num_nodes=2"], ("DDPStrategy", 2, 2, "bf16-mixed")),
     ],
 )
-def test_every_trainer_is_made(name, overrides, expected, tmp_path):
-    """On a machine that is said to have two GPUs, for those that want them."""
+def test_every_trainer_is_built(name, overrides, expected, tmp_path):
+    """With two simulated GPUs for the trainers that need them."""
     config = composed("task=detection", f"trainer={name}", *overrides)
     patches = [mock.patch(place, lambda *_, value=value: value) for place, value in CUDA.items()]
     wants_gpu = config["trainer"]["accelerator"] == "gpu"
@@ -105,7 +105,7 @@ def test_options_that_lightning_takes_are_numbers(given, expected):
     ],
     ids=str,
 )
-def test_a_training_without_end_or_batches_is_refused(given, said):
+def test_an_endless_or_empty_training_is_rejected(given, said):
     with pytest.raises(ValueError, match=said):
         fill_lengths({**OPTIONS, **given}, training=True)
 
@@ -117,7 +117,7 @@ def test_an_evaluation_needs_no_end():
 
 @pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])
 def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
-    """In proportion to the length that the recipe or the data have."""
+    """In proportion to the length of the recipe or the data."""
     usual = composed("data=imagenet", "data.root=/x", *typed)
     length, warmup = usual["trainer"]["max_epochs"], usual["schedule"]["warmup"]
     with caplog.at_level("INFO"):

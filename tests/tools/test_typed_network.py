@@ -1,4 +1,4 @@
-"""Networks as they are typed: one spelling in every command."""
+"""Networks have one syntax in all commands."""
 
 import pytest
 
@@ -34,7 +34,7 @@ SBM = {"token_mixer": {"name": "sbm", "rank": 32}}
 def test_words_become_options(words, options):
     found = read_network("swin_t_afbo", words)
     assert found == ("swin_t_afbo", options)
-    assert read_network(network_label(found)) == found  # as it is printed it can be typed again
+    assert read_network(network_label(found)) == found  # the printed form can be typed again
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_words_become_options(words, options):
     ],
     ids=" ".join,
 )
-def test_a_run_takes_the_same_words(words):
+def test_a_run_takes_the_same_options(words):
     typed = ["backbone=swin_t_afbo", *words]
     given = process_arguments(typed)
-    assert process_arguments(given) == given  # processes of a run start by it again
+    assert process_arguments(given) == given  # processes of a run start with the result again
     name, options = read_network("swin_t_afbo", words)
     config = composed(*given)["backbone"]
     if isinstance(config["token_mixer"], str):
         config["token_mixer"] = {"name": config["token_mixer"]}
     assert config["name"] == name
-    assert merge_options(config, options) == config  # nothing of it is missing or another
+    assert merge_options(config, options) == config  # everything is included
 
 
 def test_values_and_names_with_commas_make_a_network_each():
@@ -104,7 +104,7 @@ def test_another_token_mixer_leaves_the_options_of_the_first():
     assert merge_options(SBM, other) == other
 
 
-def test_other_words_of_a_command_stay():
+def test_other_arguments_are_kept():
     typed = ["-m", "backbone=swin_t", "backbone.token_mixer=sbm,pooling", "seed=1"]
     assert join_token_mixer(typed) == typed
     assert join_token_mixer(["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]) == [

@@ -1,4 +1,4 @@
-"""What papers print beside what ours count: verdicts, and the causes of differences."""
+"""Papers' printed counts against ours: verdicts, and the causes of differences."""
 
 import json
 from decimal import Decimal
@@ -19,7 +19,7 @@ BASES = {
 
 
 def gives_the_digits(exact, unit, printed, change):
-    """By whole numbers alone: an exact count, rounded or cut off, has the printed digits."""
+    """Integer arithmetic only: an exact count, rounded or truncated, has the printed digits."""
     digits = 10 ** len(printed.partition(".")[2])
     wanted, size = int(printed.replace(".", "")), abs(exact) * digits
     rounded = (2 * size + unit) // (2 * unit)
@@ -27,7 +27,7 @@ def gives_the_digits(exact, unit, printed, change):
     return wanted == sign * rounded or (not change and wanted == sign * (size // unit))
 
 
-# Rows that agree, whose every difference has a known cause, and that differ for an unknown one.
+# Rows that agree, rows whose differences are all explained, and rows with unexplained ones.
 VERDICTS = {
     "afbo": (41, 20, 72),
     "ffnet": (10, 3, 0),
@@ -98,8 +98,8 @@ def test_a_step_of_table_7_is_a_difference():
     assert "ours by 0.29 M" in two.note
 
 
-def test_what_is_rounded_says_what_to():
-    """Of whole millions, or the sum of two rounded counts."""
+def test_rounding_causes_name_the_rounding():
+    """To whole millions, or as the sum of two rounded counts."""
     found = 0
     for paper in list_papers():
         rows = load_rows(paper)
@@ -151,7 +151,7 @@ def test_a_rule_that_is_a_cause_gives_the_printed_digits():
 
 
 def gccm_macs_saved(name, options):
-    """What counting GCCM's weights once takes off the multiply-adds."""
+    """Return the multiply-adds saved by counting GCCM's weights once."""
     with torch.device("meta"):
         backbone, saved = create_backbone(name, **options).eval(), []
 
@@ -214,7 +214,7 @@ def test_the_verdict_of_a_row_and_of_other_counts():
     assert known.verdict(ours, as_published=False) == "DIFFERS by -0.08 G"
 
 
-def test_published_file_whose_digits_yaml_would_lose_is_refused(tmp_path, monkeypatch):
+def test_published_counts_must_be_text(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {params: 5.70}, params: 1"
     (tmp_path / "some.yaml").write_text(f"rows:\n  - {{{row}}}\n")
     monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
@@ -222,7 +222,7 @@ def test_published_file_whose_digits_yaml_would_lose_is_refused(tmp_path, monkey
         load_rows("some")
 
 
-def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
+def test_an_unknown_cause_is_rejected(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {}, params: 1"
     text = f"rows:\n  - {{{row}, cause: {{params: weather}}}}\n"
     (tmp_path / "some.yaml").write_text(text)
@@ -231,7 +231,7 @@ def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
         load_rows("some")
 
 
-def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
+def test_an_unknown_field_is_rejected(tmp_path, monkeypatch):
     text = "rows:\n  - {backbone: x, tabel: 2}\n"
     (tmp_path / "some.yaml").write_text(text)
     monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)

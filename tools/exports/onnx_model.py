@@ -101,7 +101,8 @@ def _write(
             operator = found.group().replace("::", ".") if found else "an operator"
             raise ValueError(
                 f"{request.backbone} cannot be written as ONNX: "
-                f"{module_of(graph.program, operator)}, {operator}: {messages[-1].splitlines()[0][:200]}"
+                f"{module_of(graph.program, operator)}, {operator}: "
+                f"{messages[-1].splitlines()[0][:200]}"
             ) from error
         finally:
             logging.disable(level)
