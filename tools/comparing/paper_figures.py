@@ -321,7 +321,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
 def _other_sets(run: RunRecord) -> list[str]:
     """Why robustness sets are none that the paper has figures of."""
     from datamodules.images.corrupted_copies import NOTE
-    from datamodules.images.robustness_sets import locate
+    from datamodules.images.robustness_sets import locate_set
 
     if not run.config["data.published_counts"]:
         return ["data.published_counts=false: not the published sets"]
@@ -329,7 +329,9 @@ def _other_sets(run: RunRecord) -> list[str]:
     if "imagenet_c" not in sets:
         return []
     given = run.config.get("data.roots.imagenet_c")
-    folder = locate("imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1)
+    folder = locate_set(
+        "imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1
+    )
     if folder is not None and (folder / NOTE).is_file():
         return ["imagenet_c is a copy that tools/corrupt.py made"]
     return []
