@@ -73,7 +73,7 @@ def annotate(arguments: Sequence[str]) -> None:
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     from datamodules.files import require_folder
-    from datamodules.files.class_order import checked_order, in_order, other_orders
+    from datamodules.files.class_order import check_class_order, other_orders, sort_classes
     from datamodules.images.image_folder import class_folders
     from datamodules.images.token_labels import write_classes
     from tasks.classification.teacher import TeacherOptions, load_teacher
@@ -83,8 +83,8 @@ def annotate(arguments: Sequence[str]) -> None:
     root, out = (Path(options[key]).expanduser() for key in ("root", "out"))
     require_folder(root, "pass a folder of class folders as root=")
     folder = root / "train" if (root / "train").is_dir() else root
-    order = checked_order(options["class_order"])
-    names = in_order(class_folders(folder), order)
+    order = check_class_order(options["class_order"])
+    names = sort_classes(class_folders(folder), order)
     images = list(list_image_names(folder, names))
     own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights without recorded statistics
     asked = TeacherOptions("hard", options["teacher"] or None, options["checkpoint"] or None)
@@ -111,9 +111,9 @@ def list_image_names(folder: Path, names: Sequence[str]) -> Iterator[str]:
     Raises:
         ValueError: Two images of a class would share a label map.
     """
-    from datamodules.files.class_listing import list_classes
+    from datamodules.files.class_listing import list_class_images
 
-    for files in list_classes(folder, names).values():
+    for files in list_class_images(folder, names).values():
         taken: dict[str, str] = {}
         for file in files:
             stem = str(Path(file).with_suffix(""))
@@ -148,7 +148,7 @@ def write_maps(
     from torchvision.transforms.v2 import functional
 
     from datamodules.files import load_rgb
-    from heads.place_scores import place_scores
+    from heads.dense_logits import dense_logits
     from tasks.engine.whole_files import whole_file
 
     pixels = [
@@ -159,7 +159,7 @@ def write_maps(
     ]
     mean, std = (torch.tensor(part)[:, None, None] for part in teacher.normalisation)
     images = ((torch.stack(pixels) / 255 - mean) / std).to(device)
-    scores = place_scores(teacher.network.to(device), images)
+    scores = dense_logits(teacher.network.to(device), images)
     best = scores.topk(top, dim=1)
     dtype = torch.float16 if scores.shape[1] <= HALF_EXACT else torch.float32
     maps = torch.stack([best.values, best.indices.to(best.values.dtype)], dim=1).to(dtype).cpu()

@@ -72,9 +72,9 @@ def corrupt(arguments: Sequence[str]) -> None:
     )
     seed = parse_integer("seed", options["seed"], 0)
 
-    from datamodules.images.corrupted_copies import Copy, choose_kinds, write_copy
+    from datamodules.images.corrupted_copies import CopyOptions, choose_kinds, write_copy
 
-    how = Copy(
+    how = CopyOptions(
         kinds=choose_kinds(options["kinds"]),
         severities=tuple(severities),
         size=size,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.files import plain_file
-from datamodules.files.console import say
+from datamodules.files.console import log
 
 MARKS = (  # UTF-32's mark begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -34,10 +34,10 @@ def read_text(path: Path) -> str:
         FileNotFoundError: The file does not exist.
         ValueError: It is a folder or device, or its content is not text.
     """
-    return decoded(read_raw(path), path)
+    return _decode_text(read_file(path), path)[0]
 
 
-def read_raw(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """Return the bytes of a file.
 
     Raises:
@@ -52,25 +52,12 @@ def read_raw(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def decoded(raw: bytes, name: object) -> str:
-    """Return the text of the bytes of a file.
-
-    Args:
-        raw: The bytes.
-        name: What messages call the file.
-
-    Raises:
-        ValueError: The bytes are not text.
-    """
-    return _decoded(raw, name)[0]
-
-
-def glimpse(raw: bytes) -> str:
+def text_start(raw: bytes) -> str:
     """Return the text of a part of a file, by which its format is recognised."""
     return raw.decode(_encoding_of(raw), "replace").lstrip("\ufeff \t\r\n")
 
 
-def _decoded(raw: bytes, name: object) -> tuple[str, str]:
+def _decode_text(raw: bytes, name: object) -> tuple[str, str]:
     """Return the text and its encoding."""
     encoding = _encoding_of(raw)
     try:
@@ -84,7 +71,7 @@ def _decoded(raw: bytes, name: object) -> tuple[str, str]:
         text, encoding = _latin1(raw)
         line = text.rfind("\n", 0, error.start) + 1
         near = text[max(line, error.start - 20) : error.start + 20].split("\n")[0].strip()
-        say(
+        log(
             f"{name} is not UTF-8 and is read as Latin-1 (line "
             f"{text.count(chr(10), 0, line) + 1}: {near}); save it as UTF-8 if letters are wrong"
         )
@@ -132,10 +119,10 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: The file does not exist.
         ValueError: It is not valid JSON.
     """
-    return parsed_json(read_raw(path), path)
+    return parse_json(read_file(path), path)
 
 
-def parsed_json(raw: bytes, name: object) -> Any:
+def parse_json(raw: bytes, name: object) -> Any:
     """Return the content of the bytes of a JSON file.
 
     Args:
@@ -145,7 +132,7 @@ def parsed_json(raw: bytes, name: object) -> Any:
     Raises:
         ValueError: The bytes are not valid JSON.
     """
-    text, encoding = _decoded(raw, name)
+    text, encoding = _decode_text(raw, name)
     try:
         return json.loads(text)
     except RecursionError:
@@ -202,7 +189,7 @@ def nfc(name: str) -> str:
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def same_file(name: str) -> str:
+def normalise_path(name: str) -> str:
     """Return the one spelling of a path: NFC, slashes, without ``./`` and doubled slashes."""
     return os.path.normpath(nfc(name.replace("\\", "/")))
 
@@ -223,14 +210,14 @@ class FolderNames:
         self._folders: dict[str, str | None] = {}
 
     def find(self, name: str) -> str | None:
-        """Return the name on the disk, with slashes and relative to the folder; None if absent."""
+        """Return the name on disk, relative to the folder with slashes; None if it is missing."""
         found = self._find(name)
         if found is None and "\\" in name:
             found = self._find(name.replace("\\", "/"))
         return found
 
     def on_disk(self, name: str) -> str:
-        """Return the name on the disk, or the given one where there is no such file."""
+        """Return the name on the disk, or the given one if the file is missing."""
         return self.find(name) or name
 
     def _find(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""How much memory the machine has, and what is larger than that."""
+"""Memory of the machine, and a check of what fits into it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-# Limits of a container's or job's memory in bytes, or the word max: control groups 2 and 1.
+# Memory limits of a container or job in bytes, or the word max: control groups 2 and 1.
 LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -17,7 +17,7 @@ FLOAT = 4  # bytes
 
 @functools.cache
 def machine_memory() -> int:
-    """Return the bytes of memory that processes may take here, all together."""
+    """Return the bytes of memory available to all processes together."""
     limits = [psutil.virtual_memory().total]
     for file in LIMITS:
         text = file.read_text().strip() if file.is_file() else ""
@@ -25,28 +25,28 @@ def machine_memory() -> int:
     return min(limits)
 
 
-def refuse_larger(what: str, size: int, remedy: str) -> None:
+def check_fits_memory(what: str, size: int, remedy: str) -> None:
     """Raise an error if something is larger than the machine's memory.
 
     Args:
-        what: It, in messages.
-        size: Its bytes.
+        what: Name of it in messages.
+        size: Its size in bytes.
         remedy: What to type instead.
 
     Raises:
-        ValueError: It is larger.
+        ValueError: It is larger than the memory.
     """
     memory = machine_memory()
     if size > memory:
         raise ValueError(
-            f"{what} takes {in_bytes(size)}, and this machine has {in_bytes(memory)} of memory; "
-            f"{remedy}"
+            f"{what} takes {format_bytes(size)}, but this machine has {format_bytes(memory)} of "
+            f"memory; {remedy}"
         )
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Return a number of bytes with a unit: 3.2 GB."""
-    size = min(size, 1e300)  # larger whole numbers are not divided
+    size = min(size, 1e300)  # larger integers overflow in a division
     for unit in ("bytes", "KB", "MB", "GB", "TB", "PB"):
         if size < 1000 or unit == "PB":
             break

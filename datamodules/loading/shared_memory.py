@@ -1,4 +1,4 @@
-"""A check of the memory that processes share, which workers need."""
+"""Check of /dev/shm, which worker processes need."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import multiprocessing
 
 
 def check_shared_memory(option: str) -> None:
-    """Refuse workers where /dev/shm is missing, full or read-only.
+    """Raise an error where /dev/shm is missing, full or read-only.
 
     Args:
-        option: What to type for a program without workers.
+        option: Option that runs the program without workers.
 
     Raises:
-        ValueError: Names the folder and the option.
+        ValueError: Workers cannot start; the message names the folder and the option.
     """
     try:
-        multiprocessing.Lock()  # a file there, as the batches of workers are
+        multiprocessing.Lock()  # creates a file there, as batches of workers do
     except OSError as error:
         raise ValueError(
             f"worker processes need /dev/shm, which is missing, full or read-only "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backbones import list_backbones
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_value
-from heads.distillation import Distillation, Taught
+from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
 from tasks.engine.saved_config import checkpoint_file, saved_run
@@ -116,7 +116,7 @@ class Teacher:
         self._place: tuple[torch.device, torch.dtype] | None = None
 
     @torch.no_grad()
-    def say_of(self, images: Tensor, normalisation: Normalisation) -> Taught:
+    def say_of(self, images: Tensor, normalisation: Normalisation) -> TeacherLogits:
         """The logits of images (B, 3, H, W) that are normalised as the student's are.
 
         Called within the precision of the training step, which is then the teacher's as well.
@@ -125,7 +125,7 @@ class Teacher:
         if self._place != place:
             self.network.to(*place)
             self._place = place
-        return Taught(self.network(self.as_trained_on(images, normalisation)), self.how)
+        return TeacherLogits(self.network(self.as_trained_on(images, normalisation)), self.how)
 
     def as_trained_on(self, images: Tensor, normalisation: Normalisation) -> Tensor:
         """Images in the teacher's normalisation and size."""

@@ -48,7 +48,7 @@ class Prediction(LightningModule):
         if self.data is None:
             self.data = self._usual_data()
         self.eval()
-        data = self.data.serving(images)
+        data = self.data.with_predict_images(images)
         data.num_workers = 0  # what a few images gain from others is less than these take to start
         rows: list[Row] = []
         with self._evaluated_weights():

@@ -96,7 +96,7 @@ class SegmentationTask(BaseTask):
     def _say_absent(self, truth: Tensor) -> None:
         absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
         trainer: Any = self._trainer  # None outside of a run
-        told = getattr(getattr(trainer, "datamodule", None), "told_absent", False)
+        told = getattr(getattr(trainer, "datamodule", None), "warned_absent", False)
         if absent and not (told or self._said_absent):
             self._said_absent = True
             shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")

@@ -1,4 +1,4 @@
-"""Exports of annotation tools for tests: committed files, and the images that they name."""
+"""Exports of annotation tools for tests: committed files, and generated images."""
 
 import json
 import shutil
@@ -36,10 +36,10 @@ def draw(root, sizes):
 
 
 def truth(outlines, split="all"):
-    """The annotations of all exports in COCO's form."""
+    """Return the annotations of all exports in COCO's form."""
     return json.loads((EXPORTS / f"truth{'_outlines' * outlines}.json").read_text())[split]
 
 
 def stem(file_name):
-    """The name of an image without what tools put around it."""
+    """Return the name of an image without the tools' prefixes and suffixes."""
     return Path(file_name).stem.removeprefix("0a1b2c3d-")

@@ -95,7 +95,7 @@ def test_probe_trains_the_classifier_alone(name):
 
 
 class NormedBackbone(Backbone):
-    """A small backbone with running statistics, which none of the registered hosts has."""
+    """A small backbone with running statistics, which all registered hosts lack."""
 
     feature_info = (FeatureInfo(4, 4),)
     num_features = 4

@@ -1,4 +1,4 @@
-"""An image of a batch gets the prediction that it gets alone, whatever the others' sizes."""
+"""Predictions of an image are the same alone and in a batch of any sizes."""
 
 import copy
 
@@ -16,12 +16,12 @@ WINDOWS = {"test_crop": 48, "test_stride": 32}
 
 def batches(name, batch_size, **options):
     data = serving_data(task_of(name), batch_size, **options)
-    data.take(pictures())
+    data.set_predict_images(pictures())
     return list(data.predict_dataloader())
 
 
 def figures(sample):
-    """What is found in an image, as tensors."""
+    """Return the findings of an image as tensors."""
     if "seg_logits" in sample:
         return {"logits": sample.seg_logits.data}
     return {key: torch.as_tensor(value) for key, value in sample.pred_instances.items()}
@@ -43,7 +43,7 @@ def check_same(together, alone):
 @pytest.mark.parametrize("name", rest_slow(DENSE, QUICK))
 @torch.no_grad()
 def test_a_batch_of_several_sizes(name, one_thread):
-    """Each prediction is that of the toolkit's own test step for a batch of one."""
+    """Each prediction equals the toolkit's own test step for a batch of one."""
     model = small_model(name)
     (batch,) = batches(name, len(SIZES))
     alone = [sample for one in batches(name, 1) for sample in model.model.test_step(one)]

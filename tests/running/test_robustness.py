@@ -11,7 +11,7 @@ import yaml
 from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.images.corrupted_copies import NOTE, Copy, write_copy
+from datamodules.images.corrupted_copies import NOTE, CopyOptions, write_copy
 from datamodules.images.robustness_sets import SYNSETS
 from heads.linear import LinearClassifier
 from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
@@ -316,7 +316,7 @@ def corrupted(trained, sample_cache, tmp_path):
             shutil.copy(image, tmp_path / "few" / name.name)
 
     def copied(**options):
-        write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64, **options))
+        write_copy(tmp_path / "few", tmp_path / "c", CopyOptions(size=64, resize=64, **options))
         return tmp_path / "c"
 
     return copied

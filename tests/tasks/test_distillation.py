@@ -17,7 +17,7 @@ from torch import nn
 from backbones import create_backbone
 from backbones.base import Backbone, FeatureInfo
 from datamodules import SampleClassification
-from heads.distillation import Distillation, Taught
+from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
@@ -160,7 +160,7 @@ def test_the_teacher_follows_the_precision_of_the_images():
 @pytest.mark.parametrize("head", [LinearClassifier, LinearProbe])
 def test_all_heads_of_classes_can_be_taught(head):
     model = head(Toy(), 10).train()
-    taught = Taught(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
+    taught = TeacherLogits(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
     plain = {"image": batch()["image"].float(), "label": batch()["label"]}
     losses = model.loss({**plain, "taught": taught})
     torch.testing.assert_close(2 * losses["loss_cls"], model.loss(plain)["loss_cls"])

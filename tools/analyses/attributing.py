@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from backbones.options import check_value
-from datamodules.loading.sampling import generators_put_back, seed_generators
+from datamodules.loading.sampling import restored_generators, seed_generators
 
 Method = Literal[
     "integrated_gradients", "gradient_shap", "input_x_gradient", "saliency", "smoothgrad",
@@ -76,7 +76,7 @@ def attributions(
     if method == "occlusion":
         return _occlusion(model, images, classes, window)
     found = []
-    with generators_put_back(), torch.enable_grad():
+    with restored_generators(), torch.enable_grad():
         for i in range(len(images)):
             seed_generators([0, 0, 0])  # the noise of an image is independent of the batch
             one = slice(i, i + 1)

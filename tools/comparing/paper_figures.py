@@ -323,7 +323,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
 def _other_sets(run: RunRecord) -> list[str]:
     """Return why robustness sets are not the published ones."""
     from datamodules.images.corrupted_copies import NOTE
-    from datamodules.images.robustness_sets import locate
+    from datamodules.images.robustness_sets import locate_set
 
     if not run.config["data.published_counts"]:
         return ["data.published_counts=false: not the published sets"]
@@ -331,7 +331,9 @@ def _other_sets(run: RunRecord) -> list[str]:
     if "imagenet_c" not in sets:
         return []
     given = run.config.get("data.roots.imagenet_c")
-    folder = locate("imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1)
+    folder = locate_set(
+        "imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1
+    )
     if folder is not None and (folder / NOTE).is_file():
         return ["imagenet_c is a copy made by tools/corrupt.py"]
     return []

@@ -23,7 +23,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.layers.classifier import Classifier
 from datamodules.dense.toolkit_data import require_package
 from heads.linear import LinearClassifier
-from heads.toolkits.toolkit import quiet
+from heads.toolkits.toolkit import silence_toolkits
 from tools.bench.timed_networks import non_default_options
 from tools.exports import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.class_lists import (
@@ -238,7 +238,7 @@ def compare(request: ExportRequest, package: Package) -> None:
     folder = request.folder
     config = Config.fromfile(folder / CONFIG)
     images = request.images()
-    with quiet(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
+    with silence_toolkits(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
         if package.whole is None:
             backbone = _models(request.to).build(config.model.backbone)
             backbone.init_weights()

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from heads.frozen.features import Draw
+from heads.frozen.features import SolveOptions
 from heads.frozen.head import FrozenFeatures
 from tasks.engine.extraction import extract
 
@@ -50,7 +50,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     )
     if not engine.is_global_zero:
         return {}
-    draw = Draw(seed, engine.strategy.root_device)
+    draw = SolveOptions(seed, engine.strategy.root_device)
     metrics, remarks = head.solve(train, test, draw)
     for remark in remarks:
         say(remark)

@@ -1,13 +1,13 @@
-"""What a classifier says of each place of its last map: the annotator of label maps.
+"""Logits of a classifier at each position of its last map, to annotate label maps.
 
-The classifier's own norm, pooling and linear layers are asked about every place as if the map had
-no other.
+The classifier's own norm, pooling and linear layers are applied to each position as if it were the
+whole map.
 
-Axes: B images, C channels, K classes, h w places of the last map, P prefix tokens.
+Axes: B images, C channels, K classes, h w positions of the last map, P prefix tokens.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
-NeurIPS 2021, https://arxiv.org/abs/2104.10858, Sec. 3.1, where the linear layer is laid over the
-map; a norm that comes behind the pooling is then left out, here it is not.
+NeurIPS 2021, https://arxiv.org/abs/2104.10858, Sec. 3.1. The authors apply the linear layer alone
+to the map; here a norm after the pooling is applied as well.
 """
 
 from __future__ import annotations
@@ -25,30 +25,33 @@ from heads.linear import LinearClassifier
 
 
 @torch.no_grad()
-def place_scores(network: Any, images: Tensor) -> Tensor:
-    """Logits of every place of the last map: (B, 3, H, W) -> (B, K, h, w).
+def dense_logits(network: Any, images: Tensor) -> Tensor:
+    """Return the logits at each position of the last map: (B, 3, H, W) -> (B, K, h, w).
 
     Args:
-        network: A ``LinearClassifier``, or a network of timm's with ``forward_features`` and
+        network: A ``LinearClassifier``, or a timm network with ``forward_features`` and
             ``forward_head``, in evaluation mode.
-        images: (B, 3, H, W), as the network expects them.
+        images: (B, 3, H, W), preprocessed for the network.
 
     Raises:
-        ValueError: A network whose features are no map.
+        ValueError: The network's features are not a map.
     """
     if isinstance(network, LinearClassifier):
-        return _of_ours(network, images)
+        return _linear_classifier_logits(network, images)
     features = network.forward_features(images)
     width = network.num_features
     if not isinstance(features, Tensor) or width not in features.shape[1:]:
-        raise ValueError(f"{type(network).__name__} gives no map of features; take another network")
+        raise ValueError(f"{type(network).__name__} lacks a map of features; take another network")
     if features.ndim == 3:
         prefix = getattr(network, "num_prefix_tokens", 0)
         places = features[:, prefix:]
         side = math.isqrt(places.shape[1])
         if side**2 != places.shape[1]:
-            raise ValueError(f"{type(network).__name__} has no square map of tokens")
-        # As its own class token, too: whichever of the tokens is pooled, it is the place.
+            raise ValueError(
+                f"{type(network).__name__} must have a square map of tokens, got "
+                f"{places.shape[1]} tokens; take another network"
+            )
+        # The position fills the prefix tokens too, since the pooling may read any token.
         each = places.flatten(0, 1)[:, None].expand(-1, 1 + prefix, -1)
         return _as_map(network.forward_head(each), len(images), (side, side))
     channels_first = features.shape[1] == width
@@ -58,7 +61,7 @@ def place_scores(network: Any, images: Tensor) -> Tensor:
     return _as_map(network.forward_head(each), len(images), size)
 
 
-def _of_ours(network: LinearClassifier, images: Tensor) -> Tensor:
+def _linear_classifier_logits(network: LinearClassifier, images: Tensor) -> Tensor:
     backbone, classifier = network.backbone, network.classifier
     stride = backbone.feature_info[-1].stride
     size = ceil_div(images.shape[2], stride), ceil_div(images.shape[3], stride)
@@ -66,7 +69,7 @@ def _of_ours(network: LinearClassifier, images: Tensor) -> Tensor:
         _, tokens = classifier.outputs(backbone.features(images))
         return _as_map(tokens.flatten(0, 1), len(images), size)
     maps = getattr(backbone, "stage_maps", None)
-    if maps is None:  # its forward gives the normed map
+    if maps is None:  # this backbone's forward returns the normalised map
         each = backbone(images)[-1].permute(0, 2, 3, 1).flatten(0, 2)
         return _as_map(classifier(each), len(images), size)
     last = maps(images)[-1]

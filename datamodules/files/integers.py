@@ -10,7 +10,7 @@ from typing import Any
 EXACT = 2**53  # the floats above it skip integers
 
 
-def whole_number(value: Any) -> int:
+def integer_value(value: Any) -> int:
     """Return an integer, or a float that equals one, as an int.
 
     Raises:
@@ -24,10 +24,10 @@ def whole_number(value: Any) -> int:
         return int(value)
     large = isinstance(value, float) and value.is_integer()
     reason = "; floats above 2^53 are not exact, write the digits" if large else ""
-    raise ValueError(f"must be an integer, got {shown(value)}{reason}")
+    raise ValueError(f"must be an integer, got {format_value(value)}{reason}")
 
 
-def whole_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+def integer_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Return whole numbers as a tuple of ints.
 
     Raises:
@@ -36,13 +36,13 @@ def whole_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     numbers = []
     for place, value in enumerate(values):
         try:
-            numbers.append(whole_number(value))
+            numbers.append(integer_value(value))
         except ValueError as error:
             raise ValueError(f"{name}[{place}] {error}") from None
     return tuple(numbers)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as messages show it: text in double quotes, 60 characters at most."""
     try:
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

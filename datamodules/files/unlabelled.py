@@ -1,4 +1,4 @@
-"""Images to predict, which have no labels: files, or pictures in memory."""
+"""Images to predict, as files or in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from datamodules.files import images_at, load_rgb, to_rgb
+from datamodules.files import find_images, load_rgb, to_rgb
 
 FORMS = (
     "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or a grey one (H, W), "
@@ -19,13 +19,13 @@ FORMS = (
 CHANNELS = (1, 3, 4)  # grey, RGB, and RGB with transparency
 
 
-class Pictures:
-    """Unlabelled images as a dataset.
+class UnlabelledImages:
+    """Dataset of images without labels.
 
     Args:
-        images: Files and pictures.
-        prepare: Makes the sample of an 8-bit RGB image, its name and its index.
-        upright: Turn images as their EXIF orientation says.
+        images: Files and images in memory.
+        prepare: Makes a sample from an 8-bit RGB image, its name and its index.
+        upright: Rotate images by their EXIF orientation.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Pictures:
         self.images, self.prepare, self.upright = tuple(images), prepare, upright
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return len(self.images)
 
     def name(self, index: int) -> str:
-        """The file of an image, or its number."""
+        """Return the file of an image, or its number."""
         image = self.images[index]
         return str(image) if isinstance(image, Path) else f"image {index}"
 
     def __getitem__(self, index: int, /) -> Any:
-        """Get the sample of an image."""
+        """Return the sample of an image."""
         image, name = self.images[index], self.name(index)
         if isinstance(image, Path):
             image = load_rgb(image, upright=self.upright)
@@ -56,34 +56,34 @@ class Pictures:
         return self.prepare(image, name, index)
 
 
-def as_images(given: Any) -> list[Path | Image.Image]:
-    """One image or several, in any form that people have them in.
+def collect_images(given: Any) -> list[Path | Image.Image]:
+    """Return one or several images, given in any common form, as a list.
 
     Args:
-        given: A path (of a folder, all its images), a PIL image, an array, a tensor, or a list.
+        given: A path (of an image or folder), a PIL image, an array, a tensor, or a list of these.
 
     Raises:
-        ValueError: Something else, or no image at all.
-        FileNotFoundError: A path that does not exist.
+        ValueError: The type is unsupported, or the list is empty.
+        FileNotFoundError: A path does not exist.
     """
     items = list(given) if isinstance(given, list | tuple) else [given]
     images: list[Path | Image.Image] = []
     for item in items:
         if isinstance(item, str | Path):
-            images += images_at(item)
+            images += find_images(item)
         elif isinstance(item, Image.Image):
             images.append(item)
         elif isinstance(item, torch.Tensor | np.ndarray):
-            images += _pictures(item)
+            images += _array_images(item)
         else:
             raise ValueError(f"{type(item).__name__} is not an image; {FORMS}")
     if not images:
-        raise ValueError(f"there are no images to predict; {FORMS}")
+        raise ValueError(f"the list of images to predict is empty; {FORMS}")
     return images
 
 
-def _pictures(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
-    """The pictures of an array or tensor: one, or each of a batch of four axes."""
+def _array_images(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
+    """Return the images of an array or tensor: one, or a batch if it has four axes."""
     what = f"{type(values).__name__} {tuple(values.shape)} of {values.dtype}"
     channels_last = isinstance(values, np.ndarray)
     if isinstance(values, torch.Tensor):
@@ -92,7 +92,7 @@ def _pictures(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
     batch = list(values) if values.ndim == 4 else [values]
     if any(not _is_image(one, channels_last) for one in batch):
         raise ValueError(f"the {what} is not an image; {FORMS}")
-    return [_picture(one, what, channels_last) for one in batch]
+    return [_array_image(one, what, channels_last) for one in batch]
 
 
 def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
@@ -101,7 +101,7 @@ def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
     return values.ndim == 2 and values.size > 0
 
 
-def _picture(values: np.ndarray[Any, Any], what: str, channels_last: bool) -> Image.Image:
+def _array_image(values: np.ndarray[Any, Any], what: str, channels_last: bool) -> Image.Image:
     if values.ndim == 3:
         values = values if channels_last else values.transpose(1, 2, 0)
         values = values[:, :, 0] if values.shape[2] == 1 else values
