@@ -5,7 +5,6 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, Sec. 3.2, Fig. 4.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
 
-from backbones.layers.eager import in_graph
 from backbones.layers.graph_sizes import is_any_size, missing
 
 Size = tuple[int, int]
@@ -27,23 +25,6 @@ def shift_mask(
 
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
-    # Compilers and tracers take the computation itself into their graph; sizes may be symbols.
-    make = _make_mask if in_graph() else _cached_mask
-    return make(size, window, shift, device, dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    # A tensor made under inference_mode could not serve a later training step from the cache.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return _make_mask(size, window, shift, device, dtype)
-
-
-def _make_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
     rows, columns = (
         _region(length, side, offset, device)
         for length, side, offset in zip(size, window, shift, strict=True)

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.layers.batched_products import batched_products
 from backbones.layers.graph_sizes import ceil_div
 
 
@@ -40,6 +39,7 @@ class Pattern(NamedTuple):
 
 Matrix = Callable[[Pattern, Pattern], Tensor]
 Function = Callable[[Tensor, Pattern, Pattern], Tensor]
+Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Pattern]], int]:
@@ -105,9 +105,16 @@ def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Te
     return x[:, :height, :width]
 
 
+def batched_products(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Return W_g x_g + b: (G, M, K), (G, K, N) and per row (M, 1) -> (G, M, N)."""
+    if bias is None:
+        return torch.bmm(left, right)
+    return torch.baddbmm(bias.to(left.dtype), left, right)
+
+
 def mix_windows(
     x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None,
-    *, contiguous: bool = False,
+    *, contiguous: bool = False, products: Products = batched_products,
 ) -> Tensor:  # fmt: skip
     """Apply matrix(...) x + bias to the tokens of every window.
 
@@ -119,14 +126,16 @@ def mix_windows(
         matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
         bias: (w * w) or None.
         contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
+        products: Multiplies the matrices of all groups.
 
     Returns:
         (B, H, W, C).
     """
 
     def mix(part: Tensor, row: Pattern, column: Pattern) -> Tensor:
-        corner = _corner(bias, window, row, column)
-        return _mix(part, groups, matrix(row, column), corner, contiguous)
+        rows, corner = _rows_by_group(part, groups, contiguous), _corner(bias, window, row, column)
+        mixed = products(matrix(row, column), rows, corner)
+        return _from_groups(mixed, part.shape, groups, contiguous)
 
     return map_windows(x, window, shifted, mix)
 
@@ -153,16 +162,20 @@ def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -
     return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)
 
 
-def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None, contiguous: bool) -> Tensor:
-    """(B, n, e, m, f, C) -> the same: one product per group over all windows of all images."""
+def _rows_by_group(x: Tensor, groups: int, contiguous: bool) -> Tensor:
+    """(B, n, e, m, f, C) -> (s, e * f, ...): a row per token of a window, of all windows."""
     b, n, e, m, f, c = x.shape
     if contiguous:
         x = x.reshape(b, n, e, m, f, groups, c // groups).permute(5, 2, 4, 0, 1, 3, 6)
     else:
         x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
     # One copy of all groups; a product of strided ones copies each by itself, value by value.
-    columns = x.reshape(groups, e * f, -1).contiguous()
-    mixed = batched_products(matrix, columns, bias)
+    return x.reshape(groups, e * f, -1).contiguous()
+
+
+def _from_groups(mixed: Tensor, shape: torch.Size, groups: int, contiguous: bool) -> Tensor:
+    """Undo ``_rows_by_group``."""
+    b, n, e, m, f, c = shape
     mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
     order = (3, 4, 1, 5, 2, 0, 6) if contiguous else (3, 4, 1, 5, 2, 6, 0)
     return mixed.permute(order).reshape(b, n, e, m, f, c)

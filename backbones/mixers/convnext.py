@@ -88,8 +88,7 @@ class ConvNeXtMixer(ConvNeXtFFN):
         self.gamma = nn.Parameter(torch.full((dim,), float(layer_scale)))
 
     def _pointwise(self, x: Tensor) -> Tensor:
-        y = self.fc2(F.gelu(self.fc1(self.norm(x))))
-        return y * self.gamma if torch.is_grad_enabled() else y.mul_(self.gamma)
+        return self.fc2(F.gelu(self.fc1(self.norm(x)))) * self.gamma
 
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")

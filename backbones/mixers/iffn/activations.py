@@ -121,12 +121,9 @@ class RPReLU(nn.Module):
         return self.base.slopes()
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
-    """Scale x + shift per channel, in the precision of x (B, ..., C) and in one pass."""
-    scale, shift = scale.to(x.dtype), shift.to(x.dtype)
-    if out is None:
-        return torch.addcmul(shift, x, scale)
-    return torch.addcmul(shift, x, scale, out=out)
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return scale x + shift per channel, in the precision of x (B, ..., C)."""
+    return torch.addcmul(shift.to(x.dtype), x, scale.to(x.dtype))
 
 
 def scaled_slopes(slopes: tuple[Tensor, Tensor], factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers.activations import GELU
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.metamixer.query_key_value import (
@@ -146,7 +145,7 @@ def feed_forward(dim: int, hidden: int) -> MetaMixer:
         query=nn.Identity(),
         memory=StaticMemory(nn.Linear(dim, hidden), nn.Linear(hidden, dim)),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=as_is,
         leave=as_is,
@@ -164,7 +163,7 @@ def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
         query=_FixedTokens(grid),
         memory=StaticMemory(nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=to_rows,
         leave=from_rows,
@@ -182,7 +181,7 @@ def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMix
         query=query,
         memory=StaticMemory(key, value),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=to_nchw,
         leave=from_nchw,

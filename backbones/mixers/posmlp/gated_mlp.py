@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
 
@@ -58,7 +57,7 @@ class SpatialGatingUnit(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """(M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out_features)."""
         u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
-        mixed = self.relation.mix(self.norm(u), shifted=self.shifted)
+        mixed = self.relation(self.norm(u), self.shifted)
         if self.structure == "add":
             return mixed + v
         if self.structure == "concat":
@@ -99,15 +98,8 @@ class GatedMLP(Mixer):
         for linear in (self.fc1, self.fc2):
             init_linear(linear)
 
-    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map (B, H, W, C), in the form that is the fastest for it."""
-        fused = FUSED_FORMS.get(type(self))
-        if prefix is None and fused is not None and fused.serves(self, x):
-            return fused.mix(self, x, None)
-        return super().forward(x, prefix)
-
     def mix(self, x: Tensor) -> Tensor:
-        """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
+        """Return W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:

@@ -19,13 +19,14 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
-from backbones.mixers.posmlp.matrix_cache import MatrixCache, exact
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]
@@ -40,8 +41,8 @@ class TokenRelation(nn.Module):
         window: Side w.
         groups: s.
         bias: Whether there is a b.
-        cache: Whether evaluation remembers the matrix; it takes 4 s N^2 bytes, and as much again
-            for up to eight matrices at the edges of maps that the window does not divide.
+        cache: Whether the fast form keeps the matrix in evaluation; it takes 4 s N^2 bytes, and as
+            much again for up to eight matrices at edges of maps that the window does not divide.
     """
 
     def __init__(self, window: int, groups: int, *, bias: bool, cache: bool = True) -> None:
@@ -51,7 +52,7 @@ class TokenRelation(nn.Module):
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
-        self.cache = MatrixCache() if cache else None
+        self.cache = cache
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
         """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
@@ -62,20 +63,27 @@ class TokenRelation(nn.Module):
         whole = Pattern(self.window, self.window)
         return self.matrix(whole, whole), (self.window, self.window)
 
-    def mix(self, u: Tensor, *, shifted: bool = False, contiguous: bool = False) -> Tensor:
-        """M u + b in every window: (B, H, W, C) -> (B, H, W, C).
+    def exact_matrix(self, rows: Pattern, columns: Pattern, u: Tensor) -> Tensor:
+        """Return ``matrix`` in the type of u, computed without autocast.
+
+        Squared offsets of 28 tokens do not fit half precision.
+        """
+        device = u.device.type
+        off = torch.autocast(device, enabled=False) if is_autocast_available(device) else None
+        with off or contextlib.nullcontext():
+            return self.matrix(rows, columns).to(u.dtype)
+
+    def forward(self, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:
+        """Return M u + b in every window: (B, H, W, C) -> (B, H, W, C).
 
         Args:
-            u: What is mixed.
+            u: (B, H, W, C).
             shifted: Whether windows are shifted by half their side.
             contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
         """
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
-            if self.cache is None:
-                return exact(self.matrix, rows, columns, u)
-            sources = [p for name, p in self.named_parameters() if name != "bias"]
-            return self.cache.get(sources, self.matrix, rows, columns, u)
+            return self.exact_matrix(rows, columns, u)
 
         return mix_windows(
             u, self.window, shifted, self.groups, matrix, self.bias, contiguous=contiguous

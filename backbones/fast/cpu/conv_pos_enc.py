@@ -1,0 +1,25 @@
+"""A positional encoding x + DW(x) as one operator where no gradient is recorded.
+
+Axes: B images, H W map, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from backbones.fast.base import FastModule
+from backbones.layers.conv_pos_enc import ConvPosEnc
+
+
+class FastConvPosEnc(FastModule, ConvPosEnc):
+    """x + DW(x) by ``csrc/conv_pos_enc.cpp``, which has no gradient."""
+
+    def serves(self, x: Tensor) -> bool:
+        """Return True where no gradient is recorded."""
+        return not torch.is_grad_enabled() and x.ndim == 4
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return x + DW(x): (B, H, W, C) -> (B, H, W, C)."""
+        y: Tensor = torch.ops.mixerlab.conv_pos_enc(x.contiguous(), self.weight, self.bias)
+        return y
