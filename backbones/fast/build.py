@@ -1,4 +1,4 @@
-"""Compiles the operators of ``csrc`` against the torch that is installed.
+"""Compile the operators of ``cpu/csrc`` against the installed torch.
 
 usage: python -m backbones.fast.build [--portable]
 
@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Torch(NamedTuple):
-    """What the compiler has to know of the torch that is installed."""
+    """Facts of the installed torch that the compiler needs."""
 
     folder: Path
     abi: str  # of std::string and the like: "1", or "0" for GCC's before 5
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler of $CXX, whatever words it takes, or the first that there is, or none."""
+    """Return the words of $CXX, else the first C++ compiler on the path, else an empty list."""
     named = shlex.split(os.environ.get("CXX", ""))
     if named:
         return named if shutil.which(named[0]) else []
@@ -45,7 +45,7 @@ def find_compiler() -> list[str]:
 
 
 def compilation(compiler: Sequence[str], source: Path, target: Path, portable: bool) -> list[str]:
-    """What is typed to compile one file."""
+    """Return the command that compiles one file."""
     torch = find_torch()
     include = torch.folder / "include"
     return [
@@ -59,13 +59,16 @@ def compilation(compiler: Sequence[str], source: Path, target: Path, portable: b
 
 
 def link(compiler: Sequence[str], objects: Sequence[Path], target: Path) -> list[str]:
-    """What is typed to make one library of all."""
+    """Return the command that links one library."""
     libraries = (f"-L{find_torch().folder / 'lib'}", "-lc10", "-ltorch_cpu")
     return [*compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(target), *libraries]
 
 
 def build(portable: bool = False) -> str:
-    """Compile; why that failed, or nothing. Half a library is never left behind."""
+    """Compile the operators; return why that failed, or an empty string.
+
+    Nothing is left behind by a failure.
+    """
     compiler = find_compiler()
     if not compiler:
         return f"there is no C++ compiler{_named()}; type: apt-get install g++"
@@ -102,7 +105,7 @@ def _build_with(compiler: Sequence[str], target: Path, portable: bool) -> str:
 
 
 def _try(library: Path, compiler: str) -> str:
-    """Why a library does not serve, or nothing; asked in a process of its own."""
+    """Try a library in a process of its own; return why it fails, or an empty string."""
     done = subprocess.run(
         [sys.executable, "-m", "backbones.fast.compiled_trial", str(library)],
         cwd=ROOT,
@@ -122,7 +125,7 @@ def _try(library: Path, compiler: str) -> str:
 
 @functools.cache
 def find_torch() -> Torch:
-    """Where torch is and how it was compiled; the process that asks it is over at once."""
+    """Return where torch is and how it was compiled, asked in a process of its own."""
     probe = "import torch; print(int(torch.compiled_with_cxx11_abi()), torch.__path__[0])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     abi, _, folder = done.stdout.strip().partition(" ")
@@ -135,7 +138,7 @@ def _named() -> str:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Run a compiler; its first complaint, or nothing."""
+    """Run a compiler; return its first error, or an empty string."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.returncode:
         return ""

@@ -1,4 +1,4 @@
-"""Which compiled file belongs to these sources, this torch and this processor.
+"""Name the compiled file of these sources, this torch and this processor, and check it.
 
 Nothing of torch is imported: `make doctor` and the build ask here as well.
 """
@@ -19,7 +19,7 @@ COMPILED = Path(__file__).parent / "cpu" / "compiled"
 
 
 def compiled_file(portable: bool) -> Path:
-    """Where the operators lie, or would lie, once they are compiled.
+    """Return the path of the compiled operators, whether they exist or not.
 
     Args:
         portable: For any processor of this kind, instead of this very one.
@@ -71,7 +71,7 @@ def _whole_size(content: bytes) -> int:
 
 
 def _processor() -> bytes:
-    """What this processor can do: code for another one ends the process."""
+    """Return the instruction sets of this processor: code for another one ends the process."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -16,7 +16,7 @@ Numbers = list[Tensor]
 
 
 class Forms(NamedTuple):
-    """What is tried, with the arguments that ``operators.SCHEMAS`` say."""
+    """Functions to try, with the arguments of ``operators.SCHEMAS``."""
 
     gated: Callable[..., Any]
     gated_backward: Callable[..., Any]
@@ -25,7 +25,7 @@ class Forms(NamedTuple):
 
 
 def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest difference of outputs and gradients, over the largest number of each."""
+    """Return the largest difference of outputs and gradients, over the largest number of each."""
     differences = []
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         for mine, plain in (
@@ -34,7 +34,7 @@ def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
             _branched(forms, device, dtype, True),
         ):
             for index, (one, other) in enumerate(zip(mine, plain, strict=True)):
-                # What rounding leaves of a sum over tokens that should be zero is no difference.
+                # Rounding of a sum over tokens that should be zero does not count.
                 least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 2 else 1.0
                 scale = other.abs().max().clamp(min=least)
                 differences.append((one.double() - other.double()).abs().max() / scale)
@@ -42,7 +42,7 @@ def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _numbers(*shape: int, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
-    """Normal numbers, of a generator of their own."""
+    """Draw normal numbers from a generator with its own seed."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     if len(shape) == 2:
@@ -56,12 +56,12 @@ def _make(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.
 
 @torch.enable_grad()
 def _results(y: Tensor, leaves: Numbers, grad: Tensor) -> Numbers:
-    """The output, twice: where nothing is kept it goes another way. Then the gradients."""
+    """Return the output twice, with and without kept maps, and the gradients."""
     return [y.detach(), y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
 
 
 def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """(B, H W, h) -> the same."""
+    """Convolve maps (B, H W, h), each channel by itself."""
     maps = x.unflatten(1, SIZE).permute(0, 3, 1, 2)
     y = F.conv2d(maps, kernel, bias, padding=1, groups=kernel.shape[0])
     return y.permute(0, 2, 3, 1).flatten(1, 2)
@@ -143,7 +143,7 @@ def _branched(
 
 
 def _norm(x: Tensor, running: Numbers, affine: Numbers, eps: float, training: bool) -> Tensor:
-    """A batch norm of (B, N, h), over its channels, which remembers nothing."""
+    """Apply a batch norm without updates to (B, N, h), over its channels."""
     mean, variance = running
     if training:
         variance, mean = torch.var_mean(x, (0, 1), correction=0)

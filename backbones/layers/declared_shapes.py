@@ -1,4 +1,4 @@
-"""Compares what a host returns with the shapes that it declares."""
+"""Compare what a host returns with the shapes that it declares."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Info(Protocol):
 
     @property
     def channels(self) -> int:
-        """Channels of the map."""
+        """Return the channels of the map."""
 
     @property
     def stride(self) -> int:
-        """Input pixels for each row and column of the map."""
+        """Return the input pixels per row and column of the map."""
 
 
 def check_maps(host: Any, images: Tensor, maps: object) -> None:

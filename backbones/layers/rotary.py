@@ -43,12 +43,12 @@ class Lattice(NamedTuple):
 
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
+    # (B, N, heads, d / 2, 2), in float32 at least.
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     angles = turning_angles(lattice, x.shape[-1], x.device, pairs.dtype)
-    real, imaginary = pairs.unbind(-1)
-    quarter = torch.stack([-imaginary, real], -1)  # turned by 90 degrees
-    cosine, sine = (table.unsqueeze(-1) for table in (angles.cos(), angles.sin()))
-    return torch.addcmul(pairs * cosine, quarter, sine).flatten(-2).to(x.dtype)
+    (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
+    turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+    return torch.stack(turned, -1).flatten(-2).to(x.dtype)
 
 
 def turning_angles(

@@ -21,7 +21,7 @@ Size = tuple[int, int]
 def shift_mask(
     size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """(num_windows, h * w, h * w): -100 between tokens that the roll brought together, else 0.
+    """Return (num_windows, h * w, h * w): -100 between tokens that the roll joined, else 0.
 
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
@@ -33,7 +33,7 @@ def shift_mask(
 
 
 def mask_of_regions(rows: Tensor, columns: Tensor, window: Size, dtype: torch.dtype) -> Tensor:
-    """(num_windows, h * w, h * w): -100 between tokens of different regions, else 0."""
+    """Return (num_windows, h * w, h * w): -100 between tokens of different regions, else 0."""
     regions = rows[:, None] * 4 + columns[None, :]
     windows = window_partition(regions[None, :, :, None], window).flatten(1)
     differ = windows[:, :, None] != windows[:, None, :]
@@ -41,7 +41,7 @@ def mask_of_regions(rows: Tensor, columns: Tensor, window: Size, dtype: torch.dt
 
 
 def _region(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Region index of every position along one axis: bulk, last window's start, rolled-in end."""
+    """Return the region of every position on an axis: bulk, last window's start, rolled-in end."""
     position = torch.arange(length, device=device)
     if not shift:
         return torch.zeros_like(position)
@@ -49,7 +49,7 @@ def _region(length: int, window: int, shift: int, device: torch.device) -> Tenso
 
 
 class AnyLength:
-    """How an axis whose length is a symbol is cut into windows: the same steps at every length.
+    """Windows along an axis whose length is a symbol, by the same steps at every length.
 
     What depends on the length (the number of windows, whether they shift, whether the map is
     smaller than one) is computed as tensors, so a recorded graph holds for all lengths. A map
@@ -97,12 +97,12 @@ class AnyLength:
         return x * inside.to(x.dtype).reshape(shape)
 
     def unroll(self, x: Tensor, dim: int) -> Tensor:
-        """The inverse of ``roll``."""
+        """Undo ``roll``."""
         return x.index_select(dim, self.target)
 
 
 def pad_to_windows(x: Tensor, window: Size) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Zeros at the end of a map (B, H, W, C) to whole windows, and what crops it to (H, W)."""
+    """Pad a map (B, H, W, C) with zeros to whole windows; also return a function that crops it."""
     height, width = x.shape[1:3]
     if is_any_size((height, width)):
         rows, columns = (

@@ -26,10 +26,10 @@ from backbones.layers.graph_sizes import ceil_div
 
 
 class Pattern(NamedTuple):
-    """What one axis of a window holds: ``tail`` tokens, then padding, then ``head`` tokens.
+    """Content of one axis of a window: ``tail`` tokens, then padding, then ``head`` tokens.
 
-    The head is the map's beginning, rolled in from the other side; it and the tail do not see each
-    other, and nobody sees padding.
+    The head is the map's beginning, rolled in from the other side. It and the tail do not see each
+    other, and padding is never seen.
     """
 
     size: int
@@ -43,7 +43,7 @@ Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Pattern]], int]:
-    """Windows along an axis: runs (number of windows, their pattern), and by how much it rolls."""
+    """Cut an axis into windows; return runs (number of windows, pattern) and the roll."""
     length = int(length)
     if length <= window:
         return [(1, Pattern(length, length))], 0
@@ -61,7 +61,7 @@ def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Patter
 
 
 def visible(rows: Pattern, columns: Pattern, device: torch.device) -> Tensor | None:
-    """(e * f, e * f) booleans: may the token of a row see that of a column? None if all may.
+    """Return which tokens a token may see, (e * f, e * f) booleans; None if it may see all.
 
     Padding sees itself, so that no row of a softmax is empty.
     """
@@ -141,7 +141,7 @@ def mix_windows(
 
 
 def spans(pattern: Pattern) -> list[slice]:
-    """Places of a window whose tokens see each other, along one axis; padding is in none."""
+    """Return the places of a window whose tokens see each other, along one axis."""
     tail, head = slice(0, pattern.tail), slice(pattern.size - pattern.head, pattern.size)
     return [span for span in (tail, head) if span.start < span.stop]
 
@@ -156,14 +156,14 @@ def corner_of_matrix(weight: Tensor, window: int, rows: Pattern, columns: Patter
 
 
 def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -> Tensor | None:
-    """The bias of smaller windows, whose positions keep theirs: (w * w) -> (e * f, 1)."""
+    """Return the bias of smaller windows, by position: (w * w) -> (e * f, 1)."""
     if bias is None:
         return None
     return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)
 
 
 def _rows_by_group(x: Tensor, groups: int, contiguous: bool) -> Tensor:
-    """(B, n, e, m, f, C) -> (s, e * f, ...): a row per token of a window, of all windows."""
+    """Order windows by group: (B, n, e, m, f, C) -> (s, e * f, ...), a row per place."""
     b, n, e, m, f, c = x.shape
     if contiguous:
         x = x.reshape(b, n, e, m, f, groups, c // groups).permute(5, 2, 4, 0, 1, 3, 6)
@@ -182,7 +182,7 @@ def _from_groups(mixed: Tensor, shape: torch.Size, groups: int, contiguous: bool
 
 
 def _labels(pattern: Pattern, device: torch.device) -> Tensor:
-    """(size) integers: 0 tail, 1 head, 2 padding."""
+    """Return (size) integers: 0 tail, 1 head, 2 padding."""
     position = torch.arange(pattern.size, device=device)
     head = (position >= pattern.size - pattern.head).long()
     return torch.where(position < pattern.tail, 0, 2 - head)

@@ -53,7 +53,7 @@ class ConvGLU(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the authors: truncated normal of 0.02, the convolution by its fan-out, biases 0."""
+        """Draw as the authors do: truncated normal of 0.02, the convolution by its fan-out."""
         for linear in (self.fc1, self.fc2):
             init_linear(linear)
         nn.init.normal_(self.dwconv.weight, std=(2 / 9) ** 0.5)

@@ -5,6 +5,9 @@ where no norm needs statistics of the whole batch. The backward pass keeps x, th
 and the convolution's output u, and computes activations and norms again. On GPUs
 ``triton/branched`` computes the same; no GPU has timed it yet.
 
+Time of the network with over without it, on an AMD EPYC with AVX-512: ``deit_t`` 0.68 and 0.70 in
+evaluation (batch 1 and 8), 0.69 in training (batch 4); ``poolformer_s12`` 0.55 (batch 1).
+
 Axes: B images, H W map, C channels, w channels of z, h = N w hidden channels.
 """
 

@@ -3,6 +3,10 @@
 ``csrc/linear.cpp`` is faster where the BLAS that torch brings leaves half of a processor's
 registers unused, and elsewhere as fast. It serves layers of PosMLP, of the FFN of SBM's host and of
 Hire-MLP, and the 1x1 convolutions of FFNet, SBM and Hire-MLP.
+
+Time of networks with over without it, on an AMD EPYC with AVX-512, at batch 1 in evaluation and
+batch 4 in training: ``sbm_t`` 0.77 and 0.80, ``ffnet_1`` 0.68, ``posmlp_t`` 0.87 and 0.70; the
+regions of ``hiremlp_t`` alone 0.95 and 0.93.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Channel c is of group c mod s, so the product with a group's matrix begins and e
 the map that goes value by value. With each group's channels side by side these copies go run by
 run, and the weights of both layers change their order instead, 1.5 gamma C^2 values in each pass.
 
+Time of ``posmlp_t`` with over without it, on an AMD EPYC with AVX-512: products of tokens 0.87 and
+0.86 (batch 1 and 8), contiguous groups 0.91 (batch 8); kept matrices 0.70 (batch 1, AVX2).
+
 Axes: C channels, h hidden channels, s groups.
 """
 

@@ -1,4 +1,4 @@
-"""IFFN's operator on a GPU: what ``branched_mixer`` says, by matrix products and Triton kernels.
+"""IFFN's operator ``branched_mixer`` on a GPU, by matrix products and Triton kernels.
 
 Products stay the BLAS's. Between them activation sums, concatenation, both norms, the convolution
 and GELU are one kernel in evaluation, which reads the narrow layer z. In training a norm asks for
@@ -55,11 +55,11 @@ class Norm:
 
     @property
     def inverse(self) -> Tensor:
-        """1 / sqrt(variance + eps)."""
+        """Return 1 / sqrt(variance + eps)."""
         return (self.variance + self.eps).rsqrt()
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift, (h,)."""
+        """Return scale and shift, (h,)."""
         inner = self.weight * self.inverse
         return inner * self.beta, self.bias + inner * (self.theta - self.mean)
 
@@ -78,7 +78,7 @@ class NormBack:
 
 
 def backward_of(norm: Norm, total: Tensor, product: Tensor, tokens: int) -> NormBack:
-    """From sums of the gradient, and of gradient times (g - centre), over all tokens."""
+    """Return a norm backwards from sums over tokens of gradient and gradient times (g - centre)."""
     inverse = norm.inverse
     inner, own = norm.weight * inverse, norm.beta * inverse
     zeros = torch.zeros_like(total)
@@ -112,7 +112,7 @@ def forward(
     b2: Tensor,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Y (B, H W, C), z (B or 0, H W, w), u (B or 0, H W, h) and the statistics (5, h)."""
+    """Return y (B, H W, C), z (B or 0, H W, w), u (B or 0, H W, h) and statistics (5, h)."""
     batch, count, _ = tokens.shape
     hidden, size = w2.shape[1], (height, width)
     alpha, beta, gamma, theta = _wide(coefficients)
@@ -159,7 +159,7 @@ def backward(
     own: Tensor,
     w2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of tokens, W1, b1, what there is one of per hidden channel (18, h), and W2."""
+    """Return gradients of tokens, W1, b1, all that has h numbers (18, h), and W2."""
     total = z.shape[0] * z.shape[1]
     alpha, beta, gamma, theta = _wide(coefficients)
     mid, dw = _norms(statistics, beta, theta, norms, (eps_mid, eps_dw), training)
@@ -195,7 +195,7 @@ def backward(
 
 
 def _wide(coefficients: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Alpha, beta, gamma and theta of all branches side by side, (h,), in at least float32."""
+    """Join alpha, beta, gamma and theta of all branches, (h,), in at least float32."""
     wide = torch.promote_types(coefficients[0].dtype, torch.float32)
     rows = torch.cat(list(coefficients)).to(wide).unflatten(0, (-1, 4, len(coefficients[0])))
     alpha, beta, gamma, theta = rows.transpose(0, 1).flatten(1)
@@ -210,7 +210,7 @@ def _norms(
     eps: tuple[float, float],
     training: bool,
 ) -> tuple[Norm, Norm]:
-    """Both norms, from the statistics (5, h)."""
+    """Return both norms, from the statistics (5, h)."""
     centre, mean, variance, mean_dw, variance_dw = statistics.to(beta.dtype)
     weight, bias, weight_dw, bias_dw = (part.to(beta.dtype) for part in norms)
     ones, zeros = torch.ones_like(beta), torch.zeros_like(beta)
@@ -221,7 +221,7 @@ def _norms(
 
 
 def _moments(values: Tensor, branches: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel, of values or of gelu(alpha values + gamma)."""
+    """Return mean and biased variance per channel of values or gelu(alpha values + gamma)."""
     flat = values.flatten(0, 1)
     total, channels = flat.shape
     hidden = channels if branches is None else len(branches[0])
@@ -254,7 +254,7 @@ def _convolve(
     u: Tensor | None,
     product: Tensor,
 ) -> None:
-    """The convolution's output into u and, where its norm is an affine map, GELU's into product."""
+    """Write the convolution's output to u and, if its norm is an affine map, GELU's to product."""
     batch, _, hidden = product.shape
     programs = share_out(batch, size, hidden)
     to = product if u is None else u
@@ -268,7 +268,7 @@ def _convolve(
 
 
 def _norm_gelu(u: Tensor, norm: Norm, product: Tensor, grad: Tensor | None = None) -> Tensor:
-    """gelu(BN(u)); with a gradient that, times GELU's slope and in place, and its sums (2, h)."""
+    """Return gelu(BN(u)), or scale a gradient in place by GELU's slope and sum it (2, h)."""
     flat = u.flatten(0, 1)
     total, hidden = flat.shape
     block = min(CHANNELS, triton.next_power_of_2(hidden))
@@ -292,7 +292,7 @@ def _activate_back(
     centre: Tensor,
     grad_z: Tensor,
 ) -> Tensor:
-    """Gradient of z, and of alpha and gamma, (2, h)."""
+    """Return the gradients of z, and of alpha and gamma, (2, h)."""
     total, width = z.shape[0] * z.shape[1], z.shape[2]
     hidden = grad_n.shape[2]
     block = min(CHANNELS, triton.next_power_of_2(width))
@@ -342,7 +342,7 @@ def _input(
     z, y, x, channel, alpha, gamma, scale, shift, height, width, hidden, channels, token,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """What the convolution reads of a line, with zeros around the map."""
+    """Load what the convolution reads of a line, with zeros around the map."""
     mask = inside(y, x, channel, 0, height, width, hidden)
     at = address(y, x, channel % channels, width, token)
     value = tl.load(z + at, mask=mask, other=0.0).to(ACC)

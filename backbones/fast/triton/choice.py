@@ -1,4 +1,4 @@
-"""Whether the Triton kernels serve on a device, and their place behind two operators' names.
+"""Try the Triton kernels on a device, and put them behind two operators' names.
 
 Before the first use on a device the kernels compute a small map in either direction, beside torch's
 own operations. Where they cannot be compiled or launched, or give other numbers, one warning says
@@ -28,12 +28,12 @@ _preparing = threading.Lock()  # a second definition of an operator would fail
 
 
 def is_installed() -> bool:
-    """Whether there are Triton and a GPU for it."""
+    """Return True if there are Triton and a GPU for it."""
     return torch.cuda.is_available() and find_spec("triton") is not None
 
 
 def serve(device: torch.device, dtype: torch.dtype, is_defined: bool) -> bool:
-    """Whether the kernels compute in this type on this device.
+    """Return True if the kernels compute in this type on this device.
 
     Args:
         device: A GPU.
@@ -68,7 +68,7 @@ def _try_once(device: torch.device, dtype: torch.dtype, is_defined: bool) -> Non
 
 
 def status() -> str:
-    """What to add to a line for people: the form on a GPU, if there is one."""
+    """Return what a status line adds about a GPU, if there is one."""
     if not torch.cuda.is_available():
         return ""
     if find_spec("triton") is None:
@@ -110,14 +110,14 @@ def _define() -> None:
 
 
 def forms() -> trial.Forms:
-    """The kernels themselves, whatever stands behind the operators' names."""
+    """Return the kernels themselves, whichever the operators' names stand for."""
     from backbones.fast.triton import branched, gated
 
     return trial.Forms(gated.forward, gated.backward, branched.forward, branched.backward)
 
 
 def _prepare(device: torch.device, dtype: torch.dtype, is_defined: bool) -> str:
-    """Define what is missing and try the kernels; why they fail, or nothing."""
+    """Define what is missing and try the kernels; return why they fail, or an empty string."""
     try:
         if not is_defined:
             _define()

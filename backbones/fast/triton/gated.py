@@ -1,4 +1,4 @@
-"""AFBO's operator on a GPU: what ``gated_mixer`` says, by matrix products and Triton kernels.
+"""AFBO's operator ``gated_mixer`` on a GPU, by matrix products and Triton kernels.
 
 Products stay the BLAS's, which a kernel of ours would not reach. Between them lies what takes a
 GPU's time otherwise, one map after the other through memory: biases, both convolutions, SiLU and
@@ -47,7 +47,7 @@ def forward(
     proj_bias: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Y (B, P + H W, C'), and what is mapped, (B or 0, P + H W, 2 h)."""
+    """Return y (B, P + H W, C') and what is mapped, (B or 0, P + H W, 2 h)."""
     batch, count, _ = tokens.shape
     hidden, x = proj.shape[1], tokens.flatten(0, 1)
     mapped = x.new_empty(batch, count, 2 * hidden)
@@ -86,7 +86,7 @@ def backward(
     own_b: Tensor | None,
     proj: Tensor,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of tokens, weights, biases before (2, h), taps (2, 9, h), own biases, W3."""
+    """Return gradients of tokens, weights, biases before, taps (2, 9, h), own biases, W3."""
     batch, count, _ = tokens.shape
     hidden, size = proj.shape[1], (height, width)
     before, own = _biases(before_a, before_b, kernel_a), _biases(own_a, own_b, kernel_a)
@@ -135,7 +135,7 @@ def backward(
 def _products(
     weights: Sequence[Tensor], blocks: Sequence[int], dim: int
 ) -> Iterator[tuple[int, slice, slice, slice]]:
-    """A weight, the channels that it makes, the columns of x and those of its own that they meet.
+    """Yield a weight, the channels that it makes, and the columns of x and of its own.
 
     A block that would read beyond the last column of x goes on with the first: then it comes twice.
     """
@@ -151,13 +151,13 @@ def _products(
 
 
 def _biases(a: Tensor | None, b: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Both biases (h,), zeros where there is none."""
+    """Return both biases (h,), zeros for None."""
     a = kernel.new_zeros(kernel.shape[0]) if a is None else a
     return a, kernel.new_zeros(kernel.shape[0]) if b is None else b
 
 
 def _pointwise(mapped: Tensor, before: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """What prefix tokens are before the gate: they skip the convolutions and their biases."""
+    """Return prefix tokens before the gate: they skip the convolutions and their biases."""
     wide = torch.promote_types(mapped.dtype, torch.float32)
     a, b = mapped.to(wide).chunk(2, dim=-1)
     return a + before[0], b + before[1]
@@ -192,7 +192,7 @@ def _launch(
 def _value(
     mapped, y, x, channel, before, height, width, hidden, token, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What one convolution reads of a line, with zeros around the map."""
+    """Load what one convolution reads of a line, with zeros around the map."""
     mask = inside(y, x, channel, 0, height, width, hidden)
     value = tl.load(mapped + address(y, x, channel, width, token), mask=mask, other=0.0).to(ACC)
     return tl.where(mask, value + before, 0.0)
@@ -202,7 +202,7 @@ def _value(
 def _values(
     mapped, y, x, channel, before, height, width, hidden, token, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What it reads in the columns to the left, here and to the right."""
+    """Load the columns to the left, here and to the right."""
     left = _value(mapped, y, x - 1, channel, before, height, width, hidden, token, ACC)
     mid = _value(mapped, y, x, channel, before, height, width, hidden, token, ACC)
     right = _value(mapped, y, x + 1, channel, before, height, width, hidden, token, ACC)

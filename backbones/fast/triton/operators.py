@@ -1,4 +1,4 @@
-"""AFBO's and IFFN's signatures and gradients where no compiled library has brought them.
+"""AFBO's and IFFN's signatures and gradients without a compiled library.
 
 ``csrc`` has the same; both are held together by a test.
 """
@@ -121,5 +121,5 @@ def _branched_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...
 
 
 def _as_kernel(taps: Tensor, kernel: Tensor) -> Tensor:
-    """Taps (9, h) as a kernel (h, 1, 3, 3)."""
+    """Reshape taps (9, h) to a kernel (h, 1, 3, 3)."""
     return taps.t().reshape(kernel.shape)

@@ -21,7 +21,7 @@ ENOUGH_PROGRAMS = 512  # a few for every multiprocessor of a large GPU
 
 @dataclass(frozen=True)
 class Programs:
-    """How a map of several images is shared out: grid and sizes of one program."""
+    """Grid and sizes of the programs that share a map of several images."""
 
     grid: tuple[int, int]
     lines: int
@@ -32,7 +32,7 @@ class Programs:
 
 
 def share_out(batch: int, size: tuple[int, int], channels: int) -> Programs:
-    """Programs for a map: long walks where there are images enough, short ones otherwise."""
+    """Return programs for a map: long walks if there are many images, short ones otherwise."""
     height, width = size
     columns = min(MAX_COLUMNS, triton.next_power_of_2(width))
     block = min(MAX_CHANNELS, triton.next_power_of_2(channels))
@@ -45,43 +45,43 @@ def share_out(batch: int, size: tuple[int, int], channels: int) -> Programs:
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
-    """What numbers of this type are computed in."""
+    """Return the type in which numbers of this type are computed."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """What partial sums of numbers of this type are kept in."""
+    """Return the type of partial sums of numbers of this type."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def image_stride(maps: Tensor) -> int:
-    """Numbers from one image to the next, of maps (B, N, C) whose channels lie side by side."""
+    """Return the stride between images of maps (B, N, C) whose channels are contiguous."""
     assert maps.stride(-1) == 1
     return maps.stride(0)
 
 
 @triton.jit
 def gelu(x):
-    """X Phi(x)."""
+    """Return x Phi(x)."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
 def gelu_slope(x):
-    """The derivative of ``gelu``."""
+    """Return the derivative of ``gelu``."""
     normal = tl.exp(-0.5 * x * x) * 0.3989422804014327
     return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * normal
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def place(LINES, STRIPS, TILES, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Image, first line, columns and channels of this program."""
+    """Return image, first line, columns and channels of this program."""
     program = tl.program_id(0)
     tile = program % TILES
     strip = (program // TILES) % STRIPS
@@ -93,26 +93,26 @@ def place(LINES, STRIPS, TILES, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def inside(y, x, channel, top, bottom, width, hidden):
-    """Which numbers of a line are there, (columns, channels)."""
+    """Return a mask of the numbers of a line that exist, (columns, channels)."""
     columns = (x >= 0) & (x < width) & (y >= top) & (y < bottom)
     return columns[:, None] & (channel < hidden)[None, :]
 
 
 @triton.jit
 def address(y, x, channel, width, stride):
-    """Where the numbers of a line lie from the first of their image."""
+    """Return the offsets of a line from the first number of its image."""
     return (y * width + x)[:, None] * stride + channel[None, :]
 
 
 @triton.jit
 def row(values, channel, hidden, ACC: tl.constexpr):
-    """One number per channel, (1, channels)."""
+    """Load one number per channel, (1, channels)."""
     return tl.load(values + channel, mask=channel < hidden, other=0.0).to(ACC)[None, :]
 
 
 @triton.jit
 def taps(kernel, first, channel, hidden, ACC: tl.constexpr):
-    """Three weights in a line of kernels (h, 1, 3, 3), for each channel, (1, channels) each."""
+    """Load three weights in a line of kernels (h, 1, 3, 3), (1, channels) each."""
     at, mask = kernel + channel * 9 + first, channel < hidden
     left = tl.load(at, mask=mask, other=0.0).to(ACC)[None, :]
     mid = tl.load(at + 1, mask=mask, other=0.0).to(ACC)[None, :]

@@ -61,7 +61,7 @@ def stencil_backward(
     branches: Branches | None = None,
     norm: NormGradient | None = None,
 ) -> Tensor:
-    """Gradient of the input into ``out``, and the sums, (SUMS, h).
+    """Write the gradient of the input to ``out`` and return the sums, (SUMS, h).
 
     Args:
         grad: (B, H W, h).
@@ -99,7 +99,7 @@ def _gradient(
     grad, u, y, x, channel, a, b, c, centre, height, width, hidden, grad_token, u_token,
     HAS_NORM: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The output's gradient of a line, with zeros around the map."""
+    """Load the output's gradient of a line, with zeros around the map."""
     mask = inside(y, x, channel, 0, height, width, hidden)
     g = tl.load(grad + address(y, x, channel, width, grad_token), mask=mask, other=0.0).to(ACC)
     if HAS_NORM:

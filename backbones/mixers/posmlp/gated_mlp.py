@@ -1,4 +1,4 @@
-"""The block's branch that gMLP and PosMLP share: a feed-forward network with a gate over tokens.
+"""Branch of gMLP and PosMLP: a feed-forward network with a gate over tokens.
 
 Source: Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050, Fig. 1; Wang et al.,
 PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Fig. 1 to 3.
@@ -55,7 +55,7 @@ class SpatialGatingUnit(nn.Module):
         self.out_features = mixed if structure in ("gate", "add") else width
 
     def forward(self, h: Tensor) -> Tensor:
-        """(M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out_features)."""
+        """Return (M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out)."""
         u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
         mixed = self.relation(self.norm(u), self.shifted)
         if self.structure == "add":
@@ -103,7 +103,7 @@ class GatedMLP(Mixer):
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:
-        """A b of zeros where there is none: PosMLP's released code keeps one that it never adds."""
+        """Return True for a b of zeros without place here: PosMLP's release never adds it."""
         unused = key == "gate.relation.bias" and self.gate.relation.bias is None
         return unused and not value.any()
 
@@ -137,7 +137,7 @@ class GatedMLP(Mixer):
 
 
 def _resized(table: Tensor, side: int) -> Tensor:
-    """A table over a square, resampled to another side: (a * a, s) -> (side * side, s)."""
+    """Resample a table over a square to another side: (a * a, s) -> (side * side, s)."""
     old = math.isqrt(len(table))
     if old == side:
         return table

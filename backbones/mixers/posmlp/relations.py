@@ -55,11 +55,11 @@ class TokenRelation(nn.Module):
         self.cache = cache
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
+        """Return (s, e * f, e * f) for windows of e * f tokens, in at least float32."""
         raise NotImplementedError
 
     def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
-        """M of a whole window, (s, N, N), and the window's (h, w)."""
+        """Return M of a whole window, (s, N, N), and the window's (h, w)."""
         whole = Pattern(self.window, self.window)
         return self.matrix(whole, whole), (self.window, self.window)
 
@@ -113,7 +113,7 @@ class TokenFC(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """The weights of the window's tokens, (1, e * f, e * f)."""
+        """Return the weights of the window's tokens, (1, e * f, e * f)."""
         weight = corner_of_matrix(self.weight, self.window, rows, columns)
         return hide(weight, rows, columns)[None]
 
@@ -144,7 +144,7 @@ class LookupRelation(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=TINY)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f): table[(row_m - row_n + w - 1) (2w - 1) + col_m - col_n + w - 1]."""
+        """Return table[(row_m - row_n + w - 1) (2w - 1) + col_m - col_n + w - 1], (s, e f, e f)."""
         w, e, f = self.window, rows.size, columns.size
         table = self.table.unflatten(0, (2 * w - 1, 2 * w - 1))[
             w - e : w - 1 + e, w - f : w - 1 + f
@@ -191,7 +191,7 @@ class QuadraticRelation(TokenRelation):
         self.centers = None if freeze_delta else nn.Parameter(0.01 * torch.randn(groups, 2))
 
     def precision(self) -> Tensor:
-        """P (s, 2, 2)."""
+        """Return P (s, 2, 2)."""
         gamma = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32))
         if self.sigma == "gamma":
             return gamma
@@ -200,7 +200,7 @@ class QuadraticRelation(TokenRelation):
         return gamma.square()[:, None, None] * torch.eye(2, dtype=gamma.dtype, device=gamma.device)
 
     def coefficients(self) -> Tensor:
-        """(s, 5): the factors of X, Y, X^2, Y^2 and X Y."""
+        """Return the factors of X, Y, X^2, Y^2 and X Y, (s, 5)."""
         p = self.precision()
         linear = p.new_zeros(len(p), 2)
         if self.centers is not None:
@@ -211,7 +211,7 @@ class QuadraticRelation(TokenRelation):
         return torch.cat([linear, -0.5 * quadratic], dim=1)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f), every row summing to 1."""
+        """Return (s, e * f, e * f), every row summing to 1."""
         coefficients = self.coefficients()
         e, f = rows.size, columns.size
         y, x = (_differences(side, coefficients) for side in (e, f))
@@ -248,6 +248,6 @@ def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
 
 
 def _differences(size: int, like: Tensor) -> Tensor:
-    """The differences m - n of positions, (size, size)."""
+    """Return the differences m - n of positions, (size, size)."""
     position = torch.arange(size, dtype=like.dtype, device=like.device)
     return position[:, None] - position
