@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Create .venv, install the tested set (constraints.txt) from wheels, and compile the operators of
-# backbones/kernels if there is a C++ compiler; otherwise mixers use torch's operators.
+# backbones/fast if there is a C++ compiler; otherwise mixers use torch's operators.
 # Called by `make install`; safe to repeat at any time, also after an interruption.
 #   PYTHON=python3.12   the interpreter to use
 #   PORTABLE=1          compile operators for any processor of this architecture
@@ -21,7 +21,7 @@ stop() {
 
 # Changes with the files that define the installation, the checkout's path, and later pip installs.
 fingerprint() {
-    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/kernels/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
+    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/fast/cpu/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
         sha256sum | cut -c1-16
 }
 
@@ -35,7 +35,7 @@ operators_fingerprint() {
         echo "${CXX:-} ${PORTABLE:-}"
         command -v g++ c++ || true
         grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
-        ls -ln --time-style=+%s backbones/kernels/compiled || true
+        ls -ln --time-style=+%s backbones/fast/cpu/compiled || true
     } 2>/dev/null | sha256sum | cut -c1-16
 }
 
@@ -45,7 +45,7 @@ operators_up_to_date() {
 
 # May fail without breaking the installation; prints a line with the result.
 compile_operators() {
-    echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
+    echo "      $("$py" -m backbones.fast.build ${PORTABLE:+--portable} 2>>"$log" || true)"
     operators_fingerprint >"$compiled"
 }
 

@@ -15,7 +15,7 @@ HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
 
 @register_mixer("attention", kind="token", source="Vaswani et al., NeurIPS 2017, Sec. 3.2.2")
 def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> SelfAttention:
-    """Multi-head self-attention over all tokens, without positions, at any map size.
+    """Build multi-head self-attention over all tokens, without positions, at any map size.
 
     Class tokens are among the tokens.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.init import init_linear
-from backbones.mixers.glu import ACTIVATIONS, Act, gate
+from backbones.mixers.glu import ACTIVATIONS, Act
 from backbones.registry import register_mixer
 
 
@@ -61,6 +61,5 @@ class GroupFFN(PointwiseMixer):
         init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
-        """W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
-        hidden = gate(self.act, self.w1(x), self.w2(x))
-        return self.drop(self.w3(self.drop(hidden)))
+        """Return W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
+        return self.drop(self.w3(self.drop(self.act(self.w1(x)) * self.w2(x))))

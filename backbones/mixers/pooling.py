@@ -34,5 +34,5 @@ class Pooling(Mixer):
         self.pool = nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
 
     def mix(self, x: Tensor) -> Tensor:
-        """The mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""
+        """Return the mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.pool(to_nchw(x))) - x

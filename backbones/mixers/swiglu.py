@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.mixers.glu import GLU, gate
+from backbones.mixers.glu import GLU
 from backbones.registry import register_mixer
 
 
@@ -39,6 +39,6 @@ class SwiGLU(GLU):
         self.norm = nn.LayerNorm(self.w3.in_features, eps=1e-6) if norm else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
-        """W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
-        hidden = self.norm(gate(self.act, self.w1(x), self.w2(x)))
+        """Return W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
+        hidden = self.norm(self.act(self.w1(x)) * self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))

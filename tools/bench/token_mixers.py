@@ -34,6 +34,7 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     import torch
 
     from backbones import create_mixer
+    from backbones.fast import fast
 
     mixers, grids = (
         read_mixers(options, words),
@@ -55,7 +56,7 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as after other layers
                 for name, own in mixers:
-                    mixer = to_device(create_mixer(name, dim, grid=size, **own), options)
+                    mixer = to_device(fast(create_mixer(name, dim, grid=size, **own)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
             if options["cuda_graphs"] == "true":
                 steps = [record_cuda_graph(step) for step in steps]

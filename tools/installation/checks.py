@@ -46,10 +46,10 @@ try:
 except Exception as error:  # reported, whatever it is
     found["error"] = f"{{type(error).__name__}}: {{error}}"
 try:
-    from backbones import kernels
+    from backbones import fast
     for index in range(len(gpus)):
-        kernels.serves(torch.empty(1, device=f"cuda:{{index}}"))  # triggers the first trial
-    found["kernels"] = kernels.status()
+        fast.operators_serve(torch.empty(1, device=f"cuda:{{index}}"))  # triggers the first trial
+    found["kernels"] = fast.status()
 except Exception as error:
     found["kernels"] = f"{{type(error).__name__}}: {{error}}"
 try:

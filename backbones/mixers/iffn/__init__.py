@@ -33,18 +33,14 @@ The two options of the release make its network; its checkpoints load with them 
 without them, see ``checkpoint_conversion``.
 
 In reading order: ``mixer`` (Eq. 5, Fig. 4), ``activations`` (Eq. 3 and 4), ``depthwise``
-(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``merged`` is the mixer's form
-for inference, ``fused`` one compiled operator, ``chunked_sum`` computes the sum of many
-activations, ``checkpoint_conversion`` reads the released checkpoints.
+(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``checkpoint_conversion`` reads
+the released checkpoints.
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.layers.fused_forms import FUSED_FORMS
-from backbones.mixers.iffn import ablations, fused, nonlinear_sum
+from backbones.mixers.iffn import ablations, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
-
-FUSED_FORMS[IFFN] = fused
 
 __all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]
