@@ -104,8 +104,14 @@ EMPTY = np.zeros(0, np.uint8).__reduce__()[:2]
     [
         # numpy would take these bytes for the addresses of two objects.
         (Reduced(*EMPTY, (1, (2,), np.dtype("O"), False, b"\x01" * 16)), "dtype O8 found"),
-        (Reduced(np.dtype, ("u1",), (3, "|", ("u1", 8), None, None, -1, -1, 0)), "structured dtype"),
-        (Reduced(np.dtype, ("u1",), (3, "|", None, ("a",), {"a": 1}, 8, 1, 16)), "structured dtype"),
+        (
+            Reduced(np.dtype, ("u1",), (3, "|", ("u1", 8), None, None, -1, -1, 0)),
+            "structured dtype",
+        ),
+        (
+            Reduced(np.dtype, ("u1",), (3, "|", None, ("a",), {"a": 1}, 8, 1, 16)),
+            "structured dtype",
+        ),
         (Reduced(*EMPTY, (1, (9, 9), np.dtype("u1"), False, b"short")), "cannot reshape"),
         (Reduced(*EMPTY, (1, (3,), "u1", False, b"abc")), "other data than bytes"),
     ],

@@ -163,7 +163,9 @@ def test_another_split_validates(tmp_path):
     data = module(root, val_split="test")
     data.setup()
     assert {stem(one["file_name"]) for one in data.annotations["images"]} == {"e", "f"}
-    with pytest.raises(ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"):
+    with pytest.raises(
+        ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"
+    ):
         module(root, val_split="val").setup()
 
 

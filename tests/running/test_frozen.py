@@ -7,7 +7,7 @@ import torch
 
 from backbones import create_backbone
 from datamodules.sample.datamodules import SampleTransfer
-from heads.frozen.features import SolveOptions, Features
+from heads.frozen.features import Features, SolveOptions
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
 from tests.runs import arguments, command, refused, run_here, summary
