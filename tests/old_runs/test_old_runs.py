@@ -1,6 +1,6 @@
 """Run folders and exports of earlier commits open with today's code, as their users open them.
 
-write.py made the archives. Only public names appear here: the commands, ``tasks.load``, the names
+write.py made the archive. Only public names appear here: the commands, ``tasks.load``, the names
 that a README of an export has, and every ``_target_`` of a config.
 """
 
@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.families import rest_slow
 from tests.old_runs import opening
 from tests.old_runs.narrow import narrow_models
 from tests.runs import run_here, summary
 from tools import results
 
-HERE = Path(__file__).parent
-COMMITS = tuple(sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz")))
+ARCHIVE = Path(__file__).parent / "old_runs.tar.xz"
+COMMITS = ("edfaab3", "2132bf5")
 TASKS = ("classification", "transfer", "detection", "segmentation")
 SHOWN = dict(zip(TASKS, ("top1", "top1", "AP", "mIoU"), strict=True))
 CHECKPOINTS = {"finished": "best", "unfinished": "last"}
@@ -29,27 +30,21 @@ QUICK = ("timm", "onnx", "torch_export", "mmpretrain")
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """Commit -> the folder of its archive, unpacked once."""
-    folders = {}
-
-    def unpack(commit):
-        if commit not in folders:
-            folders[commit] = tmp_path_factory.mktemp(commit)
-            with tarfile.open(HERE / f"{commit}.tar.xz") as file:
-                file.extractall(folders[commit], filter="data")
-        return folders[commit]
-
-    return unpack
+    """The folder of the archive, unpacked once."""
+    folder = tmp_path_factory.mktemp("old_runs")
+    with tarfile.open(ARCHIVE) as file:
+        file.extractall(folder, filter="data")
+    return folder
 
 
 @pytest.fixture(params=COMMITS)
 def old(request, unpacked, monkeypatch):
-    """The folder of a commit, with timm as it was when the archive was made."""
+    """The folder of a commit, with the narrow networks of write.py."""
     from timm.models import _registry
 
     for name, model in narrow_models().items():
         monkeypatch.setitem(_registry._model_entrypoints, name, model)
-    return unpacked(request.param)
+    return unpacked / request.param
 
 
 @pytest.fixture
@@ -73,10 +68,6 @@ def targets(value):
             yield from targets(item)
 
 
-def test_archives_of_two_commits_have_every_task():
-    assert len(COMMITS) == 2
-
-
 def test_every_target_of_old_configs_resolves(old):
     named = {target for config in configs(old).values() for target in targets(config)}
     listed = json.loads((old / "targets.json").read_text())
@@ -98,7 +89,7 @@ def test_results_lists_old_runs(old, capsys):
         assert f"{task}/unfinished not finished" in printed.err
 
 
-@pytest.mark.parametrize("state", CHECKPOINTS)
+@pytest.mark.parametrize("state", rest_slow(CHECKPOINTS, ["finished"]))
 @pytest.mark.parametrize("task", TASKS)
 def test_an_old_run_predicts_as_it_did(task, state, old, answers):
     from tasks import load
@@ -109,19 +100,16 @@ def test_an_old_run_predicts_as_it_did(task, state, old, answers):
 
 
 def check_same(now, then):
-    """Compare two predictions, whose dicts, lists and numbers are nested."""
-    if isinstance(then, dict):
-        assert now.keys() == then.keys()
-        for key in then.keys() - {"image"}:
-            check_same(now[key], then[key])
-    elif isinstance(then, str | None):
-        assert now == then
-    elif isinstance(then, list) and any(isinstance(item, dict) for item in then):
-        assert len(now) == len(then)
-        for one, other in zip(now, then, strict=True):
-            check_same(one, other)
+    """Compare the answers of any task; scores and pixels near a tie may change places."""
+    assert now.keys() == then.keys()
+    if "detections" in then:
+        scores = [sorted(one["score"] for one in answer["detections"]) for answer in (now, then)]
+        np.testing.assert_allclose(*scores, rtol=1e-3)
+    elif "labels" in then:
+        assert (np.asarray(now["labels"]) == np.asarray(then["labels"])).mean() > 0.99
     else:
-        np.testing.assert_allclose(now, then, rtol=1e-3, atol=1e-3)
+        assert now["classes"] == then["classes"]
+        np.testing.assert_allclose(now["probabilities"], then["probabilities"], rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -148,12 +136,7 @@ def test_an_old_run_goes_on(task, old, tmp_path, capsys, sample_cache, monkeypat
     assert (run / "checkpoints" / "best.ckpt").exists()
 
 
-def rest_slow_targets():
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-            for name in opening.OPENERS]  # fmt: skip
-
-
-@pytest.mark.parametrize("target", rest_slow_targets())
+@pytest.mark.parametrize("target", rest_slow(opening.OPENERS, QUICK))
 def test_an_old_export_opens_and_computes_as_it_did(target, old, answers):
     if target.startswith("mm"):
         pytest.importorskip(target.partition("_")[0])

@@ -1,17 +1,18 @@
 """Write the run folders and exports of one commit, which test_old_runs.py opens.
 
-usage: python tests/old_runs/write.py CHECKOUT FOLDER
+usage: python tests/old_runs/write.py CHECKOUT ROOT/COMMIT
 
 CHECKOUT is a clean worktree of the commit (``git worktree add --detach CHECKOUT COMMIT``). Take a
-neutral FOLDER, such as /srv/mixerlab/COMMIT: old checkpoints record its path. Copy the archive
-FOLDER.tar.xz beside this file. It holds
+neutral ROOT, such as /srv/mixerlab: old checkpoints record its path. Unpack old_runs.tar.xz there
+to keep the other commits; then copy ROOT/old_runs.tar.xz beside this file. One archive has all
+commits, as equal weights are stored once. For each commit it holds
 
 - ``runs/<task>/<finished or unfinished>``; SIGTERM stopped the unfinished ones after step 1,
 - ``exports/<target>``,
 - ``answers.json``: predictions for ``image.png`` and outputs of the exports at that commit,
 - ``targets.json``: every ``_target_`` in the commit's configs.
 
-Networks are narrow (narrow.py). What FOLDER has already is kept, so a failed call can be repeated.
+Networks are narrow (narrow.py). Finished parts are kept, so a failed call can be repeated.
 """
 
 import contextlib
@@ -94,6 +95,7 @@ def train(task: str, state: str) -> None:
 def drop_large(run: Path) -> None:
     """Remove what no test reads: pictures, and checkpoints besides the best or the last."""
     shutil.rmtree(run / "preview", ignore_errors=True)
+    (run / "curves.png").unlink(missing_ok=True)
     (run / "checkpoints" / "last.previous.ckpt").unlink(missing_ok=True)
     if run.name == "finished" and run.parent.name != "classification":
         (run / "checkpoints" / "last.ckpt").unlink()
@@ -221,7 +223,7 @@ def check_private() -> None:
 
 
 def main(checkout: Path, folder: Path) -> None:
-    """Write folder and archive; what the folder has already stays."""
+    """Write the folder of one commit, and the archive of all."""
     sys.path.insert(0, str(checkout))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["MIXERLAB_CACHE"] = str(folder.parent / "cache")
@@ -233,14 +235,14 @@ def main(checkout: Path, folder: Path) -> None:
         assert in_a_process(answer) == 0
         list_targets(checkout)
         check_private()
-        pack(folder)
+        pack(folder.parent)
 
 
-def pack(folder: Path) -> None:
-    """Write the archive of the folder."""
-    with tarfile.open(f"{folder}.tar.xz", "w:xz", preset=9) as file:
-        for name in ("image.png", "answers.json", "targets.json", "runs", "exports"):
-            file.add(folder / name, name, filter=nameless)
+def pack(root: Path) -> None:
+    """Write the archive of all commits in the folder."""
+    with tarfile.open(root / "old_runs.tar.xz", "w:xz", preset=9) as file:
+        for answers in sorted(root.glob("*/answers.json")):
+            file.add(answers.parent, answers.parent.name, filter=nameless)
 
 
 def nameless(entry: tarfile.TarInfo) -> tarfile.TarInfo:
