@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.comparing.run_records import RunRecord
-from tools.config.run_config import CONFIGS
 
 UNKNOWN = "unknown"
 # Options of ``data`` that only concern training or loading; all others concern evaluation.

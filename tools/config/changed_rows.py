@@ -13,10 +13,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import device_count, is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import apply_fixed_schedule
-from tools.config.run_config import CONFIGS, compose_config
+from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
 

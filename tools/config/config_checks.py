@@ -11,12 +11,12 @@ from typing import Any, Literal
 from backbones.options import check_value, unknown
 from tasks.engine.saved_config import SOLVED, checkpoint_file
 from tools.cli.network_names import config_network_name
+from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
 from tools.config.changed_rows import adapt_row
 from tools.config.recipes import check_data, typed_choice
-from tools.config.run_config import CONFIGS
 from tools.config.training_length import fill_lengths
 from tools.papers.experiments import find_experiment
 

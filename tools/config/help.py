@@ -13,15 +13,14 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import listed, unknown
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 HIDDEN_GROUPS = ("published",)  # the papers' tables
 WIDTH = 100
 # Maximum lines per list of names; lists of other groups have 1. If all are full, the screen has 40

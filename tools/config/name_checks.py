@@ -21,10 +21,11 @@ from tasks.engine.plain_files import DamagedFile
 from tasks.engine.saved_config import CONFIG
 from tasks.engine.sources import check_sources
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote
 from tools.config.config_checks import GROUPS
 from tools.config.experiment_configs import check_runnable
-from tools.config.run_config import CONFIGS, compose_command, option_groups, typed_text
+from tools.config.run_config import compose_command, option_groups, typed_text
 from tools.papers.experiments import find_experiment
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -17,13 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, saved_run
 from tools.cli.flat_config import flatten
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REMOVED = "removed"  # config key for the options that a sweep's command removes
 EVALUATION = "evaluation"  # name under which Hydra finds a run folder's config
 MODES = ("validate", "test", "predict")

@@ -24,9 +24,9 @@ from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
 from tasks.engine.instantiate import build
 from tools.cli.flat_config import deep_merge
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
-HEADS = Path(__file__).resolve().parents[2] / "configs" / "head"
 PROPOSALS, MASKED = 1000, 100
 # Classes of COCO and ADE20K, and the papers' image size for counts, per task.
 CLASSES = {"detection": 80, "segmentation": 150}
@@ -38,7 +38,11 @@ Size = tuple[int, int]
 
 def dense_heads(task: str) -> list[str]:
     """List the heads of a task by file name."""
-    return [path.stem for path in sorted(HEADS.glob("*.yaml")) if task in _read(path)["_tasks_"]]
+    return [
+        path.stem
+        for path in sorted((CONFIGS / "head").glob("*.yaml"))
+        if task in _read(path)["_tasks_"]
+    ]
 
 
 def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
     known = dense_heads(task)
     if head not in known:
         raise ValueError(f"head={head} is not for task={task}; pass one of {', '.join(known)}")
-    content = _read(HEADS / f"{head}.yaml")
+    content = _read(CONFIGS / "head" / f"{head}.yaml")
     content.pop("_tasks_")
     return deep_merge(content, changes or {})
 
