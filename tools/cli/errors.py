@@ -75,7 +75,6 @@ def user_message(error: BaseException | None) -> str | None:
     Errors raised by our packages are for the user, also when a library wraps them in another one.
     """
     # A worker that ends can interrupt anything, such as a checkpoint, which then raises first.
-    # A worker's end may break off anything, such as the writing of a checkpoint, which says so.
     lost = next(filter(None, map(_worker_message, _causes(error))), None)
     if lost is not None:
         return lost

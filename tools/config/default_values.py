@@ -33,7 +33,7 @@ def is_default(config: Mapping[str, Any], key: str) -> bool:
         defaults = _training_defaults(config, group)
     else:
         return _is_target_default(config, group, name)
-    return name in defaults and _plain(defaults[name]) == _plain(config[key])
+    return name in defaults and _tuples_to_lists(defaults[name]) == _tuples_to_lists(config[key])
 
 
 def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,5 +78,5 @@ def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool
         return False
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value

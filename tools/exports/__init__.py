@@ -290,7 +290,7 @@ def _check_inside(out: Path, names: Iterable[str]) -> None:
     for name in names:
         # A file that is itself a link is removed or replaced, never followed.
         if not (inside / name).parent.resolve().is_relative_to(inside):
-            raise ValueError(f"{out / name} is outside of {out}; remove it")
+            raise ValueError(f"{out / name} is outside of {out}, where exports stay; remove it")
 
 
 def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
