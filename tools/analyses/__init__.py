@@ -30,7 +30,7 @@ class Findings:
     Attributes:
         rows: The numbers behind the figures, one line of the CSV file each.
         shown: A short table of them.
-        columns: Of the table: key -> heading and format of the values.
+        columns: The table's columns: key -> heading and format of the values.
         figures: Matplotlib figures by file name.
         notes: Sentences printed below the table.
         files: Further texts to write, by file name.

@@ -24,8 +24,8 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
     """Create a figure of equal panels; return it with its axes, an array (rows, columns).
 
     Args:
-        rows: Of panels.
-        columns: Of panels.
+        rows: Rows of panels.
+        columns: Columns of panels.
         width: Per panel, in inches.
         height: Per panel, in inches.
     """

@@ -65,10 +65,10 @@ class Subject:
         label: Its name in figures.
         backbone: In evaluation mode, with frozen parameters.
         model: Images to logits, or None without a classifier.
-        task: Of the run, or None.
+        task: The run's task, or None.
         data: The data module of its images, or None.
-        folder: Of the run, or None.
-        config: Of the run, or None.
+        folder: The run's folder, or None.
+        config: The run's config, or None.
         size: (H, W) that images are resized to; None keeps the data's size.
         count: Maximum number of images.
         why_no_images: Error message if images are needed but missing.

@@ -65,7 +65,7 @@ def draw_growth(records: Sequence[Record], path: str) -> None:
     """Plot milliseconds and growth over the number of pixels.
 
     Args:
-        records: Of the benchmark, with growth.
+        records: The benchmark's records, with growth.
         path: File to write; its ending decides the format.
 
     Raises:

@@ -142,7 +142,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
     """Time a task's steps; return a record of the plain loop and one of a run.
 
     Args:
-        options: Of the command.
+        options: The command's options.
         words: Options of the run, as typed for run.py.
     """
     rounds = parse_integer("rounds", options["rounds"], least=2)

@@ -25,7 +25,7 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     """Time every mixer on every grid, all in the same rounds; return a record for each.
 
     Args:
-        options: Of the command.
+        options: The command's options.
         words: Options of all mixers, such as ``backbone.token_mixer.rank=32``.
 
     Raises:

@@ -57,7 +57,7 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     """Check that the trainer fits the started processes, before anything is written.
 
     Args:
-        options: Of the trainer.
+        options: The trainer's options.
 
     Raises:
         ValueError: The numbers of processes differ. Only the first process raises it.

@@ -70,7 +70,7 @@ def tables_of(
     """Group runs of one task by their evaluation, in order of first appearance.
 
     Args:
-        runs: Of one task.
+        runs: Runs of one task.
         free: Settings that may differ within a table.
 
     Returns:

@@ -19,7 +19,7 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
     Networks with other options than their mixers' are excluded: their names show the difference.
 
     Args:
-        networks: Of one table, as typed.
+        networks: Networks of one table, as typed.
         dense: They are built for dense prediction.
 
     Returns:
@@ -37,7 +37,7 @@ def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
     """Describe networks of a table that differ from others, or from their host, beyond the mixer.
 
     Args:
-        networks: Of one table, as typed.
+        networks: Networks of one table, as typed.
         dense: They are built for dense prediction.
 
     Returns:

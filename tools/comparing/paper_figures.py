@@ -200,7 +200,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
     """Return name, cost and metric of the papers' points for the backbones of runs on their data.
 
     Args:
-        runs: Of one task.
+        runs: Runs of one task.
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """

@@ -57,10 +57,10 @@ def plot(
     """Write the plot.
 
     Args:
-        rows: Of one evaluation.
+        rows: Rows of one evaluation.
         metric: On the vertical axis, higher is better.
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
-        path: Of the PNG.
+        path: The PNG to write.
         heading: Difference of this evaluation from those of other plots.
         beneath: Lines below the axes: rows on equal terms, and other differences.
 
@@ -126,10 +126,10 @@ def plot_setting(
     """Write a plot of a metric over the values of a setting, one line per network.
 
     Args:
-        rows: Of one evaluation.
+        rows: Rows of one evaluation.
         metric: On the vertical axis.
         key: Dotted name of the setting.
-        path: Of the PNG.
+        path: The PNG to write.
         heading: As for ``plot``.
         beneath: As for ``plot``.
 
@@ -224,7 +224,7 @@ def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row
     """Return the rows with their costs; latencies are measured if the network can be built.
 
     Args:
-        rows: Of one task.
+        rows: Rows of one task.
         cost: A key of ``AXES``.
         notes: Gets a line for each row that is left out.
     """

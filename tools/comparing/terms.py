@@ -78,7 +78,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     """Return lines for below a table or plot: rows on equal terms, and other differences.
 
     Args:
-        rows: Of one table.
+        rows: Rows of one table.
     """
     letters = mark_terms(rows)
     if len(rows) < 2:

@@ -186,9 +186,9 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
     """Replace ``auto`` in the config of a training, and set the data module's batch size.
 
     Args:
-        config: Of the run.
-        datamodule: Of the run, set up.
-        backbone: Of the run; its norms decide the rate for random weights.
+        config: The run's config.
+        datamodule: The run's data module, set up.
+        backbone: The run's backbone; its norms decide the rate for random weights.
     """
     keys = auto_keys(config)
     if not keys:
@@ -241,7 +241,7 @@ def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> 
     """Return a line with the learning rate of a training and its derivation.
 
     Args:
-        config: Of the run, with its batch size.
+        config: The run's config, with its batch size.
         devices: Number of devices.
         accumulated: Batches per step and device.
     """

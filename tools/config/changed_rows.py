@@ -36,7 +36,7 @@ def adapt_row(config: dict[str, Any], like: str | None) -> None:
     Any other run only gets its warm-up and cool-down shortened.
 
     Args:
-        config: Of the run; changed in place.
+        config: The run's config; changed in place.
         like: The dataset whose recipes also fit the run's data.
     """
     paper = config.get("paper")

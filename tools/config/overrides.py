@@ -35,7 +35,7 @@ class Command:
     Attributes:
         arguments: For Hydra, and for Lightning when it starts the run's other processes; patterns
             are replaced by the names they match.
-        overrides: Of the run.
+        overrides: The run's overrides.
         config: The composed config of a single run. None if Hydra composes: for a sweep, and if
             one of Hydra's own options is typed.
         shown: For ``--cfg job``, which prints the config only: the form to print.

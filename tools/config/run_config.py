@@ -99,7 +99,7 @@ def force_overrides(
     that all keys exist in each job's config.
 
     Args:
-        arguments: Of the command.
+        arguments: The command's arguments.
         jobs: The overrides of each run.
         varied: The sweep varies a group, such as experiments.
 

@@ -17,7 +17,7 @@ def fill_lengths(options: Mapping[str, Any], *, training: bool) -> dict[str, Any
     ``overfit_batches`` becomes both limits; the run itself fixes the order of the batches.
 
     Args:
-        options: Of the trainer.
+        options: The trainer's options.
         training: The run trains, so it needs an end.
 
     Raises:

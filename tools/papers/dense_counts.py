@@ -76,8 +76,8 @@ def count_dense_parts(
     """Count the parameters and multiply-adds of every part of a detector or segmentor.
 
     Args:
-        name: Of the backbone.
-        options: Of the backbone, as JSON.
+        name: Name of the backbone.
+        options: Options of the backbone, as JSON.
         task: "detection" or "segmentation".
         head: Name of the head.
         changes: Overrides of the head's config, as JSON.
