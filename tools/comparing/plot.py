@@ -15,6 +15,7 @@ import numpy as np
 from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto, setting
+from tools.plotting.colours import COLOURS
 from tools.plotting.labels import text_extent
 
 AXES = {
@@ -30,7 +31,6 @@ METRIC_NAMES = {
 LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
 ROUNDS = 15
 WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 # Offsets of a label from its point, in points, the nearest first.
 NEAR = [
     (x * reach, y * reach)

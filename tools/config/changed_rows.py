@@ -17,13 +17,13 @@ from tools.cli.paths import CONFIGS
 from tools.cli.processes import count_devices, is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import apply_fixed_schedule
+from tools.config.recipes import REQUIRED
 from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
 
 log = logging.getLogger(__name__).info
 
-REQUIRED = "required"  # value of a recipe's option for label maps that the user must pass
 PHASES = ("warmup", "cooldown")  # of a schedule, in epochs
 EXCLUSIVE = (("warmup_lr", "warmup_start"), ("min_lr", "min_lr_ratio"))
 DEVICES = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm")  # of a trainer

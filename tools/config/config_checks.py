@@ -16,7 +16,7 @@ from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
 from tools.config.changed_rows import adapt_row
-from tools.config.recipes import check_data, typed_choice
+from tools.config.recipes import REQUIRED, check_data, typed_choice
 from tools.config.training_length import fill_lengths
 from tools.papers.experiments import find_experiment
 
@@ -46,7 +46,6 @@ OTHER_KEYS = (
     "recipe",
     "task_name",
 )
-REQUIRED = "required"  # value of a recipe's option for label maps that the user must pass
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
 # Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")

@@ -13,6 +13,7 @@ from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
+REQUIRED = "required"  # value of an option for label maps that the user must pass
 NO_RECIPE = "none"  # replaces ``recipe=null``
 
 
