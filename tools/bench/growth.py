@@ -64,10 +64,6 @@ def group_series(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record
 def draw_growth(records: Sequence[Record], path: str) -> None:
     """Plot milliseconds and growth over the number of pixels.
 
-    Args:
-        records: The benchmark's records, with growth.
-        path: File to write; its ending decides the format.
-
     Raises:
         OSError: The file cannot be written.
     """

@@ -64,10 +64,6 @@ class Catalogue:
     def prefix_options(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
         """Return the default class-token options of a backbone with a given token mixer.
 
-        Args:
-            backbone: Its name.
-            token_mixer: The typed name, or None.
-
         Raises:
             ValueError: The name is unknown, or the pair does not fit.
         """

@@ -56,9 +56,6 @@ def find_launcher() -> tuple[str, int] | None:
 def check_trainer(options: Mapping[str, Any]) -> None:
     """Check that the trainer fits the started processes, before anything is written.
 
-    Args:
-        options: The trainer's options.
-
     Raises:
         ValueError: The numbers of processes differ. Only the first process raises it.
     """

@@ -69,10 +69,6 @@ def tables_of(
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
     """Group runs of one task by their evaluation, in order of first appearance.
 
-    Args:
-        runs: Runs of one task.
-        free: Settings that may differ within a table.
-
     Returns:
         For each group its differences from other groups by name, and its runs. Options of ``data``
         are compared between groups of the same dataset.

@@ -154,12 +154,7 @@ def apply_fixed_schedule(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
-    """Return True if a run chose a value itself, or used the default of an older release.
-
-    Args:
-        saved: The run's config.
-        key: The option, by its dotted name.
-    """
+    """Return True if a run chose a value itself, or used the default of an older release."""
     if saved.get(CHOSEN):
         return key in saved[CHOSEN]
     for override in saved.get("overrides", ()):

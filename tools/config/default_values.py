@@ -20,12 +20,7 @@ def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_default(config: Mapping[str, Any], key: str) -> bool:
-    """Return True if an option has its default value.
-
-    Args:
-        config: Values by dotted name.
-        key: One of them.
-    """
+    """Return True if an option has its default value."""
     group, _, name = key.rpartition(".")
     if key.startswith(f"{TOKEN_MIXER}."):
         defaults: Mapping[str, Any] = _token_mixer_defaults(config)

@@ -45,10 +45,6 @@ def experiment_config(row: Row) -> dict[str, Any]:
 def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
     """Check that a row can be trained: its missing settings are typed.
 
-    Args:
-        row: The row.
-        typed: The command's options.
-
     Raises:
         ValueError: The paper leaves a setting open; gives the row's reason.
     """

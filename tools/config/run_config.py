@@ -63,12 +63,7 @@ def is_evaluation(overrides: Sequence[str]) -> bool:
 
 
 def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
-    """Return the config of a job as plain values, with the typed options as ``overrides``.
-
-    Args:
-        overrides: The typed options.
-        composed: Their config, if it is already composed.
-    """
+    """Return the config of a job as plain values, with the typed options as ``overrides``."""
     config = compose_command(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     return content | {"overrides": strip_forced(overrides)}

@@ -27,9 +27,6 @@ CAUSES = (
 class Printed(float):
     """A count with the digits that a paper prints, such as "5.70".
 
-    Args:
-        text: The count as printed.
-
     Raises:
         ValueError: The text is not a decimal number.
     """
