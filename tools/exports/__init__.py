@@ -226,7 +226,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
-        raise ValueError(f"{out} is the current folder; pass another out=")
+        raise ValueError(f"{out} contains the current folder; pass another out=")
     if taken and not made_here:
         raise ValueError(f"{out} exists but was not made by an export; pass another out=")
     if taken and not overwrite:
