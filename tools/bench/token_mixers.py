@@ -35,10 +35,8 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
 
     from backbones import create_mixer
 
-    mixers, grids = (
-        read_mixers(options, words),
-        [parse_grid(item) for item in options["grid"].split(",")],
-    )
+    mixers = read_mixers(options, words)
+    grids = [parse_grid(item) for item in options["grid"].split(",")]
     dim = parse_integer("dim", options["dim"])
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
     rounds = parse_integer("rounds", options["rounds"], least=2)

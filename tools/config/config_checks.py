@@ -37,15 +37,8 @@ TOP_LEVEL = {
 }
 # Other keys at the top level.
 OTHER_KEYS = (
-    CHOSEN,
-    "callbacks",
-    "logger",
-    "overrides",
-    "paper",
-    "protocol",
-    "recipe",
-    "task_name",
-)
+    CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name"
+)  # fmt: skip
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
 # Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
