@@ -75,7 +75,7 @@ def find_analysis(name: str) -> Analysis:
     """Return the analysis with a name.
 
     Raises:
-        ValueError: The name is unknown; names the nearest ones.
+        ValueError: The name is unknown; the message suggests the nearest.
     """
     from backbones.options import unknown
 

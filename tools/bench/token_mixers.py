@@ -29,7 +29,7 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
         words: Options of all mixers, such as ``backbone.token_mixer.rank=32``.
 
     Raises:
-        ValueError: An option is wrong; names it.
+        ValueError: An option is wrong.
     """
     import torch
 

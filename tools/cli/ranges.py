@@ -141,7 +141,7 @@ def check_ranges(config: Mapping[str, Any]) -> None:
     """Check that every number of a config is within its range.
 
     Raises:
-        ValueError: A number is out of range; names the option, the value and the range.
+        ValueError: A number is out of range.
     """
     for key, value in _find_numbers(config, ""):
         least, most = find_range(key) or (-math.inf, math.inf)

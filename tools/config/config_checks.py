@@ -221,7 +221,7 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
     """Check that warm-up and cool-down are shorter than the run.
 
     Raises:
-        ValueError: They are not; names the lengths.
+        ValueError: They are as long as the run or longer.
     """
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}

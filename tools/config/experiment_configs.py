@@ -46,7 +46,7 @@ def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
     """Check that a row can be trained: its missing settings are typed.
 
     Raises:
-        ValueError: The paper leaves a setting open; gives the row's reason.
+        ValueError: The paper leaves a setting open.
     """
     options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
     evaluates = options.get("mode", "fit") != "fit"

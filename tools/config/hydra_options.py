@@ -48,7 +48,7 @@ def check_hydra(arguments: Sequence[str]) -> None:
     """Reject flags and options of Hydra that name a class, function or folder.
 
     Raises:
-        ValueError: A flag or option is not allowed; names the valid ones.
+        ValueError: A flag or option is not allowed; the message lists the valid ones.
     """
     known = (*SWEEP, *INFO_FLAGS)
     for argument in arguments:

@@ -51,7 +51,7 @@ def read_command(typed: Sequence[str]) -> Command:
     """Register the backbones, check a command, and compose its config once.
 
     Raises:
-        ValueError: A name or key is unknown; names the nearest ones.
+        ValueError: A name or key is unknown; the message suggests the nearest.
     """
     register_groups()
     for argument in typed:

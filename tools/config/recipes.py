@@ -52,7 +52,7 @@ def check_data(
         typed: The command's options, for the advice.
 
     Raises:
-        ValueError: The recipe is for other data; names them.
+        ValueError: The recipe is for other data.
     """
     wanted = recipe.get("_data_")
     if wanted is None or wanted == like:

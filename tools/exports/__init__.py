@@ -162,7 +162,7 @@ class ExportRequest:
         """Build the backbone in evaluation mode with the checkpoint's weights, or random ones.
 
         Raises:
-            ValueError: The weights are another model's; lists the differing keys.
+            ValueError: The weights are another model's; the message lists the differing keys.
         """
         from backbones.checkpoints.adoption import adopt
 
@@ -284,7 +284,7 @@ def _check_inside(out: Path, names: Iterable[str]) -> None:
     """Check that ``..`` or a link leads no file outside an export's folder.
 
     Raises:
-        ValueError: One is outside; names it.
+        ValueError: A file is outside.
     """
     inside = out.resolve()
     for name in names:
