@@ -73,7 +73,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.bench import growth
 from tools.bench import timed_networks as networks
-from tools.bench.timed_networks import COMPARISONS, comparison_runs
+from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
 from tools.cli.arguments import parse_image_size, parse_integer, parse_options
 from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
@@ -177,7 +177,7 @@ def run_benchmark(typed: Sequence[str]) -> None:
 
         records = time_token_mixers(options, words)
     else:
-        runs = (mixer_runs if kind == "mixers" else backbone_runs)(options, words)
+        runs = (select_mixer_runs if kind == "mixers" else select_backbone_runs)(options, words)
         records = time_runs(runs, options)
     write(records, options["format"], COLUMNS)
     if kind == "mixers" or (kind == "backbones" and not options["compare"]):
@@ -185,7 +185,7 @@ def run_benchmark(typed: Sequence[str]) -> None:
             print(f"benchmark.py: {line}", file=sys.stderr)
 
 
-def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
+def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Return the networks per host: the plain host, which is the baseline, and each mixer in it."""
     from backbones import backbone_schema, list_backbones, list_hosts, list_mixers
 
@@ -204,7 +204,7 @@ def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[
     return runs
 
 
-def backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
+def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Return the networks per run, the baseline first; a comparison has one run per backbone."""
     compare, backbones = options["compare"], options["backbone"]
     if compare and compare not in COMPARISONS:
@@ -212,7 +212,7 @@ def backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[li
     if compare and options["baseline"]:
         raise ValueError("compare= has its own baseline; leave baseline= or compare= out")
     if compare:
-        return comparison_runs(compare, backbones, words)
+        return select_comparison_runs(compare, backbones, words)
     if not backbones:
         raise ValueError(
             f"backbone= is missing: pass backbone=NAME,NAME or compare={'|'.join(COMPARISONS)}"
@@ -300,7 +300,7 @@ def make_record(
         "batch": batch,
         "ms": statistics.median(seconds[index]) * 1e3,
         **summarise_ratios(seconds[index], seconds[0]),
-        "paper_ratio": networks.paper_ratio(run[index], run[0]) if kind == "forward" else None,
+        "paper_ratio": networks.find_paper_ratio(run[index], run[0]) if kind == "forward" else None,
     }
 
 

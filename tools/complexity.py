@@ -228,7 +228,7 @@ def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]
         CLASSES,
         HEADS_BY_TASK,
         SIZES,
-        dense_parts,
+        count_dense_parts,
         head_config,
     )
 
@@ -238,7 +238,9 @@ def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]
     size = parse_image_size(options["image_size"] or SIZES[task])
     records = []
     for name, own in read_networks(options["backbone"], words):
-        parts = dense_parts(name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule)
+        parts = count_dense_parts(
+            name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule
+        )
         whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
         for part, params, macs in [*parts, whole]:
             record = network_record(network_label((name, own)), params, macs)

@@ -58,9 +58,8 @@ def corrupt(arguments: Sequence[str]) -> None:
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
-    severities = sorted(
-        {parse_integer("severities", part) for part in options["severities"].split(",")}
-    )
+    levels = options["severities"].split(",")
+    severities = sorted({parse_integer("severities", level) for level in levels})
     if severities[-1] > 5:
         raise ValueError(f"severities are 1 to 5; got {options['severities']!r}")
     size = parse_integer("size", options["size"])

@@ -78,7 +78,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """Build the parts in the order of the data flow, then train, evaluate or predict.
 
     Args:
-        config: Of the run, from ``config_checks.resolved``.
+        config: Of the run, from ``config_checks.resolve_config``.
         swept: In a sweep what it varies, as it would be typed for this run alone.
     """
     with signals.STOP.listening():

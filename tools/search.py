@@ -39,11 +39,11 @@ from tools.cli.arguments import parse_integer, parse_options
 from tools.cli.command import exit_with, run_command
 from tools.cli.errors import one_line_errors
 from tools.cli.network_names import config_network_name
+from tools.cli.paths import ROOT
 from tools.cli.tables import write
 from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, format_values, read_spaces
 
-ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {
     "trials": "20", "metric": "", "direction": "maximize", "sampler": "tpe", "sampler_seed": "0",
     "name": "",

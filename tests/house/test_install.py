@@ -321,10 +321,10 @@ def test_doctor_refuses_a_torchvision_of_another_torch():
 
 def test_doctor_finds_the_original_packages():
     installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
-    found = checks.check_originals(installed)
+    found = checks.check_overwritten(installed)
     assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
     assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
-    assert checks.check_originals(versions(onedl_mmcv="2.3.6")) == []
+    assert checks.check_overwritten(versions(onedl_mmcv="2.3.6")) == []
 
 
 @pytest.mark.parametrize(

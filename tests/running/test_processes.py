@@ -112,8 +112,8 @@ def test_devices_are_counted_as_lightning_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
-        assert processes.device_count(ONE | {"accelerator": "gpu", "devices": given}) == count
-    assert processes.device_count(ONE | {"devices": "auto"}) == 1
+        assert processes.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
+    assert processes.count_devices(ONE | {"devices": "auto"}) == 1
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_those_that_it_had():

@@ -136,8 +136,8 @@ def test_empty_maps_have_no_peak(tmp_path, pictures, released, monkeypatch, caps
     assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
     found = rows(tmp_path / "out" / "cam.csv")
     assert [bool(row["peak_row"]) for row in found] == [False, True, False]
-    note = "speaks for the class in 2 of 3 images, whose maps are empty: 0.png, 2.png"
-    assert f"nothing at blocks.11.norm1 of deit {note}" in capsys.readouterr().err
+    note = "does not support the class in 2 of 3 images; their maps are empty: 0.png, 2.png"
+    assert f"blocks.11.norm1 of deit {note}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["relations", "mappings"])
@@ -170,7 +170,7 @@ def test_relations_of_any_token():
     images = [axis.images[0].get_array() for axis in found.figures["matrices"].axes if axis.images]
     assert [image.shape for image in images] == 6 * [(196, 196)]
     (note,) = found.notes
-    assert "2 of 8 layers are not drawn, as their windows have no token 150" in note
+    assert "2 of 8 layers are not drawn, because their windows lack token 150" in note
     for text in ("196", "-1", "centre"):
         with pytest.raises(ValueError, match="from 0 to 195"):
             relations.analyse([subject], {**options, "token": text})

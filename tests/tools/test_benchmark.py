@@ -251,7 +251,7 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
 
 
 def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
-    ratio, host = networks.paper_ratio, ("deit_t", {})
+    ratio, host = networks.find_paper_ratio, ("deit_t", {})
     # Table 1 writes G = 2 for today's default; Table 7 has other groups.
     assert ratio(("deit_t_group_ffn", {}), host) == pytest.approx(13.1 / 11.4)
     assert ratio(("deit_t_group_ffn", {"mixer": {"groups": 4}}), host) == pytest.approx(15.5 / 11.4)
@@ -294,7 +294,7 @@ def test_ready_comparisons(capsys, stub_networks, arguments, built):
 
 @pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
 def test_forms_of_ready_comparisons(name):
-    (_, one, other), *_ = networks.comparison_runs(name, "")
+    (_, one, other), *_ = networks.select_comparison_runs(name, "")
     with torch.device("meta"):
         models = [create_backbone(network, **options) for network, options in (one, other)]
     shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]

@@ -68,11 +68,16 @@ def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
     choices = run_help._group_files
     more = [(f"new{n}", "") for n in range(50)]
     monkeypatch.setattr(run_help, "_group_files", lambda group: choices(group) + more)
-    lines = run_help.screen().splitlines()
+    lines = run_help.overview().splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     said = re.findall(r"\.\.\. and (\d+)\s+more:\s+--help\s+(\w+)", "\n".join(lines))
-    assert [subject for _, subject in said] == [*run_help.groups(), "backbone", "mixer", "mixer"]
+    assert [subject for _, subject in said] == [
+        *run_help.list_groups(),
+        "backbone",
+        "mixer",
+        "mixer",
+    ]
 
 
 def test_names_left_out_of_a_line_are_counted():

@@ -20,7 +20,7 @@ from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
-from tools.papers.dense_counts import CLASSES, dense_parts
+from tools.papers.dense_counts import CLASSES, count_dense_parts
 from tools.papers.published import list_papers, load_rows
 
 SCRIPT = Path(complexity.__file__)
@@ -521,7 +521,7 @@ def test_the_terminal_table_shows_every_figure(capsys, monkeypatch, arguments):
         ("table=3", "table=3 needs a paper"),
         ("backbone=vgg*", "no backbone matches 'vgg*'"),
         ("backbone=deit_t,,swin_t", "no backbone called ''"),
-        ("head=mask_rcnn", "head=mask_rcnn needs its task: pass task=detection"),
+        ("head=mask_rcnn", "head=mask_rcnn needs a task: pass task=detection"),
         ("task=transfer", "task must be one of classification, detection, segmentation"),
         ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),
         (
@@ -584,7 +584,7 @@ def _toolkits():
 
 def counted(row):
     typed = {key: value for key, value in row.options.items() if key != "fused"}
-    return dense_parts(
+    return count_dense_parts(
         row.backbone, json.dumps(typed), row.task, row.head, json.dumps(dict(row.head_options)),
         row.classes or CLASSES[row.task], tuple(row.counted_at), row.rule,
     )  # fmt: skip
@@ -660,7 +660,7 @@ def test_a_head_of_another_task_is_rejected(capsys):
 @pytest.mark.parametrize(("task", "head"), [("detection", "dino"), ("segmentation", "mask2former")])
 def test_heads_with_queries_are_counted(task, head):
     small, large = (
-        dense_parts("resnet18", "{}", task, head, "{}", 10, (size, size), "macs")
+        count_dense_parts("resnet18", "{}", task, head, "{}", 10, (size, size), "macs")
         for size in (256, 512)
     )
     assert [part[:2] for part in small] == [part[:2] for part in large]

@@ -43,7 +43,7 @@ def test_the_evidence_of_a_segmentor_by_a_plain_sum():
     taken[1, 4:], taken[1, :, 5:], taken[0] = False, False, False
     assert torch.equal(slopes[:, 2], taken.double())
     assert not slopes[:, :2].any()
-    with pytest.raises(ValueError, match="3 logits a pixel for 2 classes"):
+    with pytest.raises(ValueError, match="3 logits per pixel for 2 classes"):
         _of_segmentor(model, images(6, 8, batch=2), INSIDE, 2)
 
 

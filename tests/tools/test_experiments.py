@@ -397,7 +397,7 @@ def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):
     caplog.set_level("INFO")
     half = prepared("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
     assert "train_share" not in half["data"]
-    assert "data.train_share=0.5 is left out, which is of data=imagenet" in caplog.text
+    assert "data.train_share=0.5 is left out: it belongs to data=imagenet" in caplog.text
     labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
     assert labelled["data"]["token_labels"] is None
     assert (
@@ -461,7 +461,7 @@ def test_imagenet_compares_in_any_container(name, data):
     assert "why_not" not in found
     assert found["metrics"]["top1"]["difference"] == 50.0 - found["metrics"]["top1"]["paper"]
     found = compared(config, summary(name, 200, top1=50.0))
-    assert found["why_not"] == "200 test images instead of 50000, so other data"
+    assert found["why_not"] == "200 test images instead of 50000, so the data differs"
     config["data"]["train_share"] = 0.7
     found = compared(config, summary(name, top1=50.0))
     assert "data.train_share=0.7 instead of" in found["why_not"]
@@ -480,7 +480,7 @@ def test_units_of_detectors_are_ours():
     ("typed", "images", "reason"),
     [
         (["data.root=/data", "trainer.max_epochs=9"], 50000, "trainer.max_epochs=9 instead of 300"),
-        (["data.root=/data"], 200, "200 test images instead of 50000, so other data"),
+        (["data.root=/data"], 200, "200 test images instead of 50000, so the data differs"),
         (["data.root={cache}/classification"], 50000, "trained on sample data"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_users_file_in_the_way_is_named(tmp_path):
     out = tmp_path / "out"
     exported(out, {"a": "1"}, overwrite=False)
     (out / "b").write_text("mine")
-    with pytest.raises(ValueError, match="has b, which no export has made; rename it"):
+    with pytest.raises(ValueError, match="has b, not made by an export; rename it"):
         exported(out, {"a": "2", "b": "2"}, overwrite=True)
     assert content(out) == {"a": "1", "b": "mine"}
 
@@ -47,7 +47,7 @@ def test_a_record_with_files_outside_removes_none(name, tmp_path):
     (out / "link").symlink_to(tmp_path)
     with (out / MARK).open("a") as file:
         file.write(f"{name.format(root=tmp_path)}\n")
-    with pytest.raises(ValueError, match=r"is outside .*out, which no export replaces"):
+    with pytest.raises(ValueError, match=r"is outside of .*out, where exports stay"):
         exported(out, {"a": "2"}, overwrite=True)
     assert (tmp_path / "precious").read_text() == "mine"
 
@@ -67,7 +67,7 @@ def test_a_link_to_a_folder_is_not_written_through(tmp_path):
 )
 def test_a_folder_without_a_record_is_rejected(text, tmp_path):
     (tmp_path / MARK).write_text(text)
-    with pytest.raises(ValueError, match="does not list the files that the export made"):
+    with pytest.raises(ValueError, match="does not list the export's files"):
         exported(tmp_path, {"a": "2"}, overwrite=True)
 
 

@@ -405,7 +405,7 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
     (out / "mine").touch()
     for overwrite in ("false", "true"):
         assert export.main([*typed, f"overwrite={overwrite}"]) == 2
-        assert "no export has made it; pass another out=" in capsys.readouterr().err
+        assert "was not made by an export; pass another out=" in capsys.readouterr().err
         assert (out / "mine").exists()
 
 
@@ -413,7 +413,7 @@ def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
     out, link = tmp_path / "out", tmp_path / "link"
     with new_folder(out, overwrite=False) as folder:
         (folder / "first").touch()
-    with pytest.raises(ValueError, match="exists already; pass overwrite=true"):
+    with pytest.raises(ValueError, match="exists; pass overwrite=true"):
         new_folder(out, overwrite=False).__enter__()
     with new_folder(out, overwrite=True) as folder:
         (folder / "second").touch()
@@ -421,11 +421,11 @@ def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
     link.symlink_to(out)
     (tmp_path / "file").touch()
     for other in (link, tmp_path / "file"):
-        with pytest.raises(ValueError, match="no export has made it"):
+        with pytest.raises(ValueError, match="was not made by an export"):
             new_folder(other, overwrite=True).__enter__()
     monkeypatch.chdir(out)
     for here in (Path(), out, tmp_path):
-        with pytest.raises(ValueError, match="is the folder that this runs in"):
+        with pytest.raises(ValueError, match="contains the current folder"):
             new_folder(here, overwrite=True).__enter__()
     assert (out / "second").exists()
 

@@ -350,7 +350,7 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert "config.yaml cannot be read" in said[yaml_broken]
     assert said[nan].endswith("failed: top1 must be a finite number")
     assert "summary.json is damaged: the entry parameters is missing" in said[lacking]
-    assert "metrics.csv has no complete line" in said[odd]
+    assert "metrics.csv lacks a complete line" in said[odd]
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
@@ -392,7 +392,7 @@ def test_another_run_than_the_published_one_is_not_compared(published, run, show
     records, err = shown()
     assert sorted(record["top1_paper"] or 0 for record in records) == [0, 0, 0, 74.6]
     assert "trainer.max_epochs=10 instead of 300" in err
-    assert "28000000 parameters instead of 27940450, so another model or classes" in err
+    assert "28000000 parameters instead of 27940450, so the model or classes differ" in err
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv", "table"])

@@ -120,7 +120,7 @@ def test_an_unknown_metric_lists_the_known_ones(searched):
     go, _ = searched
     status, _, err = go("optimizer.lr=0.1,0.2", "metric=top7", "trials=1")
     assert status == 2
-    assert "no metric 'top7'; known: top1" in err
+    assert "metric 'top7' is unknown to the runs; known: top1" in err
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_the_verdict_of_a_row_and_of_other_counts():
 def test_published_counts_must_be_text(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {params: 5.70}, params: 1"
     (tmp_path / "some.yaml").write_text(f"rows:\n  - {{{row}}}\n")
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r'row 1: reported.params must be text .* "5.70"; got 5.7'):
         load_rows("some")
 
@@ -226,7 +226,7 @@ def test_an_unknown_cause_is_rejected(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {}, params: 1"
     text = f"rows:\n  - {{{row}, cause: {{params: weather}}}}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r"row 1: cause must be one of misprint, .*'weather'"):
         load_rows("some")
 
@@ -234,7 +234,7 @@ def test_an_unknown_cause_is_rejected(tmp_path, monkeypatch):
 def test_an_unknown_field_is_rejected(tmp_path, monkeypatch):
     text = "rows:\n  - {backbone: x, tabel: 2}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
         load_rows("some")
     with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):

@@ -30,7 +30,7 @@ class Findings:
     Attributes:
         rows: The numbers behind the figures, one line of the CSV file each.
         shown: A short table of them.
-        columns: Of the table: key -> heading and format of the values.
+        columns: The table's columns: key -> heading and format of the values.
         figures: Matplotlib figures by file name.
         notes: Sentences printed below the table.
         files: Further texts to write, by file name.
@@ -75,7 +75,7 @@ def find_analysis(name: str) -> Analysis:
     """Return the analysis with a name.
 
     Raises:
-        ValueError: The name is unknown; names the nearest ones.
+        ValueError: The name is unknown; the message suggests the nearest.
     """
     from backbones.options import unknown
 

@@ -32,7 +32,7 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
     """Return the page: head, table of contents and sections.
 
     Args:
-        title: Of the window.
+        title: Title of the window.
         head: HTML.
         sections: In order.
     """

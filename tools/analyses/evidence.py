@@ -75,7 +75,7 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
 
     Args:
         subject: Provides the classes.
-        batch: Of images.
+        batch: A batch of images.
         wanted: "predicted", "label", the name of a class or its number.
 
     Raises:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plotting.colour_bars import colour_bar
+from tools.plotting.colours import COLOURS, colour_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tools.analyses.subjects import Subject
 
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 COARSE = 5  # maps with at least this many cells per side are smoothed
 Array = NDArray[Any]
 
@@ -24,8 +23,8 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
     """Create a figure of equal panels; return it with its axes, an array (rows, columns).
 
     Args:
-        rows: Of panels.
-        columns: Of panels.
+        rows: Rows of panels.
+        columns: Columns of panels.
         width: Per panel, in inches.
         height: Per panel, in inches.
     """

@@ -24,6 +24,7 @@ from tasks.engine.instantiate import build
 from tasks.engine.loading import build_task
 from tasks.engine.saved_config import checkpoint_file, saved_run
 from tools.cli.network_names import config_network_name
+from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote, quote_arguments
 from tools.cli.typed_network import network_label as label_of
 from tools.cli.typed_network import read_networks, split_outside_brackets
@@ -31,7 +32,7 @@ from tools.config.automatic import apply_fixed_schedule
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import compose_checked
-from tools.config.run_config import CONFIGS, job_config
+from tools.config.run_config import job_config
 
 BATCH = 16
 Size = tuple[int, int]
@@ -64,10 +65,10 @@ class Subject:
         label: Its name in figures.
         backbone: In evaluation mode, with frozen parameters.
         model: Images to logits, or None without a classifier.
-        task: Of the run, or None.
+        task: The run's task, or None.
         data: The data module of its images, or None.
-        folder: Of the run, or None.
-        config: Of the run, or None.
+        folder: The run's folder, or None.
+        config: The run's config, or None.
         size: (H, W) that images are resized to; None keeps the data's size.
         count: Maximum number of images.
         why_no_images: Error message if images are needed but missing.

@@ -9,10 +9,10 @@ from typing import Any
 
 from tasks.engine.whole_files import whole_file
 from tools.cli.tables import Record
+from tools.plotting.colours import COLOURS
 from tools.plotting.labels import spread_heights, spread_ticks
 
 SUFFIXES = (".png", ".pdf", ".svg")
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 GAP = 0.035  # between labels, relative to the height of the plot
 
 
@@ -63,10 +63,6 @@ def group_series(records: Sequence[Record]) -> dict[tuple[Any, ...], list[Record
 
 def draw_growth(records: Sequence[Record], path: str) -> None:
     """Plot milliseconds and growth over the number of pixels.
-
-    Args:
-        records: Of the benchmark, with growth.
-        path: File to write; its ending decides the format.
 
     Raises:
         OSError: The file cannot be written.

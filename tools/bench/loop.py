@@ -139,12 +139,7 @@ def repeat_epochs(loader: Any) -> Iterator[Any]:
 
 
 def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
-    """Time a task's steps; return a record of the plain loop and one of a run.
-
-    Args:
-        options: Of the command.
-        words: Options of the run, as typed for run.py.
-    """
+    """Time a task's steps; return a record of the plain loop and one of a run."""
     rounds = parse_integer("rounds", options["rounds"], least=2)
     set_up_process(options)
     typed = [

@@ -38,10 +38,8 @@ PHOTOGRAPH, SCENE = 384, 512
 
 def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     """Time batches of a task's training data; return a record of the other pipeline and of ours."""
-    rounds, batch = (
-        parse_integer("rounds", options["rounds"], least=2),
-        parse_integer("batch", options["batch"]),
-    )
+    rounds = parse_integer("rounds", options["rounds"], least=2)
+    batch = parse_integer("batch", options["batch"])
     set_up_process(options)
     ours = build_datamodule(options["task"], options["root"] or None, batch)
     with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import

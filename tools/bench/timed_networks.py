@@ -41,7 +41,9 @@ COMPARISONS = {
 }
 
 
-def comparison_runs(name: str, backbones: str, words: Sequence[str] = ()) -> list[list[Network]]:
+def select_comparison_runs(
+    name: str, backbones: str, words: Sequence[str] = ()
+) -> list[list[Network]]:
     """Return the networks per backbone: its baseline, the baseline again, and the other form.
 
     Args:
@@ -77,7 +79,7 @@ def to_device(model: Any, options: Mapping[str, str]) -> Any:
     return torch.compile(model, fullgraph=True, dynamic=False)
 
 
-def paper_ratio(network: Network, baseline: Network) -> float | None:
+def find_paper_ratio(network: Network, baseline: Network) -> float | None:
     """Return the ratio of two latencies that one paper reports, on its own hardware."""
     one, other = (
         network_label((name, non_default_options(name, own))) for name, own in (network, baseline)

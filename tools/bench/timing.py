@@ -71,7 +71,7 @@ def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -
         model: Set to training or evaluation here, outside of the step.
         images: (B, 3, H, W), on the model's device.
         kind: "forward" or "training".
-        dtype: Of the model; in training, of autocast.
+        dtype: The model's type; in training, autocast's.
     """
 
     def forward() -> None:

@@ -25,21 +25,19 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     """Time every mixer on every grid, all in the same rounds; return a record for each.
 
     Args:
-        options: Of the command.
+        options: The command's options.
         words: Options of all mixers, such as ``backbone.token_mixer.rank=32``.
 
     Raises:
-        ValueError: An option is wrong; names it.
+        ValueError: An option is wrong.
     """
     import torch
 
     from backbones import create_mixer
     from backbones.fast import fast
 
-    mixers, grids = (
-        read_mixers(options, words),
-        [parse_grid(item) for item in options["grid"].split(",")],
-    )
+    mixers = read_mixers(options, words)
+    grids = [parse_grid(item) for item in options["grid"].split(",")]
     dim = parse_integer("dim", options["dim"])
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
     rounds = parse_integer("rounds", options["rounds"], least=2)

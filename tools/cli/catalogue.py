@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
 from tasks.engine.plain_files import read_json
+from tools.cli.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "backbones"
 MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # limits of the cache file
 
@@ -63,10 +63,6 @@ class Catalogue:
 
     def prefix_options(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
         """Return the default class-token options of a backbone with a given token mixer.
-
-        Args:
-            backbone: Its name.
-            token_mixer: The typed name, or None.
 
         Raises:
             ValueError: The name is unknown, or the pair does not fit.

@@ -15,9 +15,9 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from tools.cli.paths import ROOT
 from tools.cli.printable import printable
 
-ROOT = Path(__file__).resolve().parents[2]
 OUR_FOLDERS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
 )
@@ -75,7 +75,6 @@ def user_message(error: BaseException | None) -> str | None:
     Errors raised by our packages are for the user, also when a library wraps them in another one.
     """
     # A worker that ends can interrupt anything, such as a checkpoint, which then raises first.
-    # A worker's end may break off anything, such as the writing of a checkpoint, which says so.
     lost = next(filter(None, map(_worker_message, _causes(error))), None)
     if lost is not None:
         return lost

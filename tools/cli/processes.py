@@ -56,13 +56,10 @@ def find_launcher() -> tuple[str, int] | None:
 def check_trainer(options: Mapping[str, Any]) -> None:
     """Check that the trainer fits the started processes, before anything is written.
 
-    Args:
-        options: Of the trainer.
-
     Raises:
         ValueError: The numbers of processes differ. Only the first process raises it.
     """
-    problem = _problem(options)
+    problem = _find_problem(options)
     if problem is None:
         return
     if is_first_process():
@@ -70,9 +67,9 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     raise SystemExit(2)
 
 
-def _problem(options: Mapping[str, Any]) -> str | None:
+def _find_problem(options: Mapping[str, Any]) -> str | None:
     check_value("trainer.num_nodes", options["num_nodes"], int)
-    devices, nodes = device_count(options), int(options["num_nodes"])
+    devices, nodes = count_devices(options), int(options["num_nodes"])
     count, launcher = devices * nodes, find_launcher()
     if launcher is None and "RANK" in os.environ and count == 1:
         # Lightning ignores them, but several runs would write into one folder.
@@ -155,7 +152,7 @@ def resolve_devices(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "devices": len(devices)}
 
 
-def device_count(options: Mapping[str, Any]) -> int:
+def count_devices(options: Mapping[str, Any]) -> int:
     """Return the number of devices per node that ``trainer.devices`` means."""
     devices = options["devices"]
     if isinstance(devices, list | tuple):

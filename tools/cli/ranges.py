@@ -141,9 +141,9 @@ def check_ranges(config: Mapping[str, Any]) -> None:
     """Check that every number of a config is within its range.
 
     Raises:
-        ValueError: A number is out of range; names the option, the value and the range.
+        ValueError: A number is out of range.
     """
-    for key, value in _numbers(config, ""):
+    for key, value in _find_numbers(config, ""):
         least, most = find_range(key) or (-math.inf, math.inf)
         if isinstance(value, int) and not INTEGER[0] <= value <= INTEGER[1]:
             least, most = max(least, INTEGER[0]), min(most, INTEGER[1])
@@ -166,14 +166,14 @@ def _format_number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
-def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
+def _find_numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
     """Yield each number of a config with the dotted name of its option."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _numbers(inner, f"{key}.{name}" if key else str(name))
+            yield from _find_numbers(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for inner in value:
-            yield from _numbers(inner, key)
+            yield from _find_numbers(inner, key)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value
 

@@ -33,7 +33,7 @@ def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
             ``backbone.mixer.g2=4,6``, makes a network.
 
     Raises:
-        ValueError: A name or option is unknown; names the nearest ones.
+        ValueError: A name or option is unknown; the message suggests the nearest.
     """
     networks = []
     for item in split_outside_brackets(text, ","):

@@ -14,7 +14,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: The file cannot be read.
-        UnicodeDecodeError: It is not UTF-8.
-        yaml.YAMLError: It is not YAML.
+        UnicodeDecodeError: The file is not UTF-8.
+        yaml.YAMLError: The file is not YAML.
     """
     return yaml.load(path.read_text(encoding="utf-8"), LOADER)

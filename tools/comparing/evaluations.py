@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.comparing.run_records import RunRecord
-from tools.config.run_config import CONFIGS
 
 UNKNOWN = "unknown"
 # Options of ``data`` that only concern training or loading; all others concern evaluation.
@@ -68,10 +68,6 @@ def tables_of(
     runs: Sequence[RunRecord], free: Sequence[str] = ()
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
     """Group runs of one task by their evaluation, in order of first appearance.
-
-    Args:
-        runs: Of one task.
-        free: Settings that may differ within a table.
 
     Returns:
         For each group its differences from other groups by name, and its runs. Options of ``data``

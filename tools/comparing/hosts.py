@@ -18,10 +18,6 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
 
     Networks with other options than their mixers' are excluded: their names show the difference.
 
-    Args:
-        networks: Of one table, as typed.
-        dense: They are built for dense prediction.
-
     Returns:
         A line, or None if all differ in their mixers only.
     """
@@ -35,10 +31,6 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
 
 def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
     """Describe networks of a table that differ from others, or from their host, beyond the mixer.
-
-    Args:
-        networks: Of one table, as typed.
-        dense: They are built for dense prediction.
 
     Returns:
         The line of ``built_otherwise``, and for other hosts the note that run.py logs when it

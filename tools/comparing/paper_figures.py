@@ -11,6 +11,7 @@ from tasks.engine.saved_config import IDENTITY, saved_run
 from tools.cli.flat_config import flatten
 from tools.comparing.run_records import RunRecord
 from tools.config.default_values import TOKEN_MIXER
+from tools.config.recipes import REQUIRED
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
 from tools.papers.robustness_names import ROBUSTNESS
@@ -51,8 +52,6 @@ METRICS: dict[str, tuple[str, float]] = {
     "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
     **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
 }  # fmt: skip
-# Value of a recipe's option that the user must pass; see datamodules.images.classification.
-REQUIRED = "required"
 # Options of devices, in which a run may differ from its experiment.
 DEVICES = (
     "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic", "compile",
@@ -200,7 +199,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
     """Return name, cost and metric of the papers' points for the backbones of runs on their data.
 
     Args:
-        runs: Of one task.
+        runs: Runs of one task.
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """

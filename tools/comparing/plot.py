@@ -15,6 +15,7 @@ import numpy as np
 from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, pareto, setting
+from tools.plotting.colours import COLOURS
 from tools.plotting.labels import text_extent
 
 AXES = {
@@ -30,7 +31,6 @@ METRIC_NAMES = {
 LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
 ROUNDS = 15
 WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 # Offsets of a label from its point, in points, the nearest first.
 NEAR = [
     (x * reach, y * reach)
@@ -57,10 +57,10 @@ def plot(
     """Write the plot.
 
     Args:
-        rows: Of one evaluation.
+        rows: Rows of one evaluation.
         metric: On the vertical axis, higher is better.
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
-        path: Of the PNG.
+        path: The PNG to write.
         heading: Difference of this evaluation from those of other plots.
         beneath: Lines below the axes: rows on equal terms, and other differences.
 
@@ -126,10 +126,10 @@ def plot_setting(
     """Write a plot of a metric over the values of a setting, one line per network.
 
     Args:
-        rows: Of one evaluation.
+        rows: Rows of one evaluation.
         metric: On the vertical axis.
         key: Dotted name of the setting.
-        path: Of the PNG.
+        path: The PNG to write.
         heading: As for ``plot``.
         beneath: As for ``plot``.
 
@@ -224,7 +224,7 @@ def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row
     """Return the rows with their costs; latencies are measured if the network can be built.
 
     Args:
-        rows: Of one task.
+        rows: Rows of one task.
         cost: A key of ``AXES``.
         notes: Gets a line for each row that is left out.
     """

@@ -142,7 +142,7 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
         return "nothing was logged"
     rows = read_rows(folder / METRICS)
     if not rows:
-        return f"{METRICS} is incomplete from its first line on"
+        return f"{METRICS} lacks a complete line"
     epoch = rows[-1].get("epoch")
     words = f"logged last at step {rows[-1]['step']}"
     if epoch is None or not math.isfinite(epoch):

@@ -42,7 +42,7 @@ class Table:
         rows: The rows.
         metrics: The shown metrics.
         records: The rows as records for output.
-        columns: Of a text table.
+        columns: Columns of the text table.
         heading: Difference of this evaluation from those of other tables.
         beneath: Lines on differences between the rows besides their mixers.
     """

@@ -70,7 +70,7 @@ def make_rows(
     """Group finished runs of one evaluation, and average each group over its seeds.
 
     Args:
-        runs: Of one task and evaluation.
+        runs: Runs of one task and evaluation.
         by: Settings that name the rows, dotted or one of ``ALIASES``.
         free: Settings that may differ within a row, besides those without effect on results.
         notes: Gets a sentence for each split or left out run.

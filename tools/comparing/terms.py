@@ -75,11 +75,7 @@ def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def describe_terms(rows: Sequence[Row]) -> list[str]:
-    """Return lines for below a table or plot: rows on equal terms, and other differences.
-
-    Args:
-        rows: Of one table.
-    """
+    """Return lines for below a table or plot: rows on equal terms, and other differences."""
     letters = mark_terms(rows)
     if len(rows) < 2:
         return []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.engine.saved_config import CONFIG, read_config
-from tools.cli.processes import device_count
+from tools.cli.processes import count_devices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,12 +154,7 @@ def apply_fixed_schedule(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
-    """Return True if a run chose a value itself, or used the default of an older release.
-
-    Args:
-        saved: The run's config.
-        key: The option, by its dotted name.
-    """
+    """Return True if a run chose a value itself, or used the default of an older release."""
     if saved.get(CHOSEN):
         return key in saved[CHOSEN]
     for override in saved.get("overrides", ()):
@@ -186,26 +181,26 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
     """Replace ``auto`` in the config of a training, and set the data module's batch size.
 
     Args:
-        config: Of the run.
-        datamodule: Of the run, set up.
-        backbone: Of the run; its norms decide the rate for random weights.
+        config: The run's config.
+        datamodule: The run's data module, set up.
+        backbone: The run's backbone; its norms decide the rate for random weights.
     """
     keys = auto_keys(config)
     if not keys:
         return
     rule, trainer = RULES[config["task_name"]], config["trainer"]
-    devices = device_count(trainer) * int(trainer["num_nodes"])
+    devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
-    chosen = {BATCH: (_batch(rule, images, devices), f"{images} training images")}
+    chosen = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
     if BATCH in keys:
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
     batches = datamodule.batches("train", devices)
     total = config["data"]["batch_size"] * devices * batches_per_step(trainer, batches)
-    start = PRETRAINED if config["backbone"]["pretrained"] else _random_start(backbone)
-    chosen[RATE] = _rate(rule, images, total, start)
+    start = PRETRAINED if config["backbone"]["pretrained"] else _find_random_start(backbone)
+    chosen[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
-    chosen |= _schedule(rule, trainer, images, val_images, per_epoch)
+    chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
     config[CHOSEN] = {key: chosen[key][1] for key in keys}
@@ -241,7 +236,7 @@ def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> 
     """Return a line with the learning rate of a training and its derivation.
 
     Args:
-        config: Of the run, with its batch size.
+        config: The run's config, with its batch size.
         devices: Number of devices.
         accumulated: Batches per step and device.
     """
@@ -261,10 +256,10 @@ def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> 
             f"learning rate {lr * total / reference:.3g} = {_format_value(lr)} x "
             f"{total}/{reference} ({batches}; reference batch {reference})"
         )
-    return line + _scales(optimizer)
+    return line + _describe_scales(optimizer)
 
 
-def _scales(optimizer: Mapping[str, Any]) -> str:
+def _describe_scales(optimizer: Mapping[str, Any]) -> str:
     """Return the end of that line: the options that scale rates of single parameters."""
     groups = any("lr_scale" in group for group in optimizer.get("groups") or ())
     named = {"optimizer.layer_decay": optimizer.get("layer_decay"), "optimizer.groups": groups}
@@ -279,14 +274,14 @@ def comment_auto(text: str) -> str:
     return re.sub(rf"^( +(?:{names}): {AUTO})$", rf"\1 {comment}", text, flags=re.MULTILINE)
 
 
-def _batch(rule: Rule, images: int, devices: int) -> int:
+def _choose_batch(rule: Rule, images: int, devices: int) -> int:
     """Return the batch size per device."""
     total = next((batch for most, batch in rule.batches if images <= most), None)
     own = rule.device_batch if total is None else min(rule.device_batch, total // devices)
     return max(1, min(own, images // devices))
 
 
-def _rate(rule: Rule, images: int, total: int, start: str) -> Choice:
+def _choose_rate(rule: Rule, images: int, total: int, start: str) -> Choice:
     """Return the rate for ``total`` images per step."""
     is_large = images > rule.large
     if start not in rule.rates or (is_large and start == BATCH_NORM):
@@ -298,7 +293,7 @@ def _rate(rule: Rule, images: int, total: int, start: str) -> Choice:
     return rate, f"{_format_value(top)} x sqrt({counted}/{batch}), {start}"
 
 
-def _random_start(backbone: nn.Module) -> str:
+def _find_random_start(backbone: nn.Module) -> str:
     from torch.nn import GroupNorm, LayerNorm, RMSNorm
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -308,7 +303,7 @@ def _random_start(backbone: nn.Module) -> str:
     return BATCH_NORM if batch_norms and not others else RANDOM
 
 
-def _schedule(
+def _choose_schedule(
     rule: Rule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
 ) -> dict[str, Choice]:
     """Return warm-up, milestones, length and validation interval, in epochs."""

@@ -13,16 +13,17 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from tools.cli.processes import device_count, is_first_process
+from tools.cli.paths import CONFIGS
+from tools.cli.processes import count_devices, is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import apply_fixed_schedule
-from tools.config.run_config import CONFIGS, compose_config
+from tools.config.recipes import REQUIRED
+from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
 
 log = logging.getLogger(__name__).info
 
-REQUIRED = "required"  # value of a recipe's option for label maps that the user must pass
 PHASES = ("warmup", "cooldown")  # of a schedule, in epochs
 EXCLUSIVE = (("warmup_lr", "warmup_start"), ("min_lr", "min_lr_ratio"))
 DEVICES = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm")  # of a trainer
@@ -35,7 +36,7 @@ def adapt_row(config: dict[str, Any], like: str | None) -> None:
     Any other run only gets its warm-up and cool-down shortened.
 
     Args:
-        config: Of the run; changed in place.
+        config: The run's config; changed in place.
         like: The dataset whose recipes also fit the run's data.
     """
     paper = config.get("paper")
@@ -45,13 +46,13 @@ def adapt_row(config: dict[str, Any], like: str | None) -> None:
         return
     typed = config.get("overrides", ())
     if row is None:
-        _log_lines("", shorten(config, typed))
+        _log_lines("", shorten_phases(config, typed))
         return
     wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
     lines: list[str] = []
     if config["data"]["_target_"] != wanted and like != row.train.data:
-        lines = [*_fit_data(config, row, typed), *_one_device(config, row, typed)]
-    lines += [*shorten(config, typed), *lower_ends(config, typed)]
+        lines = [*_fit_data(config, row, typed), *_use_one_device(config, row, typed)]
+    lines += [*shorten_phases(config, typed), *lower_ends(config, typed)]
     _log_lines(f"experiment={row.name}: ", lines)
 
 
@@ -66,7 +67,7 @@ def option_keys(typed: Sequence[str]) -> set[str]:
     return {word.partition("=")[0].lstrip("+~") for word in typed}
 
 
-def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
+def shorten_phases(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
     """Shorten warm-up and cool-down in proportion if they exceed the typed length."""
     schedule, length = config["schedule"], config["trainer"]["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in PHASES}
@@ -98,7 +99,7 @@ def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
     reference = optimizer.get("reference_batch")
     if not reference or not any(schedule.get(name) for name in END_RATES):
         return []
-    devices = device_count(trainer) * int(trainer["num_nodes"])
+    devices = count_devices(trainer) * int(trainer["num_nodes"])
     share = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"] / reference
     top = optimizer["lr"] * share
     lower = {
@@ -157,7 +158,7 @@ def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> 
     }
 
 
-def _one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
+def _use_one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
     """Use the default trainer with one device instead of the row's, which takes all GPUs."""
     if "trainer" in option_keys(typed):
         return []

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from backbones.options import check_value, unknown
 from tasks.engine.saved_config import SOLVED, checkpoint_file
 from tools.cli.network_names import config_network_name
+from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
 from tools.config.changed_rows import adapt_row
-from tools.config.recipes import check_data, typed_choice
-from tools.config.run_config import CONFIGS
+from tools.config.recipes import REQUIRED, check_data, typed_choice
 from tools.config.training_length import fill_lengths
 from tools.papers.experiments import find_experiment
 
@@ -37,16 +37,8 @@ TOP_LEVEL = {
 }
 # Other keys at the top level.
 OTHER_KEYS = (
-    CHOSEN,
-    "callbacks",
-    "logger",
-    "overrides",
-    "paper",
-    "protocol",
-    "recipe",
-    "task_name",
-)
-REQUIRED = "required"  # value of a recipe's option for label maps that the user must pass
+    CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name"
+)  # fmt: skip
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
 # Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
@@ -229,7 +221,7 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
     """Check that warm-up and cool-down are shorter than the run.
 
     Raises:
-        ValueError: They are not; names the lengths.
+        ValueError: They are as long as the run or longer.
     """
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}

@@ -20,12 +20,7 @@ def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_default(config: Mapping[str, Any], key: str) -> bool:
-    """Return True if an option has its default value.
-
-    Args:
-        config: Values by dotted name.
-        key: One of them.
-    """
+    """Return True if an option has its default value."""
     group, _, name = key.rpartition(".")
     if key.startswith(f"{TOKEN_MIXER}."):
         defaults: Mapping[str, Any] = _token_mixer_defaults(config)
@@ -33,7 +28,7 @@ def is_default(config: Mapping[str, Any], key: str) -> bool:
         defaults = _training_defaults(config, group)
     else:
         return _is_target_default(config, group, name)
-    return name in defaults and _plain(defaults[name]) == _plain(config[key])
+    return name in defaults and _tuples_to_lists(defaults[name]) == _tuples_to_lists(config[key])
 
 
 def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,5 +73,5 @@ def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool
         return False
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -27,13 +27,13 @@ def experiment_config(row: Row) -> dict[str, Any]:
     }
     options = {key: value for key, value in row.options.items() if key not in UNTRAINED}
     overrides = dict(train.overrides)
-    backbone = _plain(options) | _plain(overrides.pop("backbone", {}))
+    backbone = _to_dict(options) | _to_dict(overrides.pop("backbone", {}))
     if row.head_options:
-        overrides["head"] = _plain(row.head_options) | _plain(overrides.get("head", {}))
+        overrides["head"] = _to_dict(row.head_options) | _to_dict(overrides.get("head", {}))
     content: dict[str, Any] = {
         "defaults": [{f"override /{group}": name} for group, name in chosen.items() if name],
         "paper": {"name": row.paper, "table": row.table, "experiment": row.name},
-        **_plain(overrides),
+        **_to_dict(overrides),
     }
     if backbone:
         content["backbone"] = backbone
@@ -45,12 +45,8 @@ def experiment_config(row: Row) -> dict[str, Any]:
 def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
     """Check that a row can be trained: its missing settings are typed.
 
-    Args:
-        row: The row.
-        typed: The command's options.
-
     Raises:
-        ValueError: The paper leaves a setting open; gives the row's reason.
+        ValueError: The paper leaves a setting open.
     """
     options = dict(re.sub(r"^\++", "", word).partition("=")[::2] for word in typed)
     evaluates = options.get("mode", "fit") != "fit"
@@ -58,5 +54,5 @@ def check_runnable(row: Row, typed: Sequence[str] = ()) -> None:
         raise ValueError(f"experiment={row.name} cannot run: {row.train.cannot_run}")
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _plain(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+def _to_dict(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _to_dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}

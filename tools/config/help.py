@@ -13,15 +13,14 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import listed, unknown
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 HIDDEN_GROUPS = ("published",)  # the papers' tables
 WIDTH = 100
 # Maximum lines per list of names; lists of other groups have 1. If all are full, the screen has 40
@@ -70,7 +69,7 @@ def help_text(words: Sequence[str]) -> str:
     """
     subjects = [word for word in words if "=" not in word]
     if not subjects:
-        return screen()
+        return overview()
     subject = subjects[0]
     if subject == "config":
         return _show_config([word for word in words if "=" in word])
@@ -81,17 +80,17 @@ def help_text(words: Sequence[str]) -> str:
         return "\n\n".join(_show_mixer(name, kinds) for name in subjects[1:]) or _list_mixers(kinds)
     if subject == "experiment":
         return _list_experiments()
-    if subject in groups():
+    if subject in list_groups():
         return "\n".join(_wrap(f"{name:24} ", [first]) for name, first in _group_files(subject))
-    known = ["backbone", "mixer", "experiment", *groups(), "token_mixer", "config"]
+    known = ["backbone", "mixer", "experiment", *list_groups(), "token_mixer", "config"]
     raise ValueError(f"unknown subject {subject!r} of --help; known: {listed(known)}")
 
 
-def screen() -> str:
+def overview() -> str:
     """Return the overview."""
     known = catalogue()
     rows = []
-    for group in groups():
+    for group in list_groups():
         names = [name for name, _ in _group_files(group)]
         rows.append(_fit_lines(f"  {group:11} ", names, LINES.get(group, 1), group))
     rows.append(_wrap("  experiment  ", [_experiment_line()]))
@@ -105,7 +104,7 @@ def screen() -> str:
     ).rstrip()
 
 
-def groups() -> list[str]:
+def list_groups() -> list[str]:
     """Return the groups of options that have files, the task first."""
     found = [path.name for path in CONFIGS.iterdir() if path.is_dir()]
     return sorted(

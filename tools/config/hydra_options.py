@@ -10,14 +10,13 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 
+from tools.cli.paths import ROOT
 from tools.cli.processes import is_first_process
 
-ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ("--multirun", "-m")
 # Flags that print information and start no run.
 INFO_FLAGS = (
@@ -49,7 +48,7 @@ def check_hydra(arguments: Sequence[str]) -> None:
     """Reject flags and options of Hydra that name a class, function or folder.
 
     Raises:
-        ValueError: A flag or option is not allowed; names the valid ones.
+        ValueError: A flag or option is not allowed; the message lists the valid ones.
     """
     known = (*SWEEP, *INFO_FLAGS)
     for argument in arguments:

@@ -22,7 +22,7 @@ class LazyGroup(dict[str, ConfigNode | None]):
     A launcher pickles it into another process; unpickling there registers all groups anew.
 
     Args:
-        name: Of the group.
+        name: The group's name.
         options: Names of its options.
         content: Returns the content of an option's config file.
         package: Place of that content in the config; default: under the group's name.

@@ -21,10 +21,11 @@ from tasks.engine.plain_files import DamagedFile
 from tasks.engine.saved_config import CONFIG
 from tasks.engine.sources import check_sources
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote
 from tools.config.config_checks import GROUPS
 from tools.config.experiment_configs import check_runnable
-from tools.config.run_config import CONFIGS, compose_command, option_groups, typed_text
+from tools.config.run_config import compose_command, option_groups, typed_text
 from tools.papers.experiments import find_experiment
 
 
@@ -32,7 +33,7 @@ def compose_checked(overrides: Sequence[str]) -> DictConfig:
     """Compose the config of a run from its overrides.
 
     Raises:
-        ValueError: A name or key is unknown; names the nearest ones.
+        ValueError: A name or key is unknown; the message suggests the nearest.
     """
     try:
         for override in overrides:
@@ -62,7 +63,7 @@ def _check_sources(overrides: Sequence[str]) -> None:
     """Check that no named run folder keeps its own sources of an unknown network.
 
     Raises:
-        ValueError: One does; names the files.
+        ValueError: A run folder keeps sources; the message names them.
     """
     from tasks.engine.run_files import read_run_config
 
@@ -110,7 +111,7 @@ def check_names(overrides: Sequence[str]) -> None:
     A path as a value would let Hydra read a config from anywhere, with classes to instantiate.
 
     Raises:
-        ValueError: Names the override.
+        ValueError: An override lacks a key, or its value is not a name.
     """
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:

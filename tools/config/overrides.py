@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import count_jobs
@@ -23,7 +24,7 @@ from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import check_names, compose_checked
 from tools.config.recipes import replace_null_recipe
-from tools.config.run_config import CONFIGS, force_overrides, option_groups, typed_text
+from tools.config.run_config import force_overrides, option_groups, typed_text
 from tools.config.sweeps import expand_patterns
 
 
@@ -34,7 +35,7 @@ class Command:
     Attributes:
         arguments: For Hydra, and for Lightning when it starts the run's other processes; patterns
             are replaced by the names they match.
-        overrides: Of the run.
+        overrides: The run's overrides.
         config: The composed config of a single run. None if Hydra composes: for a sweep, and if
             one of Hydra's own options is typed.
         shown: For ``--cfg job``, which prints the config only: the form to print.
@@ -50,7 +51,7 @@ def read_command(typed: Sequence[str]) -> Command:
     """Register the backbones, check a command, and compose its config once.
 
     Raises:
-        ValueError: A name or key is unknown; names the nearest ones.
+        ValueError: A name or key is unknown; the message suggests the nearest.
     """
     register_groups()
     for argument in typed:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
+REQUIRED = "required"  # value of an option for label maps that the user must pass
 NO_RECIPE = "none"  # replaces ``recipe=null``
-DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
 
 
 def replace_null_recipe(overrides: Sequence[str]) -> list[str]:
@@ -52,12 +52,12 @@ def check_data(
         typed: The command's options, for the advice.
 
     Raises:
-        ValueError: The recipe is for other data; names them.
+        ValueError: The recipe is for other data.
     """
     wanted = recipe.get("_data_")
     if wanted is None or wanted == like:
         return
-    file = read_yaml(DATA / f"{wanted}.yaml")
+    file = read_yaml(CONFIGS / "data" / f"{wanted}.yaml")
     if file["data"]["_target_"] == target:
         return
     if typed_choice("experiment", typed):

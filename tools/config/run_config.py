@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -17,13 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, saved_run
 from tools.cli.flat_config import flatten
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REMOVED = "removed"  # config key for the options that a sweep's command removes
 EVALUATION = "evaluation"  # name under which Hydra finds a run folder's config
 MODES = ("validate", "test", "predict")
@@ -64,12 +63,7 @@ def is_evaluation(overrides: Sequence[str]) -> bool:
 
 
 def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
-    """Return the config of a job as plain values, with the typed options as ``overrides``.
-
-    Args:
-        overrides: The typed options.
-        composed: Their config, if it is already composed.
-    """
+    """Return the config of a job as plain values, with the typed options as ``overrides``."""
     config = compose_command(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     return content | {"overrides": strip_forced(overrides)}
@@ -100,7 +94,7 @@ def force_overrides(
     that all keys exist in each job's config.
 
     Args:
-        arguments: Of the command.
+        arguments: The command's arguments.
         jobs: The overrides of each run.
         varied: The sweep varies a group, such as experiments.
 
@@ -144,7 +138,7 @@ def log_differences(config: Mapping[str, Any]) -> None:
         flatten({group: part[group] for group in IDENTITY}) for part in (run.config, config)
     )
     differ = [
-        f"{key} {_shown(now, key)} (run: {_shown(then, key)})"
+        f"{key} {_format_value(now, key)} (run: {_format_value(then, key)})"
         for key in [*now, *(key for key in then if key not in now)]
         if then.get(key) != now.get(key) and key != TRAINING_ONLY
     ]
@@ -152,7 +146,7 @@ def log_differences(config: Mapping[str, Any]) -> None:
         logger.info(f"differs from the run: {', '.join(differ)}")
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key, "not set")
     return "null" if value is None else str(value)
 
@@ -197,7 +191,7 @@ def _compose_evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     values = [override for override in typed if override.key_or_group not in groups]
     given = {name for group in chosen for name in {group} | CHOOSES.get(group, set())}
     own = [f"{group}={name}" for group, name in _group_choices(run) if group not in given]
-    now = _plain(compose_config([*own, *chosen.values()]))
+    now = _to_dict(compose_config([*own, *chosen.values()]))
     task = run.config["task_name"]
     if now["task_name"] != task:
         raise ValueError(
@@ -222,7 +216,7 @@ def _compose_evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     if new:
         others = [line for group, line in chosen.items() if group not in new]
         usual = [f"{group}={name}" for group, name in _group_choices(run) if group not in chosen]
-        _add_changes(merged, _plain(compose_config([*usual, *others])), now)
+        _add_changes(merged, _to_dict(compose_config([*usual, *others])), now)
     return _apply_values(merged, now, values)
 
 
@@ -267,7 +261,7 @@ def _follow_references(
             continue  # a recipe's table without an entry for this backbone
         if follows:
             OmegaConf.update(config, key, value)
-    return _plain(config)[group]
+    return _to_dict(config)[group]
 
 
 def _add_changes(merged: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -278,7 +272,7 @@ def _add_changes(merged: dict[str, Any], before: Mapping[str, Any], now: Mapping
         for key, value in new.items():
             if old.get(key) != value:
                 OmegaConf.update(config, key, value, force_add=True)
-        merged[group] = _plain(config)
+        merged[group] = _to_dict(config)
 
 
 def _apply_values(
@@ -291,7 +285,7 @@ def _apply_values(
     for override in values:
         key, line = override.key_or_group, typed_text(override)
         # Options that are newer than the run may be typed, and options that the run had added.
-        added = override.is_add() or (_has(files, key) and not _has(known, key))
+        added = override.is_add() or (_has_key(files, key) and not _has_key(known, key))
         lines.append(f"++{line.lstrip('+')}" if added else line)
     name = f"{EVALUATION}.yaml"
     ConfigStore.instance().repo[name] = ConfigNode(name, known, None, None, None)
@@ -300,7 +294,7 @@ def _apply_values(
     return config
 
 
-def _has(config: DictConfig, key: str) -> bool:
+def _has_key(config: DictConfig, key: str) -> bool:
     *parents, last = key.split(".")
     node: Any = config
     for parent in parents:
@@ -310,6 +304,6 @@ def _has(config: DictConfig, key: str) -> bool:
     return isinstance(node, DictConfig) and last in node.keys()
 
 
-def _plain(config: Any) -> dict[str, Any]:
+def _to_dict(config: Any) -> dict[str, Any]:
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
     return content

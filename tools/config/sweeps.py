@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from backbones.options import listed
 from tools.cli.arguments import select_backbones
+from tools.cli.paths import CONFIGS
 from tools.papers.experiments import experiments
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "configs"
 GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
 WILDCARDS = "*?"
 
@@ -38,16 +36,13 @@ def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> lis
             continue
         if not sweep:
             raise ValueError(f"{argument} stands for several values; pass -m {argument}")
-        names = (
-            select_backbones(value)
-            if key == "backbone"
-            else _matching_names(key, value, fits, arguments)
-        )
+        is_group = key != "backbone"
+        names = _match(key, value, fits, arguments) if is_group else select_backbones(value)
         found.append(f"{key}={','.join(names)}")
     return found
 
 
-def _matching_names(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
+def _match(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
     if group == "experiment":
         typed = {argument.partition("=")[0].lstrip("+") for argument in arguments}
         known = [

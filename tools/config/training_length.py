@@ -16,10 +16,6 @@ def fill_lengths(options: Mapping[str, Any], *, training: bool) -> dict[str, Any
 
     ``overfit_batches`` becomes both limits; the run itself fixes the order of the batches.
 
-    Args:
-        options: Of the trainer.
-        training: The run trains, so it needs an end.
-
     Raises:
         ValueError: The training is endless, or ``overfit_batches`` is out of range.
     """

@@ -162,7 +162,7 @@ class ExportRequest:
         """Build the backbone in evaluation mode with the checkpoint's weights, or random ones.
 
         Raises:
-            ValueError: The weights are another model's; lists the differing keys.
+            ValueError: The weights are another model's; the message lists the differing keys.
         """
         from backbones.checkpoints.adoption import adopt
 
@@ -226,7 +226,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
-        raise ValueError(f"{out} is the current folder; pass another out=")
+        raise ValueError(f"{out} contains the current folder; pass another out=")
     if taken and not made_here:
         raise ValueError(f"{out} exists but was not made by an export; pass another out=")
     if taken and not overwrite:
@@ -284,13 +284,13 @@ def _check_inside(out: Path, names: Iterable[str]) -> None:
     """Check that ``..`` or a link leads no file outside an export's folder.
 
     Raises:
-        ValueError: One is outside; names it.
+        ValueError: A file is outside.
     """
     inside = out.resolve()
     for name in names:
         # A file that is itself a link is removed or replaced, never followed.
         if not (inside / name).parent.resolve().is_relative_to(inside):
-            raise ValueError(f"{out / name} is outside of {out}; remove it")
+            raise ValueError(f"{out / name} is outside of {out}, where exports stay; remove it")
 
 
 def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:

@@ -40,12 +40,7 @@ for split in ("train", "val"):
 
 
 def class_names(request: ExportRequest, count: int) -> tuple[str, ...]:
-    """Return a checkpoint's class names in label order; empty if their number is not ``count``.
-
-    Args:
-        request: The export.
-        count: Outputs of its classifier; 0 without one.
-    """
+    """Return a checkpoint's class names in label order; empty if their number is not ``count``."""
     names = (request.checkpoint and request.checkpoint.class_names) or ()
     return names if count and len(names) == count else ()
 

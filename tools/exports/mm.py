@@ -233,7 +233,7 @@ def compare(request: ExportRequest, package: Package) -> None:
     """Open the written config and checkpoint as a user does, and compare the outputs.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The outputs or the weights differ.
     """
     folder = request.folder
     config = Config.fromfile(folder / CONFIG)

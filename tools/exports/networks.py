@@ -50,7 +50,7 @@ class Held:
         """Return the network in evaluation mode with its weights.
 
         Raises:
-            ValueError: The weights are another model's; lists the differing keys.
+            ValueError: The weights are another model's; the message lists the differing keys.
         """
         if self.converted is None:
             return LinearClassifier(self.backbone, NUM_CLASSES).eval()

@@ -24,7 +24,7 @@ class Preprocessing:
         size: Side of the network's input.
         crop_pct: Side of the crop relative to the resized image.
         squash: Resize both sides to the same length, ignoring the aspect ratio.
-        interpolation: Of resizing.
+        interpolation: Interpolation for resizing.
         mean: Per channel, for values from 0 to 1.
         std: Per channel.
     """

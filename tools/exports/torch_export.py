@@ -25,7 +25,7 @@ def export(request: ExportRequest) -> list[Path]:
     """Write one program per part of the network, load each and compare on several sizes.
 
     Raises:
-        ValueError: The network cannot be recorded, or outputs differ; says where.
+        ValueError: The network cannot be recorded, or outputs differ.
     """
     files: list[Path] = []
     described: list[Described] = []

@@ -119,7 +119,7 @@ def check_torch_pair(
     return Check("torch and torchvision", "problem", text, remedy, core=True)
 
 
-def check_originals(version_of: VersionOf = installed_version) -> list[Check]:
+def check_overwritten(version_of: VersionOf = installed_version) -> list[Check]:
     """Check that the original MM packages have not overwritten the maintained ones."""
     checks = []
     for fork, originals in ORIGINALS.items():
@@ -230,7 +230,7 @@ def run_checks() -> list[Check]:
     return [
         check_python(),
         check_torch_pair(),
-        *check_originals(),
+        *check_overwritten(),
         check_opencv(),
         check_operators(found),
         check_kernels(found),

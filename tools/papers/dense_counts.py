@@ -24,9 +24,9 @@ from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
 from tasks.engine.instantiate import build
 from tools.cli.flat_config import deep_merge
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
-HEADS = Path(__file__).resolve().parents[2] / "configs" / "head"
 PROPOSALS, MASKED = 1000, 100
 # Classes of COCO and ADE20K, and the papers' image size for counts, per task.
 CLASSES = {"detection": 80, "segmentation": 150}
@@ -36,9 +36,13 @@ Part = tuple[str, int, int]  # name, parameters, multiply-adds
 Size = tuple[int, int]
 
 
-def dense_heads(task: str) -> list[str]:
+def list_dense_heads(task: str) -> list[str]:
     """List the heads of a task by file name."""
-    return [path.stem for path in sorted(HEADS.glob("*.yaml")) if task in _read(path)["_tasks_"]]
+    return [
+        path.stem
+        for path in sorted((CONFIGS / "head").glob("*.yaml"))
+        if task in _read(path)["_tasks_"]
+    ]
 
 
 def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -52,10 +56,10 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: The head is unknown or for another task.
     """
-    known = dense_heads(task)
+    known = list_dense_heads(task)
     if head not in known:
         raise ValueError(f"head={head} is not for task={task}; pass one of {', '.join(known)}")
-    content = _read(HEADS / f"{head}.yaml")
+    content = _read(CONFIGS / "head" / f"{head}.yaml")
     content.pop("_tasks_")
     return deep_merge(content, changes or {})
 
@@ -66,14 +70,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def dense_parts(
+def count_dense_parts(
     name: str, options: str, task: str, head: str, changes: str, classes: int, size: Size, rule: str
 ) -> list[Part]:
     """Count the parameters and multiply-adds of every part of a detector or segmentor.
 
     Args:
-        name: Of the backbone.
-        options: Of the backbone, as JSON.
+        name: Name of the backbone.
+        options: Options of the backbone, as JSON.
         task: "detection" or "segmentation".
         head: Name of the head.
         changes: Overrides of the head's config, as JSON.
@@ -95,14 +99,14 @@ def dense_parts(
         backbone = create_backbone(name, dense=True, **json.loads(options))
         whole = build(config, "head", backbone=backbone, num_classes=classes)
     with torch.device(device), torch.no_grad():
-        return list(_parts(whole.eval(), size, rule))
+        return list(_count_parts(whole.eval(), size, rule))
 
 
 def _has_queries(head: Mapping[str, Any]) -> bool:
     return any(word in str(head["base"]) for word in ("dino", "detr", "former"))
 
 
-def _parts(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+def _count_parts(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
     model = whole.model
     counted: set[nn.Parameter] = set()
 
@@ -120,20 +124,20 @@ def _parts(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
         neck, before = model.neck, maps
         yield part("neck", [neck], lambda: neck(before))
         maps = neck(before)
-    for name, modules, run in _heads(model, maps, size):
+    for name, modules, run in _find_heads(model, maps, size):
         yield part(name, modules, run)
     rest = count_parameters(model) - sum(p.numel() for p in counted)
     if rest:
         yield "others", rest, 0
 
 
-def _heads(
+def _find_heads(
     model: Any, maps: tuple[Tensor, ...], size: Size
 ) -> Iterator[tuple[str, list[nn.Module], Callable[[], object]]]:
     """Yield name, modules and forward pass of each part behind the neck."""
     if hasattr(model, "decode_head"):
         head = model.decode_head
-        sample = _sample("mmseg", size)
+        sample = _make_sample("mmseg", size)
         masks = hasattr(head, "pixel_decoder")
         yield "decode head", [head], lambda: head(maps, [sample]) if masks else head(maps)
         if getattr(model, "with_auxiliary_head", False):
@@ -142,7 +146,7 @@ def _heads(
         yield "rpn head", [model.rpn_head], lambda: model.rpn_head(maps)
         yield from _second_stage(model.roi_head)
     elif hasattr(model, "forward_transformer"):
-        sample = _sample("mmdet", size)
+        sample = _make_sample("mmdet", size)
         inside = [getattr(model, name) for name in ("encoder", "decoder")]
         states = model.forward_transformer(maps, [sample])
         yield "transformer", inside, lambda: model.forward_transformer(maps, [sample])
@@ -178,7 +182,7 @@ def _extractor(roi_head: Any, kind: str) -> Any:
     return roi_head.bbox_roi_extractor if shared else getattr(roi_head, f"{kind}_roi_extractor")
 
 
-def _sample(toolkit: str, size: Size) -> Any:
+def _make_sample(toolkit: str, size: Size) -> Any:
     import importlib
 
     kind = {"mmdet": "DetDataSample", "mmseg": "SegDataSample"}[toolkit]

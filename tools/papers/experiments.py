@@ -40,7 +40,7 @@ def find_experiment(name: str) -> Row:
     """Return the row with a name.
 
     Raises:
-        ValueError: The name is unknown; names the nearest ones.
+        ValueError: The name is unknown; the message suggests the nearest.
     """
     known = experiments()
     if name in known:

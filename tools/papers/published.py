@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
-from pathlib import Path
 from typing import Any
 
+from tools.cli.paths import CONFIGS
 from tools.cli.typed_network import network_label
 from tools.cli.yaml_files import read_yaml
 from tools.papers.paper_training import Training, row_training
 from tools.papers.row_names import row_names
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
+PUBLISHED = CONFIGS / "published"
 # Counts as papers print them; a delta is relative to the row's base.
 COUNTS = ("params", "flops", "params_delta", "flops_delta")
 UNITS = {"params": "M", "flops": "G"}
@@ -26,9 +26,6 @@ CAUSES = (
 
 class Printed(float):
     """A count with the digits that a paper prints, such as "5.70".
-
-    Args:
-        text: The count as printed.
 
     Raises:
         ValueError: The text is not a decimal number.
@@ -199,7 +196,7 @@ def _parse_reported(reported: Mapping[str, Any]) -> dict[str, float]:
 
 def list_papers() -> list[str]:
     """List the names that ``load_rows`` takes."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in PUBLISHED.glob("*.yaml"))
 
 
 def load_rows(paper: str, task: str | None = None) -> list[Row]:
@@ -210,7 +207,7 @@ def load_rows(paper: str, task: str | None = None) -> list[Row]:
     """
     if paper not in list_papers():
         raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
-    path = FOLDER / f"{paper}.yaml"
+    path = PUBLISHED / f"{paper}.yaml"
     content = read_yaml(path)
     tables = content.get("tables", {})
     rows = []

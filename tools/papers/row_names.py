@@ -51,7 +51,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 
 def _distinguishing_parts(row: Row) -> dict[Part, Any]:
     """Return what may distinguish a row from others of its backbone and table, by kind and key."""
-    options = {"": row.variant} if row.variant else _leaves(row.options)
+    options = {"": row.variant} if row.variant else _flatten_leaves(row.options)
     plain = {("head", "head"): row.head, ("head", "data"): row.train.data}
     return {
         **{part: value for part, value in plain.items() if value},
@@ -60,11 +60,11 @@ def _distinguishing_parts(row: Row) -> dict[Part, Any]:
     }
 
 
-def _leaves(options: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_leaves(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            found |= _leaves(value)
+            found |= _flatten_leaves(value)
         elif key not in UNNAMED:
             found[key] = value
     return found

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import COLOURS, evenly, finish, new_figure, wrapped
+from tools.analyses.figures import evenly, finish, new_figure, wrapped
 from tools.cli.arguments import parse_integer
+from tools.plotting.colours import COLOURS
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    COLOURS,
     Panels,
     as_drawn,
     bare,
@@ -26,6 +25,7 @@ from tools.analyses.figures import (
     wrapped,
 )
 from tools.cli.arguments import parse_integer
+from tools.plotting.colours import COLOURS
 
 if TYPE_CHECKING:
     from torch import Tensor

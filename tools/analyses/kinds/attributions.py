@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tools.analyses import Findings
 from tools.analyses.figures import bare, new_figure, picture_of, wrapped
 from tools.cli.arguments import parse_integer
-from tools.plotting.colour_bars import colour_bar
+from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Batch, Subject

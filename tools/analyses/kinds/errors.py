@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import COLOURS, bare, finish, new_figure, picture_of, wrapped
-from tools.plotting.colour_bars import colour_bar
+from tools.analyses.figures import bare, finish, new_figure, picture_of, wrapped
+from tools.plotting.colours import COLOURS, colour_bar
 from tools.plotting.labels import cut, name_ticks
 
 if TYPE_CHECKING:

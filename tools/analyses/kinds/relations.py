@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    COLOURS,
     Panels,
     bare,
     curves,
@@ -28,7 +27,7 @@ from tools.analyses.figures import (
     wrapped,
 )
 from tools.cli.arguments import parse_integer
-from tools.plotting.colour_bars import colour_bar
+from tools.plotting.colours import COLOURS, colour_bar
 
 if TYPE_CHECKING:
     from backbones.analysis.relations import Relation

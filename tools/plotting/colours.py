@@ -1,8 +1,10 @@
-"""Colour bars beside images of numbers."""
+"""Colours of plots: the palette of lines and bars, and colour bars beside images."""
 
 from __future__ import annotations
 
 from typing import Any
+
+COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
 
 
 def colour_bar(figure: Any, image: Any, beside: Any, label: str = "", size: float = 6) -> Any:
