@@ -21,6 +21,7 @@ from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, blocks_of, depths_of
+from backbones.replace import replace
 
 Layout = Literal["nhwc", "nchw", "tokens"]
 PrefixMixing = Literal["joint", "pooled", "none"]
@@ -490,7 +491,7 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     own = block.get_submodule(name)
     mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
     mixer.is_related = type(own) is type(mixer)
-    setattr(block, name, mixer)
+    replace(block, name, mixer)
 
 
 @dataclass(frozen=True)

@@ -199,20 +199,22 @@ def test_nothing_in_tools_imports_a_command():
 
 # ---- the rooms inside backbones/
 
-DOOR = {"__init__", "base", "registry", "factory", "rooms", "mm", "timm_models"}
+DOOR = {"__init__", "base", "registry", "factory", "replace", "rooms", "mm", "timm_models"}
 # What each room, or module at the door, may know of the package. Nobody knows "analysis".
 ROOMS = {
     "options": {"options"},
     "layers": {"layers", "options", "base"},
     "kernels": {"kernels", "layers"},
     "parameters": {"parameters", "base"},
-    "base": {"layers", "parameters"},
+    "base": {"layers", "parameters", "replace"},
+    "replace": set(),
     "rooms": set(),
     "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
     "factory": {"base", "checkpoints", "options", "registry"},
     "mixers": {"mixers", "kernels", "layers", "base", "options", "registry", "rooms"},
-    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry", "rooms"},
+    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
+    | {"replace", "rooms"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
