@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def replace(parent: nn.Module, name: str, new: nn.Module) -> None:
@@ -20,3 +24,17 @@ def replace(parent: nn.Module, name: str, new: nn.Module) -> None:
     holder = parent.get_submodule(path)
     holder.get_submodule(child)
     setattr(holder, child, new)
+
+
+def share_state(module: nn.Module, kind: type[M]) -> M:
+    """Return a new object of another class with the state of a module.
+
+    Both objects have one ``__dict__``: parameters, buffers, parts, hooks and options are shared.
+
+    Args:
+        module: Keeps its class.
+        kind: Class of the new object; its constructor is not called.
+    """
+    new = kind.__new__(kind)
+    object.__setattr__(new, "__dict__", module.__dict__)
+    return new

@@ -220,7 +220,7 @@ ROOMS = {
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
     # For users: they know the package by what it gives to all, besides what their toolkits ask.
     "mm": {"", "base", "checkpoints", "parameters"},
-    "timm_models": {"", "checkpoints", "hosts", "base"},
+    "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
 }
 # General parts know no host: of base/ the type of a mixer, to put it into another layout.
 FOR_LAYERS = {"Mixer", "PointwiseMixer"}

@@ -9,7 +9,7 @@ import timm
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
-from backbones.replace import replace
+from backbones.replace import replace, share_state
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -52,8 +52,7 @@ def extend(parent: nn.Module, name: str, kind: type[M]) -> M:
     """
     timms = parent.get_submodule(name)
     assert issubclass(kind, type(timms)), (kind, type(timms))
-    ours = kind.__new__(kind)
-    ours.__dict__.update(timms.__dict__)
+    ours = share_state(timms, kind)
     replace(parent, name, ours)
     return ours
 
