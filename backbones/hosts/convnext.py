@@ -9,7 +9,6 @@ Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, patches_of
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
@@ -46,8 +45,7 @@ class ConvNeXt(HierarchicalBackbone):
             self.norm = model.get_submodule("head.norm")
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
-            for index, block in enumerate(cast("Iterable[SlottedBlock]", layer.blocks)):
-                become(block, SlottedBlock)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), SlottedBlock)):
                 slot = Slot(widths[stage], 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "conv_dw", config.token_mixer, slot)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
@@ -88,9 +89,8 @@ class DeiT(IsotropicBackbone):
         self.set_map(config, model.num_features, model.norm)
         if fc_norm:
             self._norm_after_mean(True)
-        for index, block in enumerate(self.blocks):
-            become(block, DeiTBlock)
-            cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
+        for index, block in enumerate(cast("Iterable[DeiTBlock]", self.blocks)):
+            block.num_prefix_tokens = self.num_prefix_tokens
             slot = Slot(
                 self.num_features,
                 4.0,
@@ -292,6 +292,7 @@ def build(
         patch_size=patch,
         dynamic_img_size=True,
         dynamic_img_pad=True,
+        block_fn=DeiTBlock,
     )
     return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm, distilled)
 

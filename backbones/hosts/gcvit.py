@@ -13,7 +13,6 @@ https://arxiv.org/abs/2206.09959, Table 1 and Sec. 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
@@ -55,12 +54,10 @@ class GCViT(HierarchicalBackbone):
         )
 
     def _fill_slots(self, config: HostConfig) -> None:
-        for stage, layer in enumerate(cast("Iterable[AnySizeStage]", self.stages)):
-            become(layer, AnySizeStage)
+        for stage, layer in enumerate(extend_all(self.stages, AnySizeStage)):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("Iterable[AnySizeBlock]", layer.blocks)):
-                become(block, AnySizeBlock)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), AnySizeBlock)):
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)

@@ -25,7 +25,7 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import from_authors
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE
-from backbones.hosts.scaffolds.timm_source import become
+from backbones.hosts.scaffolds.timm_source import extend
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
 from backbones.mixers.posmlp.relations import hide
 from backbones.options import variant_of
@@ -45,8 +45,7 @@ class GMLP(PatchMLP):
         super().__init__(model, config)
         grid = config.grid(config.patch_size)
         for index, block in enumerate(self.blocks):
-            gate = cast("WindowedSpatialGatingUnit", block.get_submodule("mlp_channels.gate"))
-            become(gate, WindowedSpatialGatingUnit)
+            gate = extend(block, "mlp_channels.gate", WindowedSpatialGatingUnit)
             gate.shifted = config.dense and index % 2 == 1
             cast("nn.LayerNorm", gate.norm).eps = gate_eps
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)

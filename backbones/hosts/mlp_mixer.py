@@ -25,7 +25,7 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, patches_of
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -67,9 +67,7 @@ class MixerMLP(PatchMLP):
         super().__init__(model, config)
         grid = config.grid(config.patch_size)
         for index, block in enumerate(self.blocks):
-            become(block, MapMixerBlock)
-            tokens = cast("WindowedTokenMLP", block.mlp_tokens)
-            become(tokens, WindowedTokenMLP)
+            tokens = extend(block, "mlp_tokens", WindowedTokenMLP)
             tokens.shifted = config.dense and index % 2 == 1
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.channel_mixer, slot)
@@ -135,10 +133,10 @@ def create_patch_mlp(variant: str, config: HostConfig, **options: Any) -> MlpMix
 @register_host("mixer_s16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_s16(config: HostConfig) -> MixerMLP:
     """Width 512, 8 blocks."""
-    return MixerMLP(create_patch_mlp("mixer_s16_224", config), config)
+    return MixerMLP(create_patch_mlp("mixer_s16_224", config, block_layer=MapMixerBlock), config)
 
 
 @register_host("mixer_b16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_b16(config: HostConfig) -> MixerMLP:
     """Width 768, 12 blocks."""
-    return MixerMLP(create_patch_mlp("mixer_b16_224", config), config)
+    return MixerMLP(create_patch_mlp("mixer_b16_224", config, block_layer=MapMixerBlock), config)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
@@ -51,8 +51,9 @@ class PoolFormer(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
-                become(block, PoolFormerBlock)
+            for index, block in enumerate(
+                extend_all(layer.get_submodule("blocks"), PoolFormerBlock)
+            ):
                 slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "token_mixer", config.token_mixer, slot)

@@ -10,7 +10,6 @@ https://arxiv.org/abs/2106.13797, Table 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_filter_fn
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import mix_tokens
 from backbones.layers.graph_sizes import same_size
 from backbones.registry import register_host
@@ -47,8 +46,7 @@ class PVTv2(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("Iterable[PVTv2Block]", layer.blocks)):
-                become(block, PVTv2Block)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), PVTv2Block)):
                 hidden_ratio = block.mlp.fc1.out_features / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)

@@ -10,7 +10,6 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
 from backbones.registry import register_host
@@ -64,12 +63,11 @@ class Swin(HierarchicalBackbone):
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
             if isinstance(layer.downsample, PatchMerging):
-                become(layer.downsample, AnyPatchMerging)
-            for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
-                become(block, SwinBlock)
+                extend(layer, "downsample", AnyPatchMerging)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), SwinBlock)):
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
-                become(block.attn, AnyWindowAttention)
+                extend(block, "attn", AnyWindowAttention)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 

@@ -246,13 +246,14 @@ ROOMS = {
     "checkpoints": {"checkpoints", "base", "options"},
     "factory": {"base", "checkpoints", "fast", "options", "registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "rooms"},
-    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry", "rooms"},
+    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
+    | {"replace", "rooms"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
     # For users: they know the package by what it gives to all, besides what their toolkits ask.
     "mm": {"", "base", "checkpoints", "parameters", "replace"},
-    "timm_models": {"", "checkpoints", "hosts", "base"},
+    "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
 }
 # General parts know no host: of base/ the type of a mixer, to put it into another layout.
 FOR_LAYERS = {"Mixer", "PointwiseMixer"}

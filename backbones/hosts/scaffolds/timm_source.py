@@ -9,6 +9,7 @@ import timm
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
+from backbones.replace import replace, share_state
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -39,16 +40,27 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
         ) from error
 
 
-def become(module: nn.Module, kind: type[M]) -> M:
-    """Give a module of timm's a subclass that adds methods only, and return it.
+def extend(parent: nn.Module, name: str, kind: type[M]) -> M:
+    """Replace a module of timm's by an instance of our subclass with the same parts; return it.
 
-    What timm built keeps its tensors, their names and their start; what it computes becomes ours. A
-    module of our own in its place would have to repeat timm's constructor and take every tensor.
+    timm's constructor has drawn the weights, so that at one seed they are timm's own.
+
+    Args:
+        parent: Contains the module.
+        name: Its name below ``parent``.
+        kind: Subclass of its class that adds methods only.
     """
-    assert issubclass(kind, type(module)), (kind, type(module))
-    module.__class__ = kind
-    assert isinstance(module, kind)
-    return module
+    timms = parent.get_submodule(name)
+    assert issubclass(kind, type(timms)), (kind, type(timms))
+    ours = share_state(timms, kind)
+    replace(parent, name, ours)
+    return ours
+
+
+def extend_all(container: nn.Module, kind: type[M]) -> list[M]:
+    """Extend every module in a list of timm's, such as the blocks of a stage; see ``extend``."""
+    names = [name for name, _ in container.named_children()]
+    return [extend(container, name, kind) for name in names]
 
 
 def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
