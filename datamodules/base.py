@@ -16,9 +16,9 @@ from lightning import LightningDataModule
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.files import first_few, reject_system_folder
 from datamodules.files.class_order import ClassOrder, other_orders
 from datamodules.files.console import log
+from datamodules.files.folders import first_few, reject_system_folder
 from datamodules.files.headers import check_each
 from datamodules.files.unlabelled import UnlabelledImages, collect_images
 from datamodules.loading.memory import FLOAT, check_fits_memory

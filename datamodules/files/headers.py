@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datamodules.files import (
+from datamodules.files.decoding import (
     ORIENTATION,
     UPRIGHT,
     check_pixel_count,

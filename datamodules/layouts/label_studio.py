@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from datamodules.files import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.console import log
+from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.text_files import read_json
 from datamodules.layouts.coco_files import WHOLE, read_start
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts

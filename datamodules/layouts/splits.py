@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datamodules.base import check_minimum
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 from datamodules.files.text_files import nfc
 
 TRAIN = ("train", "training")

@@ -176,7 +176,7 @@ def replay(monkeypatch, rng):
 def test_equals_the_imagecorruptions_package(photo, kind, severity, monkeypatch):
     """Kinds in which the package differs from ImageNet-C's code are left out.
 
-    It enlarges pixelated images by nearest neighbour, has other parameters for elastic_transform and
+    It enlarges pixelated images by nearest neighbour, has other values for elastic_transform and
     resizes frost; impulse_noise and glass_blur have their own generators. Enlarged flakes stay
     untrimmed there: a side of 180 is a multiple of all its factors.
     """
@@ -209,7 +209,9 @@ def test_elastic_by_scikit_image(photo, severity):
 
 
 def test_invalid_arguments_are_rejected(photo):
-    with pytest.raises(ValueError, match="unknown corruption 'rain' of severity 1: kinds are gaussian"):
+    with pytest.raises(
+        ValueError, match="unknown corruption 'rain' of severity 1: kinds are gaussian"
+    ):
         made(photo, "rain", 1)
     with pytest.raises(ValueError, match="unknown corruption 'fog' of severity 6"):
         made(photo, "fog", 6)
@@ -271,7 +273,9 @@ def test_uncopyable_folders_are_rejected(folder, capsys):
 
     root, out = f"root={folder}/set", f"out={folder}/c"
     assert "out=FOLDER is missing" in error_of(root)
-    assert "unknown corruption rain; choose from gaussian_noise" in error_of(root, out, "kinds=rain")
+    assert "unknown corruption rain; choose from gaussian_noise" in error_of(
+        root, out, "kinds=rain"
+    )
     assert "severities are 1 to 5" in error_of(root, out, "severities=6")
     assert "must be at least size" in error_of(root, out, "size=32", "resize=30")
     assert "is not a folder" in error_of(f"root={folder}/absent", out)

@@ -59,7 +59,7 @@ def objects(content):
     images = {one["id"]: stem(one["file_name"]) for one in content["images"]}
     found = {image: [] for image in images.values()}
     for one in content["annotations"]:
-        numbers = [*one["bbox"], *(one["segmentation"] or [[]])[0]]
+        numbers = [*one["bbox"], *(one.get("segmentation") or [[]])[0]]
         found[images[one["image_id"]]].append((names[one["category_id"]], numbers))
     return {image: sorted(rows) for image, rows in found.items()}
 
@@ -163,7 +163,9 @@ def test_another_split_validates(tmp_path):
     data = module(root, val_split="test")
     data.setup()
     assert {stem(one["file_name"]) for one in data.annotations["images"]} == {"e", "f"}
-    with pytest.raises(ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"):
+    with pytest.raises(
+        ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"
+    ):
         module(root, val_split="val").setup()
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataModule
-from datamodules.files import load_rgb
+from datamodules.files.decoding import load_rgb
 from datamodules.files.headers import check_header
 from datamodules.files.mask_pixels import read_pixels
 from tasks.engine.drawing import label_map, open_upright

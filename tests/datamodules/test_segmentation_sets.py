@@ -108,7 +108,7 @@ def test_missing_folders(kind, tmp_path):
         SegmentationFolderDataModule: "masks/val",
     }[kind]
     shutil.rmtree(root / masks)
-    with pytest.raises(FileNotFoundError, match=rf"^folder .*{masks} does not exist; .* has "):
+    with pytest.raises(FileNotFoundError, match=rf"^folder .*{masks} does not exist; "):
         ready(kind, root)
 
 
@@ -152,7 +152,9 @@ def test_wrong_masks_are_named(kind, tmp_path):
 
 def test_lists_of_voc(tmp_path):
     root = voc(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"list .*trainaug\.txt does not exist; pass data\.train_list="):
+    with pytest.raises(
+        FileNotFoundError, match=r"list .*trainaug\.txt does not exist; pass data\.train_list="
+    ):
         ready(VOCDataModule, root, train_list="trainaug")
     (root / "ImageSets/Segmentation/train.txt").write_text("2007_0\n2007_0\n")
     with pytest.raises(ValueError, match=r"lists images twice: 2007_0"):

@@ -1,7 +1,7 @@
 """Writes the exports of this folder, by the tools' own packages where pip has them; without images.
 
-FiftyOne's and Roboflow's Darknet exports are written by hand, in the format that their documentation
-shows. The others need packages that the tests do without:
+FiftyOne's and Roboflow's Darknet exports are written by hand in their documented format. The others
+need packages that the tests do without:
 pip install datumaro==1.13.12 supervision==0.31.2 label-studio-sdk==2.0.28 labelme==6.3.1
 """
 
@@ -289,7 +289,13 @@ def write_darknet(folder):
             width, height = SIZES[name]
             Image.new("RGB", SIZES[name]).save(target / f"{name}.jpg")
             rows = [
-                (NAMES.index(label), (x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
+                (
+                    NAMES.index(label),
+                    (x + w / 2) / width,
+                    (y + h / 2) / height,
+                    w / width,
+                    h / height,
+                )
                 for image, label, (x, y, w, h), _ in OBJECTS
                 if image == name
             ]
