@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from datamodules.files.decoding import (
-    STRICT,
-    check_pixel_count,
-    image_errors,
-    is_upright,
-    plain_file,
-)
+from datamodules.files.decoding import is_upright, open_image
 
 FORMATS = ("PNG", "BMP", "TIFF")
 REMEDY = "save labels as an 8-bit grey or palette PNG"
@@ -50,14 +44,7 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
         FileNotFoundError: The file does not exist.
         ValueError: The file is broken, or Pillow would change what it stores.
     """
-    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
-    with (
-        STRICT,
-        image_errors(path),
-        plain_file(path).open("rb") as file,
-        Image.open(file) as opened,
-    ):
-        check_pixel_count(opened)
+    with open_image(path) as opened:
         packing = _packing(opened)
         fault = _fault(opened, packing, path)
         if fault is None:

@@ -23,7 +23,7 @@ from datamodules.files.decoding import load_rgb
 from datamodules.files.folders import find_images, first_few, list_folders, validation_folder
 from datamodules.files.text_files import read_json
 from datamodules.images.transforms import BoundedResize
-from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.workers import end_with_parent
 
 NOTE = "corrupted.json"  # in the copy's folder: its options

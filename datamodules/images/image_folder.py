@@ -20,7 +20,7 @@ from datamodules.files.folders import (
     require_folder,
     validation_folder,
 )
-from datamodules.files.headers import check_header
+from datamodules.files.headers import read_header
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
 from datamodules.images.shares import check_share
 from datamodules.images.token_labels import LabelledTransform, TokenLabelledFiles
@@ -121,7 +121,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         describe = self.dataset(split).describe
 
         def check(index: int) -> None:
-            check_header(describe(index))
+            read_header(describe(index))
 
         return check
 

@@ -145,7 +145,6 @@ class PaperAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Check all values before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:
@@ -205,7 +204,6 @@ class LightAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Check all values before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:

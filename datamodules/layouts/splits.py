@@ -33,7 +33,6 @@ class SplitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 0 < self.share < 1:
             raise ValueError(
                 f"data.val_share must be a number between 0 and 1, such as 0.1, got {self.share}"

@@ -36,7 +36,6 @@ class FewShot:
     draws: int = 5
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.shots or min(self.shots) < 1:
             raise ValueError(
                 f"head.few_shot.shots must be numbers from 1 on, got {list(self.shots)}"

@@ -40,7 +40,6 @@ class Logistic:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.c is not None and self.c <= 0:
             raise ValueError(f"head.logistic.c must be above 0 or null, got {self.c}")
         if not 0 < self.held_out < 1:

@@ -33,7 +33,6 @@ class Neighbours:
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.neighbours or min(self.neighbours) < 1:
             raise ValueError(
                 f"head.knn.neighbours must be numbers from 1 on, got {list(self.neighbours)}"
