@@ -16,12 +16,12 @@ from lightning import LightningDataModule
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.files import first_few, reject_system_folder
 from datamodules.files.class_order import ClassOrder, other_orders
 from datamodules.files.console import log
+from datamodules.files.folders import first_few, reject_system_folder
 from datamodules.files.headers import check_each
 from datamodules.files.unlabelled import UnlabelledImages, collect_images
-from datamodules.loading.memory import FLOAT, check_fits_memory
+from datamodules.loading.memory import FLOAT, check_fits_memory, check_shared_memory
 from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
@@ -33,7 +33,6 @@ from datamodules.loading.sampling import (
     collate_readable,
     process_group,
 )
-from datamodules.loading.shared_memory import check_shared_memory
 from datamodules.loading.workers import Loader, hurry_workers, init_worker
 
 # Two workers per core keep it busy; further ones only fill the memory.

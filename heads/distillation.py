@@ -42,7 +42,6 @@ class Distillation:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_value("task.distillation.type", self.type, Literal["hard", "soft"])
         check_value("task.distillation.alpha", self.alpha, float)
         check_value("task.distillation.temperature", self.temperature, float)

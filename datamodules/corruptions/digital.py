@@ -52,7 +52,7 @@ def elastic(pixels: Pixels, shares: tuple[float, float, float], rng: np.random.G
     # Three points determine the map from (x, y, 1) of the result to (x, y) of the image.
     back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
     at_x, at_y = (back[0, i] * x + back[1, i] * y + back[2, i] for i in (0, 1))
-    turned = _sampled(pixels, at_y, at_x, "mirror")
+    mapped = _sampled(pixels, at_y, at_x, "mirror")
     shift_x, shift_y = (
         size
         * ndimage.gaussian_filter(
@@ -60,7 +60,7 @@ def elastic(pixels: Pixels, shares: tuple[float, float, float], rng: np.random.G
         )
         for _ in range(2)
     )
-    return _sampled(turned, y + shift_y, x + shift_x, "reflect")
+    return _sampled(mapped, y + shift_y, x + shift_x, "reflect")
 
 
 def pixelate(pixels: Pixels, share: float, rng: np.random.Generator) -> Pixels:

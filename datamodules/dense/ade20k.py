@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from datamodules.base import Split
-from datamodules.dense.masks import consecutive_code, read_class_names
+from datamodules.dense.masks import consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.dense.segmentation_folder import index_by_stem, list_files
-from datamodules.files import require_folder, require_names
+from datamodules.files.folders import require_folder, require_names
 
 ARCHIVE_FOLDER = "ADEChallengeData2016"
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
@@ -29,15 +28,12 @@ class ADE20KDataModule(SegmentationDataModule):
 
     layout = "images/training, images/validation, annotations/training and annotations/validation"
     example = f"data=ade20k data.root=/data/{ARCHIVE_FOLDER}"
+    mmseg_dataset = "ADE20KDataset"
     reduces_zero_label = True
     two_values = (
         "label them 1 and 2, or pass the folders with data=segmentation_folder and "
         "data.values=[0,255]"
     )
-
-    def known_metainfo(self) -> dict[str, Any]:
-        """Return names and colours of ADE20K's 150 classes."""
-        return ade20k_metainfo()
 
     def pairs(self) -> Pairs:
         """Check the folders and read the class names."""
@@ -48,7 +44,7 @@ class ADE20KDataModule(SegmentationDataModule):
             split: pair_files(folder / "images" / name, folder / "annotations" / name)
             for split, name in FOLDERS.items()
         }
-        self.class_names = read_names(folder)
+        self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=1, ignored=[0])
         self.category_ids = self.code.values
         return found
@@ -56,19 +52,6 @@ class ADE20KDataModule(SegmentationDataModule):
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""
         super().predict_only(class_names, category_ids or range(1, len(class_names) + 1))
-
-
-def ade20k_metainfo() -> dict[str, Any]:
-    """Return names and colours of ADE20K's 150 classes."""
-    from mmseg.datasets import ADE20KDataset
-
-    return dict(ADE20KDataset.METAINFO)
-
-
-def read_names(folder: Path) -> tuple[str, ...]:
-    """Return the names in ``class_names.txt``, or ADE20K's if the file is missing."""
-    file = folder / "class_names.txt"
-    return read_class_names(file) if file.is_file() else tuple(ade20k_metainfo()["classes"])
 
 
 def pair_files(images: Path, masks: Path) -> list[Pair]:

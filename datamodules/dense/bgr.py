@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.files import MAX_PIXELS, image_errors, is_upright, load_rgb, plain_file
+from datamodules.files.decoding import MAX_PIXELS, image_errors, is_upright, load_rgb, plain_file
 
 Pixels = NDArray[np.uint8]
 # First bytes of a JPEG's segments. A frame describes the pixels. JFIF, Adobe, tables, restarts and

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from datamodules.base import Split
 from datamodules.dense.masks import MaskCode, consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.files import list_folders, list_images, require_folder, require_names
+from datamodules.files.folders import list_folders, list_images, require_folder, require_names
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import FolderNames
 
@@ -34,11 +33,8 @@ class CityscapesDataModule(SegmentationDataModule):
     """
 
     layout = "leftImg8bit/{train,val}/<city>/ and gtFine/{train,val}/<city>/"
+    mmseg_dataset = "CityscapesDataset"
     example = "data=cityscapes data.root=/data/cityscapes"
-
-    def known_metainfo(self) -> dict[str, Any]:
-        """Return names and colours of the 19 classes."""
-        return cityscapes_metainfo()
 
     def pairs(self) -> Pairs:
         """Check the folders and detect the kind of masks."""
@@ -64,7 +60,7 @@ class CityscapesDataModule(SegmentationDataModule):
             f"images in {folder / 'leftImg8bit'} lack their masks",
             "unpack gtFine_trainvaltest.zip beside it",
         )
-        self.class_names = tuple(cityscapes_metainfo()["classes"])
+        self.class_names = tuple(self.known_metainfo()["classes"])
         self.category_ids = IDS
         self.code = (
             label_ids() if kind == LABEL_IDS else consecutive_code(len(IDS), first=0, ignored=[])
@@ -100,10 +96,3 @@ def label_ids() -> MaskCode:
     others = tuple(i for i in range(LAST_ID + 1) if i not in IDS)
     meaning = f"Cityscapes' label ids are 0 to {LAST_ID}, and {IGNORED} is ignored"
     return MaskCode(IDS, (*others, IGNORED), meaning)
-
-
-def cityscapes_metainfo() -> dict[str, Any]:
-    """Return names and colours of the 19 classes."""
-    from mmseg.datasets import CityscapesDataset
-
-    return dict(CityscapesDataset.METAINFO)

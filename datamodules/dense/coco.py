@@ -23,8 +23,9 @@ from datamodules.dense.toolkit_data import (
     check_not_thin,
     parse_size,
 )
-from datamodules.files import UPRIGHT, first_few, require_folder
 from datamodules.files.console import log
+from datamodules.files.decoding import UPRIGHT
+from datamodules.files.folders import first_few, require_folder
 from datamodules.files.headers import read_header
 from datamodules.layouts import check_layout
 from datamodules.layouts.box_exports import AUTO, LAYOUTS, OWN, Export, open_export
@@ -64,8 +65,8 @@ class CocoDataModule(DenseDataModule):
         val_images: Folder of the validation images, relative to ``root``.
         scale: Longest and shortest edge after resizing; the aspect ratio is kept.
         train_sizes: Several such sizes; one is drawn per training image.
-        train_crops: Resize half of the training images to a short side of 400, 500 or 600 first and
-            crop them to sides from 384 to 600, as in DETR, Sparse R-CNN and Swin.
+        train_crops: Crop half of the training images to sides from 384 to 600 before resizing, at a
+            short side of 400, 500 or 600. DETR, Sparse R-CNN and Swin train so.
         scale_jitter: Smallest and largest factor of ``scale`` in training.
         flip: Probability of a horizontal flip; digits and letters need 0.
         photometric: Distort brightness, contrast and colour in training.
@@ -120,7 +121,7 @@ class CocoDataModule(DenseDataModule):
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
-        self._turned: dict[Split, set[str]] = {}
+        self._rotated: dict[Split, set[str]] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self._train: Part | None = None
         self._val: Part | None = None
@@ -197,14 +198,14 @@ class CocoDataModule(DenseDataModule):
     def file_check(self, split: Split) -> Callable[[int], None]:
         """Return a check of an image's header, end and annotated size."""
         dataset: Any = self.dataset(split).dataset
-        self._turned[split] = set()
+        self._rotated[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             header = read_header(info["img_path"], upright=True)
             size = (header.width, header.height)
             if header.orientation != UPRIGHT:
-                self._turned[split].add(info["img_path"])
+                self._rotated[split].add(info["img_path"])
             check_annotated_size(info["img_path"], size, (info["width"], info["height"]))
             scale = self.smallest_train_scale if split == "train" else self.scale
             check_not_thin(info["img_path"], size, scale)
@@ -241,11 +242,11 @@ class CocoDataModule(DenseDataModule):
                 f"{len(shared):,} of {val.num_images:,} validation images are also training "
                 f"images, which raises AP: {first_few(shared, 2)}"
             )
-        turned = sorted(name for names in self._turned.values() for name in names)
-        if turned:
+        rotated = sorted(name for names in self._rotated.values() for name in names)
+        if rotated:
             lines.append(
-                f"{len(turned):,} of {sum(checked.values()):,} images are rotated by their EXIF "
-                f"data ({first_few(turned, 3)}), and boxes must fit the rotated images; if they "
+                f"{len(rotated):,} of {sum(checked.values()):,} images are rotated by their EXIF "
+                f"data ({first_few(rotated, 3)}), and boxes must fit the rotated images; if they "
                 "fit the pixels as stored, remove the orientation (exiftool -Orientation= FILE)"
             )
         return lines + self.absent_notice(val.absent)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.dense.toolkit_data import Results, Size
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 from datamodules.files.headers import SWAPPED, read_header
 from datamodules.files.mask_colours import (
     IGNORED,
@@ -95,7 +95,7 @@ Code = MaskCode | ColourCode
 
 
 class StrictMask:
-    """Reads ``seg_map_path``, checks it and turns its values or colours into labels.
+    """Step that reads and checks ``seg_map_path`` and turns values or colours into labels.
 
     A sound 8-bit mask gives the result of mmseg's LoadAnnotations. Any other raises an error that
     names the file.

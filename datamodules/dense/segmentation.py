@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from datamodules.base import SPLITS, Split, check_probability, check_range
-from datamodules.dense.masks import Code, MaskCode, StrictMask, check_mask_shape, check_meaning
+from datamodules.dense.masks import (
+    Code,
+    MaskCode,
+    StrictMask,
+    check_mask_shape,
+    check_meaning,
+    read_class_names,
+)
 from datamodules.dense.toolkit_data import (
     DenseDataModule,
     Packed,
@@ -20,7 +28,8 @@ from datamodules.dense.toolkit_data import (
     check_not_thin,
     parse_size,
 )
-from datamodules.files import UPRIGHT, first_few
+from datamodules.files.decoding import UPRIGHT
+from datamodules.files.folders import first_few
 from datamodules.files.headers import read_header
 from datamodules.files.integers import format_value, integer_list
 from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
@@ -48,8 +57,7 @@ class SegmentationDataModule(DenseDataModule):
         cat_max_ratio: A training crop is drawn again while one class exceeds this share.
         flip: Probability of a horizontal flip; digits and letters need 0.
         photometric: Distort brightness, contrast and colour in training.
-        colors: RGB values per class, for masks whose colours are labels; None for masks whose
-            values are.
+        colors: RGB values per class if colours are the labels; None if values are.
         ignored_colors: RGB values of ignored pixels in such masks; None for none.
         batch_size: Samples per training batch and process.
         **options: Options of ``DenseDataModule``.
@@ -57,11 +65,13 @@ class SegmentationDataModule(DenseDataModule):
     Attributes:
         code: Meaning of the masks' values or colours; known after ``setup``.
         two_values: Advice for masks of two classes with only the values 0 and 255.
+        mmseg_dataset: mmseg's dataset with the layout's own classes, if any.
         reduces_zero_label: True if mmseg must treat label 0 as ignored.
     """
 
     package = "mmseg.datasets"
     code: Code
+    mmseg_dataset: ClassVar[str] = ""
     reduces_zero_label = False
     two_values = "pass the folders with data=segmentation_folder and data.values=[0,255]"
 
@@ -96,7 +106,7 @@ class SegmentationDataModule(DenseDataModule):
         ):
             raise ValueError("data.colors and data.ignored_colors must be different colours")
         self._seen: dict[Split, set[int]] = {}  # classes in the masks checked
-        self._turned: list[str] = []  # images with another EXIF orientation than their masks
+        self._rotated: list[str] = []  # images with another EXIF orientation than their masks
         self._grey: list[str] = []  # masks with three equal channels
 
     @property
@@ -110,7 +120,15 @@ class SegmentationDataModule(DenseDataModule):
 
     def known_metainfo(self) -> dict[str, Any]:
         """Return names and colours of the layout's own classes, or {}."""
-        return {}
+        if not self.mmseg_dataset:
+            return {}
+        datasets = importlib.import_module("mmseg.datasets")
+        return dict(getattr(datasets, self.mmseg_dataset).METAINFO)
+
+    def read_names(self, folder: Path) -> tuple[str, ...]:
+        """Return the names in ``class_names.txt``, or the layout's own if the file is missing."""
+        file = folder / "class_names.txt"
+        return read_class_names(file) if file.is_file() else tuple(self.known_metainfo()["classes"])
 
     @abstractmethod
     def pairs(self) -> Pairs:
@@ -154,7 +172,7 @@ class SegmentationDataModule(DenseDataModule):
             width, height, orientation = read_header(image, upright=True)
             own = read_header(mask, upright=True)
             if UPRIGHT != orientation != own.orientation:
-                self._turned.append(image)
+                self._rotated.append(image)
             check_mask_shape(mask, (own.height, own.width), (height, width), image)
             scale = self.smallest_train_scale if split == "train" else self.scale
             check_not_thin(image, (width, height), scale)
@@ -192,10 +210,10 @@ class SegmentationDataModule(DenseDataModule):
                 "Read as grey values: RGB masks with three equal channels, such as "
                 f"{min(self._grey)}"
             )
-        if self._turned:
+        if self._rotated:
             lines.append(
-                f"{len(self._turned):,} of {checked:,} images are rotated by their EXIF data, but "
-                f"their masks are stored upright ({first_few(sorted(self._turned), 3)}): such a "
+                f"{len(self._rotated):,} of {checked:,} images are rotated by their EXIF data, but "
+                f"their masks are stored upright ({first_few(sorted(self._rotated), 3)}): such a "
                 "mask must fit the rotated image; if it fits the pixels as stored, remove the "
                 "image's orientation (exiftool -Orientation= FILE)"
             )

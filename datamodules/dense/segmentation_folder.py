@@ -11,7 +11,8 @@ from typing import Any
 from datamodules.base import SPLITS, Split
 from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.files import (
+from datamodules.files.console import log
+from datamodules.files.folders import (
     IMAGE_SUFFIXES,
     VALIDATION,
     file_suffix,
@@ -22,7 +23,6 @@ from datamodules.files import (
     skipped_notice,
     validation_folder,
 )
-from datamodules.files.console import log
 from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
@@ -101,8 +101,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
                 raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
         if self.colors is not None and (self.values is not None or self.ignored):
             raise ValueError(
-                "data.colors is for masks in colours, data.values and data.ignored for masks whose "
-                "values are labels; pass data.colors and data.ignored_colors alone"
+                "data.colors is for masks in colours, but data.values and data.ignored are for "
+                "masks of values; pass data.colors and data.ignored_colors alone"
             )
 
     def pairs(self) -> Pairs:

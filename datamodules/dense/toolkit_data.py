@@ -81,7 +81,7 @@ class Packed:
 
 
 class Flip:
-    """Flips an image horizontally, or records that it is unflipped.
+    """Step that flips an image horizontally, or records that it is unflipped.
 
     mmcv's ``RandomFlip`` with probability 1 or 0 has the same result, but draws from numpy's global
     generator, which threads share.
@@ -148,7 +148,7 @@ class DenseDataModule(BaseDataModule):
 
     Attributes:
         package: Required package of the toolkits.
-        background: Class whose pixels stay uncoloured in previews of labels, if any.
+        background: Class with pixels that stay uncoloured in previews of labels, if any.
 
     Args:
         root: Folder of the dataset.
@@ -303,7 +303,6 @@ class Viewed:
         self.length, self.pipeline = len(dataset), Pipeline(steps)
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self.length
 
     def __getitem__(self, index: int) -> Results:

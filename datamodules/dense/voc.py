@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.dense.masks import consecutive_code, read_class_names
+from datamodules.dense.masks import consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.files import first_few, require_folder, require_names
+from datamodules.files.folders import first_few, require_folder, require_names
 from datamodules.files.text_files import FolderNames, read_lines
 from datamodules.layouts.mask_exports import is_cvat
 
@@ -36,6 +36,7 @@ class VOCDataModule(SegmentationDataModule):
     """
 
     layout = f"JPEGImages, SegmentationClass and {LISTS}/*.txt"
+    mmseg_dataset = "PascalVOCDataset"
     example = "data=voc data.root=/data/VOCdevkit/VOC2012"
 
     def __init__(
@@ -50,10 +51,6 @@ class VOCDataModule(SegmentationDataModule):
         super().__init__(root, **options)
         self.lists: dict[Split, str] = {"train": train_list, "val": val_list}
         self.masks_folder = masks_folder
-
-    def known_metainfo(self) -> dict[str, Any]:
-        """Return names and colours of VOC's classes."""
-        return voc_metainfo()
 
     def pairs(self) -> Pairs:
         """Read the lists and the class names."""
@@ -86,9 +83,7 @@ class VOCDataModule(SegmentationDataModule):
                 f"files listed in {folder / LISTS} are missing in {place}",
                 "add them, or remove them from the lists",
             )
-        file = folder / "class_names.txt"
-        known = tuple(voc_metainfo()["classes"])
-        self.class_names = read_class_names(file) if file.is_file() else known
+        self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=0, ignored=[])
         self.category_ids = self.code.values
         return found
@@ -109,10 +104,3 @@ def _read_list(file: Path, option: str) -> list[str]:
         twice = sorted({stem for stem in stems if stems.count(stem) > 1})
         raise ValueError(f"{file} lists images twice: {first_few(twice)}")
     return stems
-
-
-def voc_metainfo() -> dict[str, Any]:
-    """Return names and colours of VOC's classes, the background first."""
-    from mmseg.datasets import PascalVOCDataset
-
-    return dict(PascalVOCDataset.METAINFO)

@@ -1,61 +1,6 @@
 """Finds, decodes and checks the files of datasets."""
 
-from datamodules.files.decoding import (
-    MAX_PIXELS,
-    ORIENTATION,
-    STRICT,
-    UPRIGHT,
-    check_pixel_count,
-    decode,
-    decode_bytes,
-    image_errors,
-    is_upright,
-    load_rgb,
-    plain_file,
-    to_rgb,
-)
-from datamodules.files.folders import (
-    HIDDEN,
-    IMAGE_SUFFIXES,
-    NO_ENDING,
-    VALIDATION,
-    file_suffix,
-    find_images,
-    first_few,
-    list_folders,
-    list_images,
-    reject_system_folder,
-    require_folder,
-    require_names,
-    skipped_notice,
-    validation_folder,
-)
+from datamodules.files.decoding import load_rgb
+from datamodules.files.folders import IMAGE_SUFFIXES, list_images, require_folder
 
-__all__ = [
-    "HIDDEN",
-    "IMAGE_SUFFIXES",
-    "MAX_PIXELS",
-    "NO_ENDING",
-    "ORIENTATION",
-    "STRICT",
-    "UPRIGHT",
-    "VALIDATION",
-    "check_pixel_count",
-    "decode",
-    "decode_bytes",
-    "file_suffix",
-    "find_images",
-    "first_few",
-    "image_errors",
-    "is_upright",
-    "list_folders",
-    "list_images",
-    "load_rgb",
-    "plain_file",
-    "reject_system_folder",
-    "require_folder",
-    "require_names",
-    "skipped_notice",
-    "to_rgb",
-    "validation_folder",
-]
+__all__ = ["IMAGE_SUFFIXES", "list_images", "load_rgb", "require_folder"]

@@ -6,13 +6,19 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from datamodules.files import IMAGE_SUFFIXES, file_suffix, first_few, list_images, skipped_notice
 from datamodules.files.console import log
+from datamodules.files.folders import (
+    IMAGE_SUFFIXES,
+    file_suffix,
+    first_few,
+    list_images,
+    skipped_notice,
+)
 from datamodules.files.text_files import FolderNames, nfc
 
 
 class ClassListing:
-    """Lists class folders and collects notices for the user.
+    """Listing of class folders, with notices for the user.
 
     Args:
         folder: Name of the folder in messages.

@@ -19,6 +19,15 @@ LARGEST_BYTE = 255
 MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
 
 
+@contextlib.contextmanager
+def open_image(path: str | Path) -> Iterator[Image.Image]:
+    """Open an image file strictly, with ``image_errors`` and a limit on its pixels."""
+    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
+    with STRICT, image_errors(path), plain_file(path).open("rb") as file, Image.open(file) as image:
+        check_pixel_count(image)
+        yield image
+
+
 def decode(path: str | Path) -> Image.Image:
     """Decode a whole image file of any mode, strictly.
 
@@ -28,9 +37,7 @@ def decode(path: str | Path) -> Image.Image:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, truncated, too large or not an image.
     """
-    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
-    with STRICT, image_errors(path), plain_file(path).open("rb") as file, Image.open(file) as image:
-        check_pixel_count(image)
+    with open_image(path) as image:
         image.load()
         return image
 

@@ -34,7 +34,7 @@ def file_suffix(name: str) -> str:
 
 @functools.cache
 def _system_devices() -> frozenset[int]:
-    """Return the devices of the kernel's file systems, whose files are endless."""
+    """Return the devices of the kernel's file systems, which have endless files."""
     places = [Path(name) for name in ("/proc", "/sys", "/dev") if Path(name).is_dir()]
     return frozenset(place.stat().st_dev for place in places) - {Path("/").stat().st_dev}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datamodules.files import (
+from datamodules.files.decoding import (
     ORIENTATION,
     UPRIGHT,
     check_pixel_count,
@@ -56,7 +56,7 @@ class Header(NamedTuple):
     orientation: int
 
 
-def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
+def read_header(path: str | Path, *, upright: bool = False) -> Header:
     """Check the header of an image and its end; a file that seems cut off is decoded.
 
     Args:
@@ -64,18 +64,12 @@ def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
         upright: As in ``load_rgb``.
 
     Returns:
-        Width and height.
+        Width, height and EXIF orientation (1 if unknown).
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file is empty, truncated, too large or not an image.
     """
-    header = read_header(path, upright=upright)
-    return header.width, header.height
-
-
-def read_header(path: str | Path, *, upright: bool = False) -> Header:
-    """Check an image as ``check_header`` does; return its size and EXIF orientation (default 1)."""
     with image_errors(path), Image.open(plain_file(path)) as image:
         check_pixel_count(image)
         width, height = image.size

@@ -1,4 +1,4 @@
-"""Masks whose colours are labels, and the options to read them with."""
+"""Masks with colours as labels, and the options to read them with."""
 
 from __future__ import annotations
 

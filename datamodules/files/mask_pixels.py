@@ -1,7 +1,7 @@
 """Reads the pixels of a mask as the file stores them.
 
-Pillow prepares pictures for display: it scales grey values of 1, 2 and 4 bits to 255, takes the
-high byte of 16-bit colours, and inverts TIFFs in which 0 is white. Labels must stay as stored.
+Labels must stay as stored, but Pillow prepares pictures for display. It scales grey values of 1, 2
+and 4 bits to 255, keeps the high byte of 16-bit colours, and inverts white-is-zero TIFFs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from datamodules.files import STRICT, check_pixel_count, image_errors, is_upright, plain_file
+from datamodules.files.decoding import is_upright, open_image
 
 FORMATS = ("PNG", "BMP", "TIFF")
 REMEDY = "save labels as an 8-bit grey or palette PNG"
@@ -34,7 +34,7 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
 
     Args:
         path: A PNG, BMP or TIFF.
-        colours: Look up palettes and repeat grey values, for masks whose colours are labels.
+        colours: Look up palettes and repeat grey values, for masks with colours as labels.
 
     Returns:
         Integers (H, W) as stored: grey values or palette indices. For masks in colours, and for
@@ -44,14 +44,7 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
         FileNotFoundError: The file does not exist.
         ValueError: The file is broken, or Pillow would change what it stores.
     """
-    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
-    with (
-        STRICT,
-        image_errors(path),
-        plain_file(path).open("rb") as file,
-        Image.open(file) as opened,
-    ):
-        check_pixel_count(opened)
+    with open_image(path) as opened:
         packing = _packing(opened)
         fault = _fault(opened, packing, path)
         if fault is None:

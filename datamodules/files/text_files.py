@@ -11,8 +11,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import plain_file
 from datamodules.files.console import log
+from datamodules.files.decoding import plain_file
 
 MARKS = (  # UTF-32's mark begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8-sig"),

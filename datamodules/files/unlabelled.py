@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from datamodules.files import find_images, load_rgb, to_rgb
+from datamodules.files.decoding import load_rgb, to_rgb
+from datamodules.files.folders import find_images
 
 FORMS = (
     "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or a grey one (H, W), "
@@ -38,7 +39,6 @@ class UnlabelledImages:
         self.images, self.prepare, self.upright = tuple(images), prepare, upright
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def name(self, index: int) -> str:

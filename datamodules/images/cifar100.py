@@ -179,7 +179,6 @@ class PixelRows:
         self.ends = np.cumsum([len(rows) for rows in labels])
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def describe(self, index: int) -> str:
@@ -196,7 +195,7 @@ class PixelRows:
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Loads containers, numbers, texts and arrays of bytes; rejects every other name."""
+    """Unpickler of containers, numbers, texts and byte arrays; other names raise an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in for one of the few names that pickled numpy arrays need."""
@@ -220,7 +219,7 @@ class PickledType:
             raise pickle.UnpicklingError(f"dtype {name} found; CIFAR arrays must be uint8")
 
     def __setstate__(self, state: object) -> None:
-        """Check the state of a plain type, which adds nothing."""
+        """Check the state of a plain type, which is redundant."""
         if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
             raise pickle.UnpicklingError(f"structured dtype found: {state!r:.80}")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import check_minimum
-from datamodules.files import VALIDATION, first_few, list_folders, require_folder
 from datamodules.files.class_listing import list_class_images
 from datamodules.files.class_order import sort_classes
 from datamodules.files.console import log
+from datamodules.files.folders import VALIDATION, first_few, list_folders, require_folder
 from datamodules.images.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.layouts.splits import TEST, SplitOptions, draw_names
 from datamodules.loading.sampling import SeededDataset

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule, Split, check_minimum
-from datamodules.files import load_rgb
+from datamodules.files.decoding import load_rgb
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
 
@@ -45,7 +45,6 @@ class ImageFiles:
         self.labels = np.array(labels, dtype=np.int64)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def path(self, index: int) -> str:
@@ -70,7 +69,7 @@ class ClassificationDataModule(BaseDataModule):
         root: Folder of the dataset.
         image_size: Side of the images in pixels.
         augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
-        repeated_augmentation: Repetitions of a training image in a row, each augmented anew; an
+        repeated_augmentation: Repetitions of a training image in a row, augmented differently. An
             epoch then sees 1 / ``repeated_augmentation`` of the images. DeiT uses 3.
         batch_size: Samples per training batch and process.
         token_labels: Folder of label maps of the training images (see ``token_labels``) if

@@ -18,11 +18,12 @@ from torchvision import transforms
 
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
-from datamodules.files import find_images, first_few, list_folders, load_rgb, validation_folder
 from datamodules.files.class_listing import list_class_images
+from datamodules.files.decoding import load_rgb
+from datamodules.files.folders import find_images, first_few, list_folders, validation_folder
 from datamodules.files.text_files import read_json
 from datamodules.images.transforms import BoundedResize
-from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.workers import end_with_parent
 
 NOTE = "corrupted.json"  # in the copy's folder: its options
@@ -192,8 +193,8 @@ def choose_kinds(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: A name is unknown.
     """
-    asked: Sequence[str] = text.split(",") if text else KINDS
-    unknown = [name for name in asked if name not in KINDS]
+    chosen: Sequence[str] = text.split(",") if text else KINDS
+    unknown = [name for name in chosen if name not in KINDS]
     if unknown:
         raise ValueError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in asked)
+    return tuple(kind for kind in KINDS if kind in chosen)

@@ -10,17 +10,17 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.files import (
+from datamodules.files.class_listing import list_class_images, nfc_names
+from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.console import log
+from datamodules.files.folders import (
     first_few,
     list_folders,
     list_images,
     require_folder,
     validation_folder,
 )
-from datamodules.files.class_listing import list_class_images, nfc_names
-from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
-from datamodules.files.console import log
-from datamodules.files.headers import check_header
+from datamodules.files.headers import read_header
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
 from datamodules.images.shares import check_share
 from datamodules.images.token_labels import LabelledTransform, TokenLabelledFiles
@@ -121,7 +121,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         describe = self.dataset(split).describe
 
         def check(index: int) -> None:
-            check_header(describe(index))
+            read_header(describe(index))
 
         return check
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import decode_bytes, first_few, plain_file, to_rgb
 from datamodules.files.console import log
+from datamodules.files.decoding import decode_bytes, plain_file, to_rgb
+from datamodules.files.folders import first_few
 from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
@@ -243,7 +244,6 @@ class ParquetImages:
         self.rows: NDArray[np.int64] = np.arange(len(labels), dtype=np.int64)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def keep(self, indices: Labels) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from datamodules.files import VALIDATION, decode_bytes, first_few, skipped_notice, to_rgb
 from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
 from datamodules.files.console import log
+from datamodules.files.decoding import decode_bytes, to_rgb
+from datamodules.files.folders import VALIDATION, first_few, skipped_notice
 from datamodules.files.text_files import nfc, read_lines
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.numbered_classes import check_listed, warn_of_absent
@@ -208,7 +209,6 @@ class TarImages:
         self.archive, self.places = self.archive[indices], self.places[indices]
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def file_names(self) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files import first_few, require_names
+from datamodules.files.folders import first_few, require_names
 from datamodules.files.integers import integer_value
 from datamodules.files.json_entries import Values, check_entries, name_value, text_value
 from datamodules.files.text_files import FolderNames, normalise_path, read_json

@@ -9,7 +9,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 
 Labels = NDArray[np.int64]
 

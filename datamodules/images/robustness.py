@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files import first_few
 from datamodules.files.class_order import ClassOrder, check_class_order
 from datamodules.files.console import log
+from datamodules.files.folders import first_few
 from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.robustness_sets import (
     IMAGES,

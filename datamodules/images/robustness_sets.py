@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.corruptions import KINDS, SEVERITIES
-from datamodules.files import first_few, list_folders, validation_folder
 from datamodules.files.class_listing import ClassListing, list_class_images, nfc_names
 from datamodules.files.class_order import ClassOrder, sort_classes
+from datamodules.files.folders import first_few, list_folders, validation_folder
 from datamodules.images.synsets import SYNSETS
 
 # Usual names of the datasets' folders, below a folder that holds several.
@@ -136,7 +136,7 @@ def find_set(
 
 
 def _read_synsets(name: str, folder: Path, published: bool) -> FoundSet:
-    """Read a dataset whose folders are synsets: all 1000 classes, or 200 of them."""
+    """Read a dataset of synset folders: all 1000 classes, or 200 of them."""
     masked = name in SUBSETS
     classes = subset_classes(name) if masked else tuple(range(len(SYNSETS)))
     folder = _inner(name, folder)

@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from datamodules.files import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, file_suffix, first_few
 from datamodules.files.cache import cache_root
 from datamodules.files.console import log
+from datamodules.files.folders import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, file_suffix, first_few
 from datamodules.files.text_files import parse_json, read_file
 from datamodules.images.tar_index import Member, list_members, read_member
 

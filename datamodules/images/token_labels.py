@@ -26,7 +26,8 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import RandomHorizontalFlip
 
-from datamodules.files import load_rgb, plain_file, require_folder, require_names
+from datamodules.files.decoding import load_rgb, plain_file
+from datamodules.files.folders import require_folder, require_names
 from datamodules.files.integers import format_value
 from datamodules.files.text_files import FolderNames, nfc, read_json
 from datamodules.images.classification import Boxes, ImageFiles, Sample, make_sample

@@ -21,13 +21,13 @@ from torch import Tensor
 from torchvision import transforms
 
 from datamodules.base import check_probability, check_range
-from datamodules.files import MAX_PIXELS
+from datamodules.files.decoding import MAX_PIXELS
 
 Transform = Callable[[Image.Image], Tensor]
 
 
 class Augmentation(Protocol):
-    """Makes the transforms of a datamodule."""
+    """Factory of a datamodule's transforms."""
 
     @property
     def mean(self) -> Sequence[float]:
@@ -145,7 +145,6 @@ class PaperAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Check all values before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:
@@ -205,7 +204,6 @@ class LightAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Check all values before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 
 OPTION = "data.skip_unusable_boxes=true"
 MAX_DEGENERATE_SHARE = 0.1

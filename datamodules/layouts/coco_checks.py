@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import first_few, require_names
 from datamodules.files.console import log
+from datamodules.files.folders import first_few, require_names
 from datamodules.files.integers import format_value, integer_value
 from datamodules.files.json_entries import Entry, Values, check_entries, name_value, text_value
 from datamodules.files.text_files import FolderNames, nfc, read_json

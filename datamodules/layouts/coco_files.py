@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import list_folders
+from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, text_start
 from datamodules.layouts.coco_checks import check_content
 from datamodules.layouts.coco_records import Part, Parts

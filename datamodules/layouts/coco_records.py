@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import first_few
 from datamodules.files.console import log
+from datamodules.files.folders import first_few
 from datamodules.layouts.coco_checks import check_content
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Box, Point, bounds, mask_bounds, run_lengths, signed_area

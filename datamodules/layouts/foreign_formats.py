@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from datamodules.files import list_folders
+from datamodules.files.folders import list_folders
 from datamodules.files.text_files import text_start
 
 # Pattern of files below data.root or one of its folders, and the name of the format.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datamodules.files import first_few, list_images, require_names
+from datamodules.files.folders import first_few, list_images, require_names
 from datamodules.files.headers import THREADS, read_header
 from datamodules.files.text_files import nfc
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from datamodules.files import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.console import log
+from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.text_files import read_json
 from datamodules.layouts.coco_files import WHOLE, read_start
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.json_files import get_number, get_points, get_value
-from datamodules.layouts.outlines import bounds, corners, ellipse, rotate
+from datamodules.layouts.outlines import Point, bounds, corners, ellipse, rotate
 
 KINDS = {
     "rectanglelabels": "rectangle",
@@ -152,22 +152,21 @@ def _shape(label: str, value: dict[str, Any], one: dict[str, Any], where: str) -
     """Return the shape of a result; coordinates are percentages of the image's sides."""
     across = get_number(one, "original_width", where) / 100
     down = get_number(one, "original_height", where) / 100
+
+    def pixels(horizontal: str, vertical: str) -> Point:
+        return (
+            get_number(value, horizontal, where) * across,
+            get_number(value, vertical, where) * down,
+        )
+
     angle = get_number(value, "rotation", where) if value.get("rotation") else 0.0
     if "points" in value:
-        return Shape.from_polygons(
-            label, [[(x * across, y * down) for x, y in get_points(value, where)]]
-        )
-    x, y = get_number(value, "x", where) * across, get_number(value, "y", where) * down
+        polygon = [(x * across, y * down) for x, y in get_points(value, where)]
+        return Shape.from_polygons(label, [polygon])
+    x, y = pixels("x", "y")
     if "radiusX" in value:
-        radii = (
-            get_number(value, "radiusX", where) * across,
-            get_number(value, "radiusY", where) * down,
-        )
-        return Shape.from_polygons(label, [ellipse((x, y), radii, angle)])
-    width, height = (
-        get_number(value, "width", where) * across,
-        get_number(value, "height", where) * down,
-    )
+        return Shape.from_polygons(label, [ellipse((x, y), pixels("radiusX", "radiusY"), angle)])
+    width, height = pixels("width", "height")
     if not angle:
         return Shape.from_box(label, (x, y, width, height))
     # A box is rotated about its first corner.

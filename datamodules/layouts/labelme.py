@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.files import list_folders
+from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, read_lines, text_start
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts

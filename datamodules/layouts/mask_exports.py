@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from datamodules.files import first_few, list_folders
 from datamodules.files.console import log
+from datamodules.files.folders import first_few, list_folders
 from datamodules.files.mask_colours import IGNORED, Colour
 from datamodules.files.text_files import nfc, read_csv, read_lines
 from datamodules.layouts.coco_files import WHOLE

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import MAX_PIXELS
+from datamodules.files.decoding import MAX_PIXELS
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # x, y, width, height

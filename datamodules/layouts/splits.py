@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datamodules.base import check_minimum
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 from datamodules.files.text_files import nfc
 
 TRAIN = ("train", "training")
@@ -33,7 +33,6 @@ class SplitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 0 < self.share < 1:
             raise ValueError(
                 f"data.val_share must be a number between 0 and 1, such as 0.1, got {self.share}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.files import list_folders
+from datamodules.files.folders import list_folders
 from datamodules.files.text_files import nfc, read_lines
 from datamodules.layouts.coco_files import REMEDY, WHOLE
 from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts

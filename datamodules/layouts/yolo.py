@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from datamodules.files import first_few, list_folders, require_names
 from datamodules.files.console import log
+from datamodules.files.folders import first_few, list_folders, require_names
 from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc, read_lines, read_text
 from datamodules.layouts.coco_files import REMEDY, WHOLE
@@ -254,8 +254,8 @@ def read_labels(file: Path, names: Sequence[str], size: Size) -> list[Shape]:
     """Return the objects of an image.
 
     Args:
-        file: Text file with lines "class x y width height", centred at x and y, or "class x1 y1 x2
-            y2 x3 y3 ..." for a polygon.
+        file: Text file with lines "class x y width height" (x, y: centre), or "class x1 y1 x2 y2
+            x3 y3 ..." for polygons.
         names: Class names.
         size: Width and height of the image.
     """

@@ -23,7 +23,7 @@ class SizedDataset(Protocol):
 
 
 class EpochSampler(Sampler[Key]):
-    """Yields (epoch, index) of one rank's share of a permutation seeded by (seed, epoch).
+    """Sampler of (epoch, index) for one rank's share of a permutation seeded by (seed, epoch).
 
     All ranks get equally many samples. The uneven tail is dropped; with fewer samples than ranks
     the permutation wraps around.
@@ -67,7 +67,6 @@ class EpochSampler(Sampler[Key]):
         self._offset = num_samples
 
     def __len__(self) -> int:
-        """Return the samples per epoch on this rank."""
         return max(self.length // self.world_size, 1)
 
     def __iter__(self) -> Iterator[Key]:
@@ -85,7 +84,7 @@ class EpochSampler(Sampler[Key]):
 
 
 class EvalSampler(Sampler[Key]):
-    """Yields (0, index) for every ``world_size``-th sample, without padding.
+    """Sampler of (0, index) for every ``world_size``-th sample, without padding.
 
     A rank beyond the number of samples gets the first one, to stay in step with the others. Tasks
     exclude it; see ``Evaluation.is_spare``.
@@ -95,7 +94,6 @@ class EvalSampler(Sampler[Key]):
         self.indices = range(rank, length, world_size) or range(min(length, 1))
 
     def __len__(self) -> int:
-        """Return the samples on this rank."""
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Key]:
@@ -104,7 +102,7 @@ class EvalSampler(Sampler[Key]):
 
 
 class NamedDataset(Dataset[Any]):
-    """Dataset whose errors name the file of the sample.
+    """Dataset that names the file of a sample in its errors.
 
     Errors that lack the file are re-raised as ``ValueError`` with it.
 
@@ -117,7 +115,6 @@ class NamedDataset(Dataset[Any]):
         self.dataset, self.describe = dataset, describe
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.dataset)
 
     def __getitem__(self, key: Key) -> Any:
@@ -152,7 +149,7 @@ class Unreadable(NamedTuple):
 
 
 class TolerantDataset(NamedDataset):
-    """Returns ``Unreadable`` for a broken file, so that the others are predicted."""
+    """Dataset with ``Unreadable`` in place of broken files, so that the others are predicted."""
 
     def _sample(self, index: int) -> Any:
         try:
@@ -173,7 +170,7 @@ def collate_readable(collate: Callable[[list[Any]], Any], samples: list[Any]) ->
 
 
 class SeededDataset(NamedDataset):
-    """Dataset whose samples depend on (seed, epoch, index) alone, for any number of workers.
+    """Dataset with samples that depend on (seed, epoch, index) alone, for any number of workers.
 
     Augmentations draw from the global generators of Python, numpy and torch. These are seeded per
     sample and restored after a batch.

@@ -27,7 +27,7 @@ _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore signals and end with their parent process."""
+    """DataLoader with workers that ignore signals and end with their parent process."""
 
     def __iter__(self) -> Any:
         """Start the workers with signals blocked until they ignore them."""

@@ -22,7 +22,7 @@ MOST_BYTES = 10_000_000_000  # of uncompressed sample images
 
 
 class SampleDataModule(BaseDataModule):
-    """Generates its files before its other parent class reads them.
+    """Base of datamodules that generate their files before the other parent class reads them.
 
     Attributes:
         base: Folder of all sample datasets.

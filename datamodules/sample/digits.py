@@ -104,13 +104,13 @@ def digit_alpha(
     """
     side = 12 * max(round(height * 0.19), 4)  # half as large again as the result
     master = Image.fromarray(np.pad(digit, 2)).resize((side, side), Image.Resampling.BICUBIC)
-    turned = master.rotate(rng.uniform(-max_angle, max_angle), Image.Resampling.BICUBIC)
-    ink = np.asarray(turned) > 125
+    rotated = master.rotate(rng.uniform(-max_angle, max_angle), Image.Resampling.BICUBIC)
+    ink = np.asarray(rotated) > 125
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
     stretch = 1 + rng.uniform(-max_stretch, max_stretch)
     width = max(round((box[2] - box[0]) / (box[3] - box[1]) * height * stretch), 4)
-    small = turned.resize((width, height), Image.Resampling.BOX, box=box)
+    small = rotated.resize((width, height), Image.Resampling.BOX, box=box)
     grey = np.asarray(small, dtype=np.float32) / 255
     edge = np.clip((grey - 0.36) / 0.26, 0, 1)  # steeper than the enlargement's edge
     return (edge * edge * (3 - 2 * edge)).astype(np.float32)

@@ -29,7 +29,6 @@ class Features:
     labels: Tensor
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def select(self, rows: Tensor) -> Features:
@@ -38,7 +37,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class SolvedClassifier:
+class Solution:
     """A solved classifier with its metrics.
 
     Attributes:
@@ -70,9 +69,7 @@ class SolveOptions:
 class Method(Protocol):
     """A method that solves a classifier from features; its options are its attributes."""
 
-    def solve(
-        self, train: Features, test: Features, classes: int, draw: SolveOptions
-    ) -> SolvedClassifier:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Solve a classifier of K = ``classes`` from ``train`` and evaluate it on ``test``."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heads.frozen.features import Features, SolvedClassifier, SolveOptions, accuracy
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 from heads.frozen.logistic import MANY_CLASSES, make_linear
 
 STRENGTHS = tuple(2.0**power for power in range(-10, 20))
@@ -36,7 +36,6 @@ class FewShot:
     draws: int = 5
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.shots or min(self.shots) < 1:
             raise ValueError(
                 f"head.few_shot.shots must be numbers from 1 on, got {list(self.shots)}"
@@ -44,9 +43,7 @@ class FewShot:
         if self.draws < 1:
             raise ValueError(f"head.few_shot.draws must be at least 1, got {self.draws}")
 
-    def solve(
-        self, train: Features, test: Features, classes: int, draw: SolveOptions
-    ) -> SolvedClassifier:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Draw and fit; see ``Method``. The classifier is that of the last draw with most shots.
 
         Raises:
@@ -73,7 +70,7 @@ class FewShot:
             metrics[f"top1_{count}shot"] = statistics.fmean(values)
             if self.draws > 1:
                 metrics[f"top1_{count}shot_std"] = statistics.stdev(values)
-        return SolvedClassifier(metrics, classify, {"top1": f"top1_{counts[-1]}shot"})
+        return Solution(metrics, classify, {"top1": f"top1_{counts[-1]}shot"})
 
 
 def _orders(train: Features, classes: int, drawn: np.random.Generator) -> list[torch.Tensor]:

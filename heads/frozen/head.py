@@ -26,7 +26,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
 class FrozenFeatures(nn.Module):
     """A frozen backbone in evaluation mode, with classifiers solved from its features.
 
-    A method whose options are None is skipped. The first method in use, of logistic regression,
+    Methods with options None are skipped. The first method in use, of logistic regression,
     neighbours and few-shot, gives ``top1`` (and ``top5``) and predicts.
 
     Args:
@@ -50,10 +50,10 @@ class FrozenFeatures(nn.Module):
         few_shot: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        asked = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
+        given = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
         self.methods: list[Method] = []
         for name, method in METHODS.items():
-            options = asked[name]
+            options = given[name]
             if options is not None:
                 check_arguments(method, options, f"head.{name}")
                 self.methods.append(method(**options))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.frozen.features import Features, SolvedClassifier, SolveOptions, accuracy
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 # Decades of C, the inverse L2 strength, to try first; then steps halve down to an eighth.
 COARSE = (-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
@@ -40,7 +40,6 @@ class Logistic:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.c is not None and self.c <= 0:
             raise ValueError(f"head.logistic.c must be above 0 or null, got {self.c}")
         if not 0 < self.held_out < 1:
@@ -48,9 +47,7 @@ class Logistic:
         if self.max_iter < 1:
             raise ValueError(f"head.logistic.max_iter must be at least 1, got {self.max_iter}")
 
-    def solve(
-        self, train: Features, test: Features, classes: int, draw: SolveOptions
-    ) -> SolvedClassifier:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Fit; see ``Method``.
 
         Raises:
@@ -73,7 +70,7 @@ class Logistic:
         remark = f"L-BFGS did not converge in {self.max_iter} iterations with C={chosen:.3g}"
         remarks = () if converged else (f"{remark}; raise head.logistic.max_iter",)
         headline = {name.partition("_")[0]: name for name in metrics}
-        return SolvedClassifier({**metrics, "lbfgs_c": chosen}, classify, headline, remarks)
+        return Solution({**metrics, "lbfgs_c": chosen}, classify, headline, remarks)
 
 
 def best_decade(evaluate: Callable[[float], float]) -> float:

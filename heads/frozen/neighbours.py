@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heads.frozen.features import Features, SolvedClassifier, SolveOptions, accuracy
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 REPORTED = 20
 CHUNK = 1024  # images per similarity matrix with all training images
@@ -33,7 +33,6 @@ class Neighbours:
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.neighbours or min(self.neighbours) < 1:
             raise ValueError(
                 f"head.knn.neighbours must be numbers from 1 on, got {list(self.neighbours)}"
@@ -41,9 +40,7 @@ class Neighbours:
         if self.temperature <= 0:
             raise ValueError(f"head.knn.temperature must be above 0, got {self.temperature}")
 
-    def solve(
-        self, train: Features, test: Features, classes: int, draw: SolveOptions
-    ) -> SolvedClassifier:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Vote; see ``Method``.
 
         Raises:
@@ -74,7 +71,7 @@ class Neighbours:
             scores = vote(sims, labels[rows], classes, self.temperature)
             return (scores / scores.sum(1, keepdim=True)).log()
 
-        return SolvedClassifier(metrics, classify, {"top1": f"top1_knn{shown}"})
+        return Solution(metrics, classify, {"top1": f"top1_knn{shown}"})
 
 
 def nearest(queries: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from mmseg.datasets.transforms import PackSegInputs
 
 from datamodules.dense import bgr
 from datamodules.dense.toolkit_data import Packed
-from datamodules.files import load_rgb
+from datamodules.files.decoding import load_rgb
 
 cv2 = pytest.importorskip("cv2")
 

@@ -208,7 +208,7 @@ def test_boxes_alone(root):
     for one in entry["annotations"]:
         del one["segmentation"]
     save(root, entry)
-    with pytest.raises(ValueError, match=r"annotation 100 .* has no segmentation.*with_mask=false"):
+    with pytest.raises(ValueError, match=r"annotation 100 .* lacks a seg.*with_mask=false"):
         module(root).setup()
     data = module(root, with_mask=False)
     data.setup()
@@ -270,7 +270,7 @@ FAULTS = [
     (changed(["images"], None), "lacks the list 'images'.*found .*'annotations', 'categories'"),
     (changed(["annotations"], None), "lacks the list 'annotations'"),
     (changed(["categories"], None), "lacks the list 'categories'"),
-    (changed(["categories"], []), "no categories"),
+    (changed(["categories"], []), "the list 'categories' is empty"),
     (changed(["images", 2, "file_name"], None), r"images\[2\] lacks \['file_name'\]"),
     (changed(["annotations", 1, "area"], None), r"annotations\[1\] lacks \['area'\]"),
     (strays("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
@@ -294,10 +294,13 @@ FAULTS = [
     (strays("segmentation", [[1, 2, 3, 1e9, 5, 6]]), "annotation 0 .* coordinate 1000000000.0"),
     (strays("segmentation", [[1, 2, 3, None, 5, 6]]), "the coordinate None"),
     (strays("segmentation", ["ab"]), "polygons that are lists of numbers, got 'ab'"),
-    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "cannot be read"),
-    (strays("segmentation", {"size": [40, 60], "counts": None}), "cannot be read: None"),
-    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "cannot be read"),
-    (strays("segmentation", {"size": [40, 60], "counts": "ZZ"}), "cannot be read|pixels in an"),
+    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "malformed run lengths"),
+    (strays("segmentation", {"size": [40, 60], "counts": None}), "malformed run lengths: None"),
+    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "malformed run lengths"),
+    (
+        strays("segmentation", {"size": [40, 60], "counts": "ZZ"}),
+        "malformed run|pixels in an",
+    ),
     (strays("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
     (strays("id", None), r"json: annotations\[0\]: id must be an integer, got None$"),
     (changed(["annotations", 3, "id"], "a"), r'annotations\[3\]: id must be an integer, got "a"$'),
@@ -325,7 +328,7 @@ FAULTS = [
         changed(["categories", 0, "name"], ["cat"]),
         r"categories\[0\]: name must be a text .*\['cat'\]",
     ),
-    (changed(["images"], []), "has no images"),
+    (changed(["images"], []), "the list 'images' is empty"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "cannot be read"),
     (changed(["annotations"], []), "zero images left .* of 4 images 4 lack a box"),
@@ -440,7 +443,7 @@ UNUSABLE = [
 
 def check_files_log(monkeypatch, data):
     notes = []
-    monkeypatch.setattr("datamodules.layouts.coco_checks.say", notes.append)
+    monkeypatch.setattr("datamodules.layouts.coco_checks.log", notes.append)
     data.setup()
     return notes
 
@@ -490,7 +493,7 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
     data = module(root)
     with pytest.MonkeyPatch.context() as patch:
         notes = []
-        patch.setattr("datamodules.layouts.coco_checks.say", notes.append)
+        patch.setattr("datamodules.layouts.coco_checks.log", notes.append)
         data.setup()
     assert len(notes) == 1
     assert "2 of 26 boxes" in notes[0]
@@ -532,7 +535,7 @@ def test_mmdet_drops_the_unusable_boxes(root, monkeypatch):
     ]
     save(root, entry)
     data = module(root, skip_unusable_boxes=True, with_mask=False)
-    monkeypatch.setattr("datamodules.dense.coco.marked", lambda content, unusable: content)
+    monkeypatch.setattr("datamodules.dense.coco.mark_ignored", lambda content, unusable: content)
     (note, *_) = check_files_log(monkeypatch, data)
     infos = [data.dataset("train").dataset.get_data_info(i) for i in range(4)]
     kept = sum(not one["ignore_flag"] for info in infos for one in info["instances"])
@@ -642,7 +645,7 @@ def test_annotated_size_must_be_the_images(root):
 
 
 def test_options_are_checked(root):
-    with pytest.raises(ValueError, match=r"data\.scale="):
+    with pytest.raises(ValueError, match=r"data\.scale must be one positive"):
         module(root, scale=(1, 2, 3))
     with pytest.raises(ValueError, match=r"data\.flip=2"):
         module(root, flip=2)

@@ -176,8 +176,8 @@ def replay(monkeypatch, rng):
 def test_equals_the_imagecorruptions_package(photo, kind, severity, monkeypatch):
     """Kinds in which the package differs from ImageNet-C's code are left out.
 
-    It enlarges pixelated images by nearest neighbour, has other parameters for elastic_transform
-    and resizes frost; impulse_noise and glass_blur have their own generators. Enlarged flakes stay
+    It enlarges pixelated images by nearest neighbour, has other values for elastic_transform and
+    resizes frost; impulse_noise and glass_blur have their own generators. Enlarged flakes stay
     untrimmed there: a side of 180 is a multiple of all its factors.
     """
     package = pytest.importorskip("imagecorruptions.corruptions")

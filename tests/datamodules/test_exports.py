@@ -59,7 +59,7 @@ def objects(content):
     images = {one["id"]: stem(one["file_name"]) for one in content["images"]}
     found = {image: [] for image in images.values()}
     for one in content["annotations"]:
-        numbers = [*one["bbox"], *(one["segmentation"] or [[]])[0]]
+        numbers = [*one["bbox"], *(one.get("segmentation") or [[]])[0]]
         found[images[one["image_id"]]].append((names[one["category_id"]], numbers))
     return {image: sorted(rows) for image, rows in found.items()}
 

@@ -142,7 +142,7 @@ def test_invalid_archives_are_rejected(folders, tmp_path):
     with pytest.raises(ValueError, match=r"cat/0.png is truncated or damaged"):
         module(ImageTarsDataModule, target).dataset("val")[0, 0]
     rewrite("readme.txt", b"x")
-    with pytest.raises(ValueError, match="its tar files of train lack images"):
+    with pytest.raises(ValueError, match="its tar files of val lack images"):
         module(ImageTarsDataModule, target)
     (target / "val.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(ValueError, match="a tar file is damaged"):
@@ -347,7 +347,7 @@ def test_wrong_lists_of_names_are_rejected(names, tmp_path):
 def test_gaps_and_labels_missing_in_training_are_reported(tmp_path):
     pack(tmp_path / "train/000000.tar", OK | {"2.jpg": 30, "2.cls": "3"})
     pack(tmp_path / "val/000000.tar", OK)
-    with pytest.warns(UserWarning, match="no training images of 2") as warned:
+    with pytest.warns(UserWarning, match="lacks training images of 2") as warned:
         data = module(ImageTarsDataModule, tmp_path)
     assert any("lacks validation images of 2, 3" in str(one.message) for one in warned)
     assert data.class_names == ("0", "1", "2", "3")
@@ -396,7 +396,7 @@ def test_layouts_are_not_mixed(tmp_path):
     with pytest.raises(ValueError, match="has images without a class"):
         module(ImageTarsDataModule, tmp_path)
     pack(tmp_path / "validation/000000.tar", OK)
-    with pytest.raises(ValueError, match="tar files of val and of validation, both"):
+    with pytest.raises(ValueError, match="tar files of val and of validation, all"):
         module(ImageTarsDataModule, tmp_path)
 
 

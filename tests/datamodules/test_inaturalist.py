@@ -101,7 +101,7 @@ def test_wrong_files_are_rejected(root):
         (lambda c: c["annotations"][3].update(image_id=True), r"\[3\]: image_id must .* True$"),
         (lambda c: c["annotations"][0].update(category_id="2"), r'\[0\]: category_id .* got "2"$'),
         (lambda c: c["images"].append(c["images"][0]), "duplicate ids of images: 1020"),
-        (lambda c: c["categories"].append(c["categories"][0]), "the ids of categories: 2"),
+        (lambda c: c["categories"].append(c["categories"][0]), "duplicate ids of categories: 2"),
         (lambda c: c["images"][1].update(file_name=f"./{c['images'][0]['file_name']}"),
          r"under two image ids: \./train_val2019/Some/2/1020\.jpg \(ids 1020 and 1021\)"),
     ):  # fmt: skip

@@ -18,7 +18,8 @@ from datamodules import (
 from datamodules.dense.bgr import load_bgr
 from datamodules.dense.coco import CocoDataModule
 from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
-from datamodules.files import decode, find_images, list_folders, list_images, reject_system_folder
+from datamodules.files.decoding import decode
+from datamodules.files.folders import find_images, list_folders, list_images, reject_system_folder
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from datamodules.images.transforms import BoundedResize

@@ -10,8 +10,8 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataModule
-from datamodules.files import load_rgb
-from datamodules.files.headers import check_header
+from datamodules.files.decoding import load_rgb
+from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from tasks.engine.drawing import label_map, open_upright
 from tests.segmentation_sets import SIZE, folder, ready, said, truths, voc
@@ -358,7 +358,7 @@ def make_rotated(root, orientation, *, size=SIZE, suffix="png"):
 def test_rotated_images_and_their_masks(tmp_path, caplog, orientation, size, suffix):
     shown = make_rotated(tmp_path, orientation, size=size, suffix=suffix)
     image = tmp_path / f"images/val/0.{suffix}"
-    assert check_header(image, upright=True) == shown.shape[1::-1]
+    assert read_header(image, upright=True)[:2] == shown.shape[1::-1]
     assert np.abs(np.asarray(load_rgb(image, upright=True)) - shown).max() < 30
     assert np.abs(np.asarray(open_upright(image).convert("RGB")) - shown).max() < 30
     data = ready(SegmentationFolderDataModule, tmp_path, scale=size[::-1])

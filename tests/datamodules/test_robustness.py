@@ -35,7 +35,7 @@ def test_labels_and_columns_of_200_classes(tmp_path, name):
     assert part.columns == part.labels == subset_classes(name)
     assert [file.split("/")[0] for file in part.files] == [SYNSETS[i] for i in part.labels]
     assert data.dataset("val")[0, 3]["label"] == part.labels[3]
-    with pytest.raises(ValueError, match=r"200 images instead of (7,500|30,000); restore it"):
+    with pytest.raises(ValueError, match=r"200 images instead of (7,500|30,000); restore them"):
         module(tmp_path / "set", name, published_counts=True)
     shutil.rmtree(tmp_path / "set" / SYNSETS[part.labels[5]])
     with pytest.raises(ValueError, match=rf"no images of 1 classes: {SYNSETS[part.labels[5]]}"):
@@ -122,7 +122,7 @@ def test_all_existing_sets(tmp_path, caplog):
 def test_wrong_folders_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"must hold one of the folders imagenet or"):
         module(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"data.roots.imagenet_a=/absent is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"data.roots.imagenet_a=/absent is not a folder"):
         module(tmp_path, roots={"imagenet_a": "/absent"})
     with pytest.raises(ValueError, match="name sets of imagenet, imagenet_c"):
         module(tmp_path, "imagenet_z")

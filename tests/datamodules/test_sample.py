@@ -126,7 +126,7 @@ def test_defaults(monkeypatch, tmp_path):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
     data = SampleClassification(digits_per_class=2, train_copies=1)
     notes = []
-    monkeypatch.setattr(sample_module, "say", notes.append)
+    monkeypatch.setattr(sample_module, "log", notes.append)
     data.setup()
     data.setup()
     assert data.root.parent == tmp_path

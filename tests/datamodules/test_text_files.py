@@ -15,7 +15,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
 @pytest.fixture
 def logged(monkeypatch):
     lines = []
-    monkeypatch.setattr(text_files, "say", lines.append)
+    monkeypatch.setattr(text_files, "log", lines.append)
     return lines
 
 

@@ -164,7 +164,7 @@ def test_wrong_maps_are_rejected(root, tmp_path):
     for wrong, message in (
         (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
         (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
-        (torch.full((2, 2, 6, 6), 4.0), r"names the classes 4 to 4, and the data have 3"),
+        (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
         (torch.full((2, 2, 6, 6), torch.nan), "names the classes nan to nan"),
         (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
         (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),

@@ -214,11 +214,11 @@ def test_draws_are_seeded_and_averaged():
     [
         (
             lambda t: Neighbours((10, 200)).solve(t, t, 4, SolveOptions()),
-            r"than the 40 training images",
+            r"exceeds the 40 training images",
         ),
         (
             lambda t: FewShot((1, 11)).solve(t, t, 4, SolveOptions()),
-            r"fewer than 11 training images, cla",
+            r"fewer than 11 training images, such as cla",
         ),
         (
             lambda t: Logistic().solve(t.select(torch.arange(4)), t, 4, SolveOptions()),

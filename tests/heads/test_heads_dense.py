@@ -228,7 +228,7 @@ def test_unknown_item_of_a_list(index):
 
 @pytest.mark.parametrize("make", [build_detector, build_segmentor])
 def test_unknown_head(make):
-    with pytest.raises(ValueError, match=r"called 'yolo'; known: (mask_rcnn, .*|upernet)"):
+    with pytest.raises(ValueError, match=r"unknown .* 'yolo'; choose from (mask_rcnn, .*|upernet)"):
         make(create_backbone(SMALLEST, dense=True), 10, name="yolo")
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from datamodules.files.cache import sample_folder
-from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from tasks.engine.loggers import TensorBoardLog
 from tasks.engine.saved_config import read_config
 from tests.running.tiny import tiny_task
@@ -178,7 +178,7 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
         raise OSError(number, os.strerror(number))
 
     check_shared_memory("data.num_workers=0")
-    monkeypatch.setattr("datamodules.loading.shared_memory.multiprocessing.Lock", refuse)
+    monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
 

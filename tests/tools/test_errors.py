@@ -7,7 +7,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from datamodules.files import load_rgb
-from datamodules.files.headers import check_header
+from datamodules.files.headers import read_header
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
@@ -53,7 +53,7 @@ def test_a_worker_that_ends_during_a_batch_is_reported(what, capsys):
         Gone().detach()
 
 
-@pytest.mark.parametrize("read", [check_header, lambda path: load_rgb(path, upright=True)])
+@pytest.mark.parametrize("read", [read_header, lambda path: load_rgb(path, upright=True)])
 def test_a_pipe_is_rejected_as_an_image(read, tmp_path):
     """Opening a pipe would block forever."""
     os.mkfifo(tmp_path / "a.jpg")

@@ -69,7 +69,7 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
     Each graph is run on other sizes too, since torch.export may silently fix an axis.
 
     Raises:
-        ValueError: The network cannot be recorded at any size; the message names module and operator.
+        ValueError: The network cannot be recorded at any size; it names module and operator.
     """
     why = ""
     cause: Exception | None = None

@@ -1,7 +1,7 @@
 """Writes the exports of this folder, by the tools' own packages where pip has them; without images.
 
-FiftyOne's and Roboflow's Darknet exports are written by hand, as their documentation shows the format.
-The others need packages that the tests do without:
+FiftyOne's and Roboflow's Darknet exports are written by hand in their documented format. The others
+need packages that the tests do without:
 pip install datumaro==1.13.12 supervision==0.31.2 label-studio-sdk==2.0.28 labelme==6.3.1
 """
 
