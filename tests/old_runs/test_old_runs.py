@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tasks.engine.old_names import current_target
 from tests.families import rest_slow
 from tests.old_runs import opening
 from tests.old_runs.narrow import narrow_models
@@ -74,7 +75,7 @@ def test_every_target_of_old_configs_resolves(old):
     assert named <= set(listed)
     assert len(listed) >= 25
     for target in listed:
-        assert callable(pkgutil.resolve_name(target)), target
+        assert callable(pkgutil.resolve_name(current_target(target))), target
 
 
 def test_results_lists_old_runs(old, capsys):
