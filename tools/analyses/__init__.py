@@ -2,9 +2,9 @@
 
 An analysis is one file in ``kinds/``; its name is the command's argument. The first line of its
 docstring is its summary. ``OPTIONS`` has the defaults of its own ``key=value`` arguments, and
-``CHOICES`` the closed lists among them. ``analyse(subjects, options) -> Findings`` runs it. Measurements of a
-network alone are in ``backbones/analysis/``. torch and matplotlib are imported inside functions, so
-the help stays fast.
+``CHOICES`` the closed lists among them. ``analyse(subjects, options) -> Findings`` runs it.
+Measurements of a network alone are in ``backbones/analysis/``. torch and matplotlib are imported
+inside functions, so the help stays fast.
 """
 
 from __future__ import annotations

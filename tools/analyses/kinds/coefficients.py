@@ -2,10 +2,10 @@
 
 The coefficient of a key is the activation of a hidden channel of an FFN. Sparsity is the share of
 coefficients above ``threshold``, per layer. The most activated keys of each class are listed for
-the mixer ``mixer`` (a name; default: the last one). So is the share of classes that have a key among
-their top five. The map of the top key of an image's class is drawn over the image, titled with its
-mean. key=N draws another key for all images. More than the usual 16 images make the ranking of keys
-more stable.
+the mixer ``mixer`` (a name; default: the last one). So is the share of classes that have a key
+among their top five. The map of the top key of an image's class is drawn over the image, titled
+with its mean. key=N draws another key for all images. More than the usual 16 images make the
+ranking of keys more stable.
 """
 
 from __future__ import annotations
