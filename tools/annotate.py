@@ -12,8 +12,8 @@ usage: python tools/annotate.py root=FOLDER out=FOLDER teacher=NAME [key=value .
   batch=32         images per step
   device=cpu       or cuda
 
-A file has a tensor (2, top, h, w): for each location of the teacher's last map, the scores and the
-indices of its best classes. classes.json lists the class folders in index order. ImageNet's
+A file has a tensor (2, top, h, w): scores and indices of the best classes, for each location of
+the teacher's last map. classes.json lists the class folders in index order. ImageNet's
 published maps have the same format. Train with the maps:
 python tools/run.py recipe=lvt backbone=lvt_r2 data=imagenet data.root=FOLDER
 data.token_labels=FOLDER

@@ -23,8 +23,8 @@ usage: python tools/complexity.py [key=value ...]
 
 The classification network is counted: the backbone with 1000 classes and one image, built for
 image_size unless backbone.img_size is typed. With task=, the whole model is counted with 80 classes
-(COCO) or 150 (ADE20K), as MMDetection counts: the second stage sees 1000 proposals, of which 100
-get masks, and auxiliary heads only count parameters.
+(COCO) or 150 (ADE20K). As in MMDetection, the second stage sees 1000 proposals, of which 100 get
+masks. Auxiliary heads only count parameters.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change relative to
 the plain host, diff compares the changes. A count "agrees" if ours, rounded or truncated to the
 printed digits, equals it (a change: rounded). Otherwise the verdict gives the difference and its

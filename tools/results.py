@@ -23,8 +23,8 @@ accelerator), are averaged in one row. Any other difference makes a new row and 
 the same letter under "terms" differ only in the mixer; other differences are listed below the
 table. +- is the sample standard deviation, time the mean of the whole command. Unfinished, failed
 and unreadable runs are listed on standard error.
-A run is compared with a paper if its config names a row of configs/published (as experiments do)
-and has the row's model, data and settings; runs on sample data never are.
+A run is compared with a paper if its config names a row of configs/published, as experiments do.
+It must have the row's model, data and settings, so runs on sample data are never compared.
 plot=latency measures the backbones on this machine: one image at a time, interleaved, median.
 Papers' points are left out, because their machines differ.
 """

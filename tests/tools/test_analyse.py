@@ -63,7 +63,7 @@ def released(tmp_path):
     return path
 
 
-def refused(arguments, capsys):
+def error_text(arguments, capsys):
     assert analyse.main(arguments) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("analyse.py: ")
@@ -85,17 +85,17 @@ def test_the_table_has_a_line_for_each_file(capsys):
 
 
 def test_wrong_arguments(capsys, pictures, released):
-    assert "did you mean" in refused(["entrpy"], capsys)
-    assert "backbone=NAME is missing" in refused(["cam"], capsys)
-    assert "cannot use 'bims=3'" in refused(["entropy", "backbone=deit_t", "bims=3"], capsys)
-    assert "is not in a run folder" in refused(["cam", f"ckpt={released}"], capsys)
-    alone = refused(["entropy", "backbone=deit_t"], capsys)
+    assert "did you mean" in error_text(["entrpy"], capsys)
+    assert "backbone=NAME is missing" in error_text(["cam"], capsys)
+    assert "cannot use 'bims=3'" in error_text(["entropy", "backbone=deit_t", "bims=3"], capsys)
+    assert "is not in a run folder" in error_text(["cam", f"ckpt={released}"], capsys)
+    alone = error_text(["entropy", "backbone=deit_t"], capsys)
     assert "pass its images" in alone
     typed = ["backbone=resnet18", f"input={pictures}"]
-    assert "lacks an image classifier" in refused(["cam", *typed], capsys)
+    assert "lacks an image classifier" in error_text(["cam", *typed], capsys)
     for name in ("activations", "relations", "mappings", "attention"):
-        assert "resnet18" in refused([name, *typed], capsys) or name == "activations"
-    assert "labelled images" in refused(
+        assert "resnet18" in error_text([name, *typed], capsys) or name == "activations"
+    assert "labelled images" in error_text(
         ["errors", f"ckpt={released}", "backbone=deit_t", f"input={pictures}"], capsys
     )
 

@@ -27,12 +27,12 @@ TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false", "format=json")
 
 
-def printed(capsys, *arguments):
+def run_benchmark(capsys, *arguments):
     assert benchmark.main(arguments) == 0
     return capsys.readouterr().out
 
 
-def refused(capsys, *arguments):
+def error_line(capsys, *arguments):
     """Return the one line that a command prints before it fails."""
     assert benchmark.main(arguments) == 2
     out, err = capsys.readouterr()
@@ -59,7 +59,7 @@ def stub_networks(monkeypatch):
 @pytest.mark.slow
 def test_mixers_of_a_host_against_its_ffn(capsys):
     arguments = ("host=deit_t", "mixer=glu,afbo", "train=true", "format=json", *TINY)
-    records = json.loads(printed(capsys, "mixers", *arguments))
+    records = json.loads(run_benchmark(capsys, "mixers", *arguments))
     assert [list(record) for record in records] == [KEYS] * 6
     names = ["deit_t", "deit_t_glu", "deit_t_afbo"]
     assert [record["backbone"] for record in records] == names * 2
@@ -80,7 +80,7 @@ def test_mixers_of_a_host_against_its_ffn(capsys):
 
 def test_a_network_has_a_ratio_with_itself(capsys):
     arguments = ("backbone=deit_t_glu backbone.mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
-    rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
+    rows = list(csv.DictReader(io.StringIO(run_benchmark(capsys, "backbones", *arguments))))
     assert [row["backbone"] for row in rows] == ["deit_t_glu backbone.mixer.act=gelu", "deit_t_glu"]
     assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
 
@@ -92,7 +92,7 @@ def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_net
     )
     picture = tmp_path / "growth.png"
     words = ("backbone=deit_t,swin_t", "image_size=64,128", f"out={picture}", "format=json")
-    records = json.loads(printed(capsys, "backbones", *words, *TINY[:2], TINY[3]))
+    records = json.loads(run_benchmark(capsys, "backbones", *words, *TINY[:2], TINY[3]))
     found = [(one["backbone"], one["image_size"], one["ms"], one["growth"]) for one in records]
     assert found == [
         ("deit_t", "64x64", 2000, 1.0), ("swin_t", "64x64", 3000, 1.0),
@@ -212,7 +212,7 @@ def test_ratio_is_taken_round_by_round():
 
 
 def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
-    table = printed(capsys, "mixers", "host=deit_t,swin_t", *TINY).splitlines()
+    table = run_benchmark(capsys, "mixers", "host=deit_t,swin_t", *TINY).splitlines()
     pairs = [[name for name in list_backbones(f"{host}_*")] for host in ("deit_t", "swin_t")]
     expected = [name for host, own in zip(("deit_t", "swin_t"), pairs, strict=True)
                 for name in (host, *own)]  # fmt: skip
@@ -224,14 +224,14 @@ def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
 
 
 def test_patterns_skip_pairs_that_do_not_fit(capsys, stub_networks):
-    printed(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
+    run_benchmark(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
     swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
     assert stub_networks == ["deit_t", "deit_t", *swin]
 
 
 def test_options_and_baseline_of_backbones(capsys, stub_networks):
     several = "backbone=deit_t_afbo backbone.mixer.g2=6,deit_t"
-    text = printed(
+    text = run_benchmark(
         capsys,
         "backbones",
         several,
@@ -265,7 +265,7 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
 
 def test_image_sizes_are_interleaved(capsys, stub_networks):
     sizes = ("image_size=64,64x96", "batch=1,2", "format=json", "rounds=2", "keep_memory=false")
-    records = json.loads(printed(capsys, "backbones", "backbone=deit_t", *sizes))
+    records = json.loads(run_benchmark(capsys, "backbones", "backbone=deit_t", *sizes))
     shown = [(record["image_size"], record["batch"]) for record in records]
     assert shown == [("64x64", 1), ("64x64", 2), ("64x96", 1), ("64x96", 2)]
     assert stub_networks == ["deit_t", "deit_t"]  # built once for all sizes
@@ -286,7 +286,7 @@ def test_image_sizes_are_interleaved(capsys, stub_networks):
     ids=lambda value: value[0],
 )  # fmt: skip
 def test_ready_comparisons(capsys, stub_networks, arguments, built):
-    records = json.loads(printed(capsys, "backbones", *arguments, "format=json", *TINY))
+    records = json.loads(run_benchmark(capsys, "backbones", *arguments, "format=json", *TINY))
     assert stub_networks == built
     shown = [name for index, name in enumerate(built) if index % 3]
     assert [record["backbone"] for record in records] == shown
@@ -309,7 +309,7 @@ def test_token_mixers_over_maps(capsys):
         "batch=1,2",
         "train=true",
     )
-    records = json.loads(printed(capsys, "tokens", *arguments, *TINY_MAPS))
+    records = json.loads(run_benchmark(capsys, "tokens", *arguments, *TINY_MAPS))
     assert [list(record) for record in records] == [TOKEN_KEYS] * 24
     names = ["sbm backbone.token_mixer.rank=2", "attention", "pooling"]
     shown = [(record["mixer"], record["grid"]) for record in records[:6]]
@@ -433,12 +433,12 @@ def test_cost_per_token_is_taken_round_by_round():
     ids=str,
 )
 def test_wrong_arguments_end_with_one_line(capsys, arguments, message):
-    assert message in refused(capsys, *arguments, "keep_memory=false")
+    assert message in error_line(capsys, *arguments, "keep_memory=false")
 
 
 def test_a_missing_gpu_raises(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "device=cuda needs a GPU" in refused(capsys, "mixers", "device=cuda")
+    assert "device=cuda needs a GPU" in error_line(capsys, "mixers", "device=cuda")
 
 
 def test_keep_memory_is_applied_and_printed(capsys, monkeypatch, stub_networks):

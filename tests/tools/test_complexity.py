@@ -99,7 +99,7 @@ def zeros(x, *shape):
     return x.new_zeros(shape)
 
 
-def turned(x, axes, *, norm=None, size=None):
+def filter_spectrum(x, axes, *, norm=None, size=None):
     """A global filter: half spectrum, complex product, and back."""
     spectrum = torch.fft.rfftn(x, s=size, dim=axes, norm=norm)
     return torch.fft.irfftn(spectrum * spectrum.conj(), s=size, dim=axes, norm=norm)
@@ -114,8 +114,8 @@ SPECTRA = {
     "padded": (lambda x: torch.fft.rfft(x, n=32), 24 * 32 * 5),
     "complex_2d": (lambda x: torch.fft.fft2(x), 2 * 3 * 64 * 6),
     "and_back": (lambda x: torch.fft.ifft2(torch.fft.fft2(x)), 4 * 3 * 64 * 6),
-    "global_filter": (lambda x: turned(x, (-2, -1)), 2 * 3 * 64 * 6 + 4 * COMPLEX),
-    "filter_of_rows": (lambda x: turned(x, (-1,)), 2 * 24 * 8 * 3 + 4 * COMPLEX),
+    "global_filter": (lambda x: filter_spectrum(x, (-2, -1)), 2 * 3 * 64 * 6 + 4 * COMPLEX),
+    "filter_of_rows": (lambda x: filter_spectrum(x, (-1,)), 2 * 24 * 8 * 3 + 4 * COMPLEX),
     "by_real": (lambda x: torch.fft.rfft2(x) * x[..., :5], 3 * 64 * 6),
     "matrix": (
         lambda x: (x + 0j) @ zeros(x + 0j, 8, 7),
@@ -221,7 +221,7 @@ def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcom
     counted = {}
     for size in ("224", "96", "96x160"):
         arguments = ("backbone=deit_t_fourier_filter", f"image_size={size}", "format=json")
-        (counted[size],) = json.loads(printed(capsys, *arguments))
+        (counted[size],) = json.loads(run_complexity(capsys, *arguments))
     change = counted["224"]["params"] - counted["96"]["params"]
     assert change == 192 * (12 * 2 * (14 * 8 - 6 * 4) + 14 * 14 - 6 * 6)
     oblong = counted["96x160"]["params"] - counted["96"]["params"]
@@ -345,7 +345,7 @@ def command(*arguments, **options):
     )
 
 
-def printed(capsys, *arguments):
+def run_complexity(capsys, *arguments):
     assert complexity.main(arguments) == 0
     return capsys.readouterr().out
 
@@ -376,14 +376,14 @@ def test_command_runs_from_any_directory(tmp_path):
 
 @pytest.mark.slow
 def test_table_is_aligned(capsys):
-    lines = printed(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
+    lines = run_complexity(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == [*list_backbones("deit_t_c*"), "poolformer_s12", "deit_t"]
     assert len({len(line) for line in lines}) == 1
 
 
 def test_json(capsys):
-    records = json.loads(printed(capsys, "backbone=swin_t_ffn,deit_t_afbo", "format=json"))
+    records = json.loads(run_complexity(capsys, "backbone=swin_t_ffn,deit_t_afbo", "format=json"))
     assert records == [
         {
             "backbone": "swin_t_ffn",
@@ -397,15 +397,15 @@ def test_json(capsys):
 
 def test_image_size_and_rule(capsys):
     arguments = ("backbone=poolformer_s12", "format=json", "rule=torchprofile")
-    (small,) = json.loads(printed(capsys, *arguments, "image_size=128"))
-    (wide,) = json.loads(printed(capsys, *arguments, "image_size=128x512"))
+    (small,) = json.loads(run_complexity(capsys, *arguments, "image_size=128"))
+    (wide,) = json.loads(run_complexity(capsys, *arguments, "image_size=128x512"))
     assert wide["macs_g"] == pytest.approx(4 * small["macs_g"], rel=1e-3)
     assert wide["params"] == small["params"] == 11915176
 
 
 @pytest.mark.slow
 def test_paper_as_csv(capsys):
-    text = printed(
+    text = run_complexity(
         capsys, "paper=afbo", "backbone=deit_t,deit_t_afbo,poolformer_s36*", "format=csv"
     )
     every = list(csv.DictReader(io.StringIO(text)))
@@ -438,7 +438,9 @@ def test_paper_as_csv(capsys):
 
 
 def test_paper_as_table(capsys):
-    header, *lines = printed(capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu").splitlines()
+    header, *lines = run_complexity(
+        capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu"
+    ).splitlines()
     assert header.split("  ")[0] == "backbone"
     assert len(lines) == 2
     assert all("agrees" in line and "5,720,488" in line for line in lines)
@@ -448,7 +450,7 @@ def test_digits_of_the_paper_are_printed(capsys):
     """PosMLP's table prints 5.10 G, and SBM's whole millions."""
     for paper, backbone, table, digits in (("posmlp", "posmlp_t_sgu", 3, "5.10"),
                                            ("iffn", "deit_t_iffn", 2, "5.00")):  # fmt: skip
-        _, line = printed(
+        _, line = run_complexity(
             capsys, f"paper={paper}", f"table={table}", f"backbone={backbone}"
         ).splitlines()[:2]
         assert f" {digits} " in line
@@ -456,8 +458,8 @@ def test_digits_of_the_paper_are_printed(capsys):
 
 def test_causes_only_apply_to_the_published_count(capsys):
     typed = ("paper=posmlp", "table=2", "backbone=gmlp_b", "format=json")
-    (own,) = json.loads(printed(capsys, *typed))
-    (other,) = json.loads(printed(capsys, *typed, "image_size=256"))
+    (own,) = json.loads(run_complexity(capsys, *typed))
+    (other,) = json.loads(run_complexity(capsys, *typed, "image_size=256"))
     assert own["verdict"] == "differs by -0.08 G: counting by fvcore"
     assert "DIFFERS by +" in other["verdict"]
     assert "counting" not in other["verdict"]
@@ -465,7 +467,7 @@ def test_causes_only_apply_to_the_published_count(capsys):
 
 @pytest.mark.slow
 def test_rows_of_all_tasks_name_their_experiment(capsys):
-    text = printed(capsys, "paper=iffn", "table=7", "format=json")
+    text = run_complexity(capsys, "paper=iffn", "table=7", "format=json")
     plain, mixed = json.loads(text)
     assert (plain["experiment"], mixed["experiment"]) == ("iffn_t7_swin_t", "iffn_t7_swin_t_iffn")
     assert (mixed["head"], mixed["reported_metric"]) == ("mask_rcnn", "46.0 box AP")
@@ -473,14 +475,16 @@ def test_rows_of_all_tasks_name_their_experiment(capsys):
     assert mixed["residual_flops_g"] == pytest.approx(3.0628, abs=5e-5)
     assert mixed["verdict"] == "DIFFERS by +3.06 G"
     (row,) = json.loads(
-        printed(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
+        run_complexity(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
     )[:1]
     assert row["experiment"] == "afbo_t9_deit_t_afbo_sm_none"
     assert row["macs_g"] > 1
 
 
 def test_rows_judged_by_their_change_show_it(capsys):
-    header, line = printed(capsys, "paper=afbo", "backbone=poolformer_s24_afbo").splitlines()[:2]
+    header, line = run_complexity(
+        capsys, "paper=afbo", "backbone=poolformer_s24_afbo"
+    ).splitlines()[:2]
     assert header.split("  ")[0] == "backbone"
     assert header.count("paper change") == 2
     # Reported, its change, ours, and their difference: of parameters, then of FLOPs.
@@ -494,7 +498,7 @@ def test_rows_judged_by_their_change_show_it(capsys):
 def test_the_terminal_table_shows_every_figure(capsys, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    text = re.sub(r"\x1b\[[\d;]*m", "", printed(capsys, *arguments))
+    text = re.sub(r"\x1b\[[\d;]*m", "", run_complexity(capsys, *arguments))
     assert "5,717,416" in text
     assert "1.2537" in text
     assert ("5.72" in text) != ("+0.02" in text)
@@ -547,7 +551,7 @@ def test_wrong_argument_of_the_script_has_no_traceback():
 
 def test_an_ablation_is_counted_from_the_command_line(capsys):
     typed = ("backbone=deit_t_afbo", "backbone.mixer.g1=2", "backbone.mixer.g2=4,6")
-    records = json.loads(printed(capsys, *typed, "format=json"))
+    records = json.loads(run_complexity(capsys, *typed, "format=json"))
     (row,) = (row for row in load_rows("afbo") if row.options == {"mixer": {"g1": 2, "g2": 6}})
     assert [record["backbone"] for record in records] == [
         "deit_t_afbo backbone.mixer.g1=2 backbone.mixer.g2=4",
@@ -582,7 +586,7 @@ def _toolkits():
         pytest.importorskip(toolkit)
 
 
-def counted(row):
+def count_row(row):
     typed = {key: value for key, value in row.options.items() if key != "fused"}
     return count_dense_parts(
         row.backbone, json.dumps(typed), row.task, row.head, json.dumps(dict(row.head_options)),
@@ -609,7 +613,7 @@ QUICK = ("ffnet_t3_ffnet_seg_ade20k",)
 )
 @pytest.mark.usefixtures("_toolkits")
 def test_dense_rows_are_exact(row):
-    parts = counted(row)
+    parts = count_row(row)
     assert sum(params for _, params, _ in parts) == row.params
     assert sum(macs for *_, macs in parts) == row.exact_macs
 
@@ -627,7 +631,7 @@ def test_ffnets_segmentors_count_what_the_paper_prints():
 def test_second_stage_is_counted_as_mmdetection_does(capsys):
     """1000 boxes through two linear layers, 100 through the masks' convolutions."""
     typed = ("task=detection", "backbone=resnet18", "image_size=256x320", "format=json")
-    records = json.loads(printed(capsys, *typed))
+    records = json.loads(run_complexity(capsys, *typed))
     found = {record["part"]: record["macs_g"] for record in records}
     assert list(found) == ["backbone", "neck", "rpn head", "bbox head", "mask head", "whole"]
     linear = 1000 * (256 * 49 * 1024 + 1024 * 1024 + 1024 * (81 + 320))
@@ -642,7 +646,7 @@ def test_second_stage_is_counted_as_mmdetection_does(capsys):
 @pytest.mark.usefixtures("_toolkits")
 def test_an_auxiliary_head_only_counts_parameters(capsys):
     typed = ("task=segmentation", "backbone=resnet18", "image_size=64", "format=json")
-    found = {record["part"]: record for record in json.loads(printed(capsys, *typed))}
+    found = {record["part"]: record for record in json.loads(run_complexity(capsys, *typed))}
     auxiliary = found["auxiliary head (training)"]
     assert auxiliary["macs_g"] == 0 < auxiliary["params"]
 

@@ -23,7 +23,7 @@ from tools.config.lazy_groups import register_groups
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
 
-def fitting(group, task):
+def fitting_options(group, task):
     """Return the options of a group that list a task."""
     found = []
     for name in options(group):
@@ -38,7 +38,7 @@ def _backbones_are_options():
     register_groups()
 
 
-def check(config):
+def check_config(config):
     """Check that every part accepts the options of the config."""
     config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
     given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
@@ -78,7 +78,7 @@ def locate(target):
 @pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
 def test_every_head_and_dataset_of_a_task(task):
     """Each at least once."""
-    heads, data = fitting("head", task), fitting("data", task)
+    heads, data = fitting_options("head", task), fitting_options("data", task)
     assert heads
     assert len(data) > 1
     for index in range(max(len(heads), len(data))):
@@ -88,26 +88,28 @@ def test_every_head_and_dataset_of_a_task(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_every_head_with_every_dataset_of_a_task(task):
-    for head in fitting("head", task):
-        for name in fitting("data", task):
+    for head in fitting_options("head", task):
+        for name in fitting_options("data", task):
             check_together(task, head, name)
 
 
 def check_together(task, head, name):
     # The sample datasets set options of their task's default head; others keep theirs.
-    check(composed(f"task={task}", f"head={head}", f"data={name}"))
+    check_config(composed(f"task={task}", f"head={head}", f"data={name}"))
 
 
 def test_every_head_and_dataset_is_for_some_task():
     for group in ("head", "data"):
-        assert {name for task in TASKS for name in fitting(group, task)} == set(options(group))
+        assert {name for task in TASKS for name in fitting_options(group, task)} == set(
+            options(group)
+        )
     assert set(options("task")) == set(TASKS)
 
 
 @pytest.mark.parametrize("protocol", options("protocol"))
 def test_every_protocol(protocol):
     config = composed("task=transfer", f"protocol={protocol}")
-    check(config)
+    check_config(config)
     assert config["protocol"] == protocol
 
 
@@ -122,7 +124,7 @@ def test_linear_probing_scales_its_rate_by_the_batch(data):
 def test_the_long_recipe_of_the_sample_data():
     for task in ("detection", "segmentation"):
         longer, plain = composed(f"task={task}", "recipe=sample_long"), composed(f"task={task}")
-        check(longer)
+        check_config(longer)
         assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
 
 
@@ -173,7 +175,7 @@ def test_every_recipe(recipe):
     name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
     own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []
     config = with_recipe(recipe, name, *own)
-    check(config)
+    check_config(config)
     assert "recipe" not in config
     if config["task_name"] == "classification":
         build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)

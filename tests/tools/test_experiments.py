@@ -292,7 +292,7 @@ DRAW = (
 )  # fmt: skip
 
 
-def prepared(name, *typed):
+def prepare_config(name, *typed):
     """Compose and check a command's config, as a run does before it builds anything."""
     given = overrides.read_command([f"experiment={name}", *typed])
     config = resolve_config(job_config(given.overrides, given.config))
@@ -300,7 +300,7 @@ def prepared(name, *typed):
     return config
 
 
-def checked(config):
+def check_built(config):
     """Check that a config's data can be built, and that its schedule gives rates on one device."""
     build(config, "data", seed=0, predict_path=None)
     optimizer, trainer = config["optimizer"], config["trainer"]
@@ -316,7 +316,7 @@ def checked(config):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", others_slow(KINDS.values(), *DRAW[::3]))
 def test_a_row_with_changes_composes(name, change):
-    config = checked(prepared(name, *CHANGES[change](ROWS[name])))
+    config = check_built(prepare_config(name, *CHANGES[change](ROWS[name])))
     assert config["paper"]["experiment"] == name
     if "sample" in change:
         assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (1, "auto")
@@ -324,7 +324,9 @@ def test_a_row_with_changes_composes(name, change):
 
 @pytest.mark.parametrize("name", DRAW)
 def test_each_special_row_trains_on_sample_data(name):
-    config = checked(prepared(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2"))
+    config = check_built(
+        prepare_config(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2")
+    )
     assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
     assert config["backbone"]["pretrained"] in (None, False)
     assert config["data"].get("token_labels") is None
@@ -333,12 +335,12 @@ def test_each_special_row_trains_on_sample_data(name):
 @pytest.mark.parametrize("change", ["sample", "one epoch", "steps", "few batches"])
 @pytest.mark.parametrize("name", MISSING)
 def test_a_row_that_lacks_a_setting_runs_with_it(name, change):
-    config = checked(prepared(name, MISSING[name], *CHANGES[change](ROWS[name])))
+    config = check_built(prepare_config(name, MISSING[name], *CHANGES[change](ROWS[name])))
     assert config["data"]["image_size"] == ROWS[name].image_size
     if name == "posmlp_t2_posmlp_b":
         assert config["backbone"]["drop_path_rate"] == 0.3
     with pytest.raises(ValueError, match="cannot run"):
-        prepared(name, *CHANGES[change](ROWS[name]))
+        prepare_config(name, *CHANGES[change](ROWS[name]))
 
 
 def test_rows_that_lack_a_setting_are_all_tried():
@@ -353,16 +355,18 @@ def test_rows_that_lack_a_setting_are_all_tried():
 
 def test_a_shorter_warm_up_is_in_proportion(caplog):
     caplog.set_level("INFO")
-    config = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=3", "data.root=/data")
-    own = prepared("afbo_t2_poolformer_s12", "data.root=/data")
+    config = prepare_config("afbo_t2_poolformer_s12", "trainer.max_epochs=3", "data.root=/data")
+    own = prepare_config("afbo_t2_poolformer_s12", "data.root=/data")
     assert (own["schedule"]["warmup"], own["schedule"]["cooldown"]) == (5, 10)
     share = 3 / own["trainer"]["max_epochs"]
     assert config["schedule"]["warmup"] == pytest.approx(5 * share, abs=1e-4)
     assert config["schedule"]["cooldown"] == pytest.approx(10 * share, abs=1e-4)
     assert "schedule.warmup=0.0484 and schedule.cooldown=0.0968, in proportion" in caplog.text
-    longer = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=30", "data.root=/data")
+    longer = prepare_config("afbo_t2_poolformer_s12", "trainer.max_epochs=30", "data.root=/data")
     assert longer["schedule"] == own["schedule"]
-    typed = prepared("afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d")
+    typed = prepare_config(
+        "afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d"
+    )
     assert typed["schedule"]["warmup"] == 1
 
 
@@ -395,18 +399,18 @@ def test_the_first_rate_of_a_row_follows_the_number_of_devices(
 
 def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):
     caplog.set_level("INFO")
-    half = prepared("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
+    half = prepare_config("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
     assert "train_share" not in half["data"]
     assert "data.train_share=0.5 is left out: it belongs to data=imagenet" in caplog.text
-    labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
+    labelled = prepare_config("afbo_t2_lvt_r2", "data=sample_classification")
     assert labelled["data"]["token_labels"] is None
     assert (
         "data.token_labels=null, because the label maps belong to the row's images" in caplog.text
     )
-    own = prepared("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
+    own = prepare_config("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
     # The row's augmentation without options that only the sample data's has.
     assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
-    dense = prepared("iffn_t7_swin_t_iffn", "data=sample_detection")
+    dense = prepare_config("iffn_t7_swin_t_iffn", "data=sample_detection")
     assert dense["backbone"]["pretrained"] is False
     assert "starts from random weights, because the data differs from the row's" in caplog.text
     assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's value is kept

@@ -72,7 +72,7 @@ def images():
     return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
 
 
-def exported(tmp_path, *typed):
+def run_export(tmp_path, *typed):
     """Run the command and return its folder."""
     assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
     return tmp_path / "out"
@@ -349,7 +349,7 @@ def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
 
 def check_export(tmp_path, name, to):
     """The command itself compares the outputs; this checks its files."""
-    folder = exported(tmp_path, f"backbone={name}", f"to={to}", SIZE)
+    folder = run_export(tmp_path, f"backbone={name}", f"to={to}", SIZE)
     dense = to != "mmpretrain"
     back = [
         create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
@@ -390,7 +390,7 @@ def run_readme(folder, picture=None):
 
 @pytest.mark.slow
 def test_the_readme_of_a_backbone_builds_its_model(tmp_path, capsys):
-    folder = exported(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
+    folder = run_export(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
     assert run_readme(folder) == "MaskRCNN"
 
 
@@ -494,7 +494,7 @@ def test_the_table_tries_each_pair(capsys):
 def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     import mmdet
 
-    folder = exported(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
+    folder = run_export(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
     text = (folder / "config.py").read_text()
     assert text.count("data/coco/") == 1
     assert len(text.splitlines()) < 60
@@ -563,7 +563,7 @@ def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
 
 @pytest.mark.slow
 def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path):
-    folder = exported(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
+    folder = run_export(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
     copied = folder / "backbones"
     assert (copied / "mixers/afbo").is_dir()
     assert not [*copied.rglob("__pycache__"), *copied.rglob("compiled")]
@@ -613,7 +613,7 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
 
     ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
     torch.save(ours.state_dict(), tmp_path / "ours.pth")
-    folder = exported(
+    folder = run_export(
         tmp_path, "backbone=deit_t_glu", "backbone.img_size=64",
         f"ckpt={tmp_path / 'ours.pth'}", SIZE, "to=mmpretrain",
     )  # fmt: skip
@@ -649,7 +649,7 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
 def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmdet.apis import inference_detector, init_detector
 
-    folder, ours, batch, picture = trained(
+    folder, ours, batch, picture = train_and_export(
         "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
     )
     assert run_readme(folder, picture) == type(ours.model).__name__
@@ -671,7 +671,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
 def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmseg.apis import inference_model, init_model
 
-    folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
+    folder, ours, batch, picture = train_and_export("segmentation", "mmseg", tmp_path, capsys)
     assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_model(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     with torch.no_grad():
@@ -681,7 +681,7 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
 
 
-def trained(task, to, tmp_path, capsys, *more):
+def train_and_export(task, to, tmp_path, capsys, *more):
     """Train shortly and export; return folder, model, a batch of one image, and its file."""
     import yaml
 
@@ -693,7 +693,7 @@ def trained(task, to, tmp_path, capsys, *more):
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     run = ended.folder()
-    folder = exported(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
+    folder = run_export(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
     config = yaml.safe_load((run / "config.yaml").read_text())
     data = build_part(config, "data", seed=0, predict_path=None)
     data.prepare_data()
@@ -717,7 +717,7 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
     typed = arguments("segmentation", tmp_path, *more, backbone=TRAINED)
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
-    folder = exported(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
+    folder = run_export(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
     imports = Config.fromfile(folder / "config.py").custom_imports["imports"]
     assert imports == ["backbones.mm", {"ffnet_seg": "heads.mm"}.get(head, "mmdet.models")]
     refused = ["to=mmseg", f"ckpt={ended.folder()}", f"out={tmp_path / 'alone'}", "standalone=true"]
@@ -737,7 +737,7 @@ def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
     network = classifier(root, order)
     save_ours(network, tmp_path / "last.ckpt", names)
     typed = [f"backbone={BACKBONE}", "backbone.img_size=64", SIZE, "to=mmpretrain"]
-    out = exported(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
+    out = run_export(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
     assert json.loads((out / "class_names.json").read_text()) == list(names)
     assert (out / "annotations.py").exists() == (order == "natural")
     if order == "natural":

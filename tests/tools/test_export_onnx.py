@@ -26,7 +26,7 @@ from tools.exports.networks import held_by
 FIXED = ("gmlp", "mixer", "posmlp")
 
 
-def written(name, to, folder, **settings):
+def export_small(name, to, folder, **settings):
     """Export a small network; return the README's sentence on sizes, by file."""
     files = exporter(to)(small_request(name, to, folder, **settings))
     assert {path.name for path in files} == {path.name for path in folder.iterdir()}
@@ -54,7 +54,7 @@ def check_sizes(name, sizes):
 )
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
     """The exporter compares several sizes and batches; this is another one."""
-    sizes = written(name, "onnx", tmp_path, what="maps")
+    sizes = export_small(name, "onnx", tmp_path, what="maps")
     check_sizes(name, sizes)
     session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
     (given,) = session.get_inputs()
@@ -73,7 +73,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_runs_at_any_size(tmp_path):
-    check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, what="classifier"))
+    check_sizes("ffnet_1", export_small("ffnet_1", "torch_export", tmp_path, what="classifier"))
 
 
 def test_programs_are_re_parameterised():
@@ -237,10 +237,10 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
     """Classifier and maps, and the maps for dense prediction; ONNX starts as torch's program."""
     (tmp_path / "all").mkdir()
     (tmp_path / "dense").mkdir()
-    sizes = written(name, to, tmp_path / "all")
+    sizes = export_small(name, to, tmp_path / "all")
     check_sizes(name, sizes)
     assert len(sizes) == 2
-    check_sizes(name, written(name, "torch_export", tmp_path / "dense", what="dense"))
+    check_sizes(name, export_small(name, "torch_export", tmp_path / "dense", what="dense"))
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
 def test_every_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_path):
     """Mixers that a paper reports can be exported."""
     try:
-        sizes = written(name, to, tmp_path, what="classifier")
+        sizes = export_small(name, to, tmp_path, what="classifier")
     except ValueError as error:
         assert re.search("cannot be written as ONNX: |onnxruntime does not run .* node", str(error))  # noqa: PT017
         assert not find_mixer(look_up(name)[1]).published_on

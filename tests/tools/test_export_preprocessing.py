@@ -36,7 +36,7 @@ def run(request, tmp_path):
     return tmp_path, picture, datamodule.augmentation.eval(64)(Image.open(picture))
 
 
-def exported(folder, to):
+def run_export(folder, to):
     typed = [f"ckpt={folder}", f"to={to}", f"out={folder / to}", "image_size=64"]
     assert export.main(typed) == 0
     return folder / to
@@ -44,7 +44,7 @@ def exported(folder, to):
 
 def test_timm_prepares_images_as_the_run_did(run):
     folder, picture, expected = run
-    model = timm.create_model(f"local-dir:{exported(folder, 'timm')}", pretrained=True)
+    model = timm.create_model(f"local-dir:{run_export(folder, 'timm')}", pretrained=True)
     transform = create_transform(**resolve_data_config(model=model), is_training=False)
     torch.testing.assert_close(transform(Image.open(picture)), expected, rtol=0, atol=1e-6)
 
@@ -57,7 +57,7 @@ def test_mmpretrain_prepares_images_as_the_run_did(run):
     from mmpretrain.registry import MODELS
 
     folder, picture, expected = run
-    out = exported(folder, "mmpretrain")
+    out = run_export(folder, "mmpretrain")
     config = Config.fromfile(out / "config.py")
     with DefaultScope.overwrite_default_scope("mmpretrain"):
         preprocessor = MODELS.build({"type": "ClsDataPreprocessor", **config.data_preprocessor})

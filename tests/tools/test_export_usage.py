@@ -37,7 +37,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 WEIGHT = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32) * 9
 
 
-def picture(path, size=(131, 90)):
+def save_picture(path, size=(131, 90)):
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path
@@ -62,7 +62,7 @@ def save_means_as_logits(path, metadata):
     onnx.save(model, path)
 
 
-def printed(folder, image):
+def run_infer(folder, image):
     """Run infer.py in a process without torch and our packages; return its output."""
     command = [sys.executable, "-I", "-c", ALONE, folder / "infer.py", image]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -82,11 +82,11 @@ def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind,
 
     options = {k: v for k, v in AUGMENTATIONS[kind].items() if k != "_target_"}
     made = (PaperAugmentation if kind == "paper" else LightAugmentation)(**options)
-    image = picture(tmp_path / "x.png")
+    image = save_picture(tmp_path / "x.png")
     means = made.eval(64)(Image.open(image)).mean((1, 2))
     shares = (means @ torch.from_numpy(WEIGHT)).softmax(0)
     expected = [f"{shares[k]:.4f}  {classes[k]!r}" for k in shares.argsort(descending=True)]
-    assert printed(tmp_path, image) == expected
+    assert run_infer(tmp_path, image) == expected
 
 
 @pytest.mark.parametrize("target", ["onnx", "torch_export"])

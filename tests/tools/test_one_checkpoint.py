@@ -43,7 +43,7 @@ class Counts:
         assert not conversions or max(self.conversions.values()) == 1
 
 
-def counted(function, count):
+def count_calls(function, count):
     def call(first, *args, **kwargs):
         count(first)
         return function(first, *args, **kwargs)
@@ -59,16 +59,16 @@ def counts(monkeypatch):
         if isinstance(path, str | Path):
             counts.reads[Path(path).resolve()] += 1
 
-    monkeypatch.setattr(torch, "load", counted(torch.load, read))
-    load_file = counted(safetensors.torch.load_file, read)
+    monkeypatch.setattr(torch, "load", count_calls(torch.load, read))
+    load_file = count_calls(safetensors.torch.load_file, read)
     monkeypatch.setattr(safetensors.torch, "load_file", load_file)
 
     def convert(network):
         counts.conversions[id(network)] += 1
 
     # ``networks`` keeps all of them alive, so that every id is unique.
-    monkeypatch.setattr(DeiT, "__init__", counted(DeiT.__init__, counts.networks.append))
-    monkeypatch.setattr(DeiT, "convert_state_dict", counted(DeiT.convert_state_dict, convert))
+    monkeypatch.setattr(DeiT, "__init__", count_calls(DeiT.__init__, counts.networks.append))
+    monkeypatch.setattr(DeiT, "convert_state_dict", count_calls(DeiT.convert_state_dict, convert))
     return counts
 
 

@@ -74,7 +74,7 @@ class Page(HTMLParser):
             self.cells.append(data)
 
 
-def read(text):
+def parse_page(text):
     """Parse a page, and check that it is self-contained and its table of contents valid."""
     found = Page(text)
     pictures = [one for one in found.references if not one.startswith("#")]
@@ -86,7 +86,7 @@ def read(text):
     return found
 
 
-def shown(path, folder):
+def render_page(path, folder):
     """Return the content that a browser without network shows, in frames of given widths."""
     if BROWSER is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
@@ -107,7 +107,7 @@ def shown(path, folder):
 
 
 def check_shown(path, folder, pictures):
-    for seen in shown(path, folder):
+    for seen in render_page(path, folder):
         assert (seen["decoded"], seen["failed"]) == (pictures, 0)
         assert (seen["faults"], seen["others"]) == ([], [])
         assert seen["document"] <= seen["window"]
@@ -163,14 +163,14 @@ def written(tmp_path, monkeypatch):
     return folder
 
 
-def page_of(folder):
+def read_page(folder):
     subject = SimpleNamespace(label="net<1>", folder=folder, count=3, size=None)
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 
 def test_content_of_the_page(written):
-    text = page_of(written)
-    found = read(text)
+    text = read_page(written)
+    found = parse_page(text)
     assert found.headings == ["Results", "Curves", "Predictions", "Wide tables",
                               "Analyses that do not apply", "Settings"]  # fmt: skip
     assert '<meta name="viewport"' in text
@@ -195,10 +195,10 @@ def test_content_of_the_page(written):
 def test_a_run_that_has_not_ended_has_a_page(written):
     (written / "summary.json").unlink()
     (written / "curves.png").unlink()
-    text = page_of(written)
+    text = read_page(written)
     assert "The results follow" in text
     assert "None were measured" in text
-    read(text)
+    parse_page(text)
 
 
 def test_long_tables_are_folded_and_cut():
@@ -213,7 +213,7 @@ def test_long_tables_are_folded_and_cut():
 
 def test_a_browser_without_network_shows_the_page(written, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(page_of(written))
+    path.write_text(read_page(written))
     check_shown(path, tmp_path, pictures=5)
 
 
@@ -224,8 +224,8 @@ def test_a_browser_reports_a_broken_page(written, tmp_path):
         '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
         '<p style="width:900px">wide</p><script>nothing_of_this_name()</script></body>'
     )
-    path.write_text(page_of(written).replace("</body>", broken))
-    seen = min(shown(path, tmp_path), key=lambda one: one["window"])
+    path.write_text(read_page(written).replace("</body>", broken))
+    seen = min(render_page(path, tmp_path), key=lambda one: one["window"])
     assert (seen["decoded"], seen["failed"]) == (5, 2)
     assert seen["others"] == ["https://example.org/x.png"]
     assert "nothing_of_this_name" in seen["faults"][0]
@@ -236,7 +236,7 @@ def test_a_browser_reports_a_broken_page(written, tmp_path):
 def test_the_page_of_a_real_run(reported, tmp_path):
     """Written at the end of a training, and again by the command."""
     text = (reported / "report.html").read_text()
-    found = read(text)
+    found = parse_page(text)
     refused = {"relations", "activations"}
     drawn = set(analyses()) - refused - {"report"}
     assert drawn < set(found.anchors)

@@ -22,7 +22,7 @@ def axis():
     plt.close(figure)
 
 
-def apart(texts):
+def are_apart(texts):
     """Return True if the anchors of rotated labels are at least a line apart."""
     shown = [text for text in texts if text.get_visible() and text.get_text()]
     if all(text.get_rotation() == 0 for text in shown):
@@ -38,7 +38,7 @@ def test_names_of_an_axis_do_not_overlap(axis, name, count):
     labels.name_ticks(axis, [name.format(place) for place in range(count)])
     axis.figure.draw_without_rendering()
     ticks = axis.get_xticklabels()
-    assert apart(ticks)
+    assert are_apart(ticks)
     assert all(len(tick.get_text()) <= labels.MAX_LENGTH for tick in ticks)
     assert ticks[0].get_text() == labels.cut(name.format(0))
     axis.imshow(np.zeros((count, count)))
@@ -53,7 +53,7 @@ def test_ticks_are_spread(axis, places):
     axis.set_xticks(places, [f"{place}x{place}00" for place in places])
     labels.spread_ticks(axis)
     axis.figure.draw_without_rendering()
-    assert apart(axis.get_xticklabels())
+    assert are_apart(axis.get_xticklabels())
     assert axis.get_xticklabels()[0].get_visible()
 
 
@@ -78,7 +78,7 @@ def test_names_at_the_ends_of_equal_lines_stand_apart(tmp_path, monkeypatch):
     for axis in figure.axes:
         assert len(axis.texts) == 8
         assert not labels.texts_overlap(axis.texts)
-        assert apart(axis.get_xticklabels())
+        assert are_apart(axis.get_xticklabels())
     plt.close(figure)
 
 

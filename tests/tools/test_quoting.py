@@ -21,7 +21,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def read(word):
+def read_with_hydra(word):
     override = OverridesParser.create().parse_override(word)
     return (
         list(override.sweep_string_iterator()) if override.is_sweep_override() else override.value()
@@ -32,7 +32,7 @@ def read(word):
 def test_paths_are_taken_as_typed(text):
     for key in PATHS:
         (word,) = quote_arguments([f"{key}={text}"])
-        assert read(word) == text
+        assert read_with_hydra(word) == text
         assert quote_arguments([word]) == [word]  # processes of a run start with the result again
 
 
@@ -42,7 +42,7 @@ PLAIN = [text for text in TEXTS if "," not in text and text not in ("1e5", "2024
 @pytest.mark.parametrize("text", PLAIN)
 def test_other_texts_are_taken_as_typed_where_the_grammar_has_no_meaning_for_them(text):
     (word,) = quote_arguments([f"head.name={text}"])
-    value = read(word)
+    value = read_with_hydra(word)
     assert value == text or text in ("[a]", "{x}", " a", "a ", "f(x)", "$HOME", "a$b")
 
 
@@ -61,14 +61,17 @@ def test_other_texts_are_taken_as_typed_where_the_grammar_has_no_meaning_for_the
     ],
 )
 def test_lists_words_and_quoted_texts_keep_their_meaning(typed, value):
-    assert read(quote_arguments([typed])[0]) == value
+    assert read_with_hydra(quote_arguments([typed])[0]) == value
 
 
 def test_commas_of_a_sweep_are_between_values_unless_the_path_is_there(tmp_path):
-    assert read(quote_arguments(["ckpt=a=1.ckpt,é"], sweep=True)[0]) == ["'a=1.ckpt'", "'é'"]
+    assert read_with_hydra(quote_arguments(["ckpt=a=1.ckpt,é"], sweep=True)[0]) == [
+        "'a=1.ckpt'",
+        "'é'",
+    ]
     there = tmp_path / "a,b"
     there.touch()
-    assert read(quote_arguments([f"ckpt={there}"], sweep=True)[0]) == str(there)
+    assert read_with_hydra(quote_arguments([f"ckpt={there}"], sweep=True)[0]) == str(there)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ def _backbones_are_options():
     register_groups()
 
 
-def stated(family):
+def read_stated(family):
     return USUAL | STATED[family]
 
 
 @cache
-def config_of(family, host):
-    recipe, said = family.partition(" ")[0], stated(family)
+def compose_recipe(family, host):
+    recipe, said = family.partition(" ")[0], read_stated(family)
     chosen = [f"{group}={said[group]}" for group in ("task", "data")]
     typed = [*chosen, f"recipe={recipe}", f"backbone={host}"]
     return composed(*typed, "trainer=ddp")
@@ -57,9 +57,9 @@ def first_host(family):
     return next(iter(STATED[family]["hosts"]))
 
 
-def rates_of_script(family, updates):
+def script_rates(family, updates):
     """Yield the rate of every update, with the loop and the scheduler of the authors' script."""
-    said = stated(family)
+    said = read_stated(family)
     length, cooldown, warmup = (said[name] * updates for name in ("epochs", "cooldown", "warmup"))
     top, first, last = said["rate"], said["warmup_rate"], said["lowest_rate"]
     if said["script"] == "convnext":
@@ -94,7 +94,7 @@ def rates_of_script(family, updates):
 
 @pytest.mark.parametrize("family", rest_slow(list(FAMILIES), list(FAMILIES)[::3]))
 def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
-    said, config = stated(family), config_of(family, first_host(family))
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     updates = UPDATES[said["script"]]
     options, schedule = config["optimizer"], config["schedule"]
     top = scaled_lr(options["lr"], options["reference_batch"], said["batch"])
@@ -105,7 +105,7 @@ def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
     assert epochs == said["epochs"] + said["cooldown"]
     factor = learning_rate_factor(epochs * updates, updates, top, **schedule)
     ours = torch.tensor([top * factor(step) for step in range(epochs * updates)]).double()
-    theirs = torch.tensor(rates_of_script(family, updates)).double()
+    theirs = torch.tensor(script_rates(family, updates)).double()
     # ConvNeXt's warm-up ends one update early.
     tolerance = 2e-4 if said["script"] == "convnext" else 1e-7
     assert (ours - theirs).abs().max() <= tolerance * said["rate"]
@@ -113,7 +113,7 @@ def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
 
 @pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
 def test_weight_decay_equals_the_authors(family):
-    said, config = stated(family), config_of(family, first_host(family))
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
     optimizer = build_optimizer(model, None, said["batch"], **config["optimizer"])
@@ -139,7 +139,7 @@ def test_weight_decay_equals_the_authors(family):
     rest_slow_pairs(CASES, [(family, next(iter(STATED[family]["hosts"]))) for family in FAMILIES]),
 )
 def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
-    said, config = stated(family), config_of(family, host)
+    said, config = read_stated(family), compose_recipe(family, host)
     drop_path, crop_pct = said["hosts"][host]
     assert config["backbone"]["drop_path_rate"] == drop_path
     data, task = config["data"], config["task"]
@@ -158,8 +158,8 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
         said["size"], interpolation="bicubic", crop_pct=crop_pct, mean=tuple(said["mean"]),
         std=tuple(said["std"]),
     )  # fmt: skip
-    assert described(augmentation.train(said["size"])) == described(train)
-    assert described(augmentation.eval(said["size"])) == described(test)
+    assert describe_transform(augmentation.train(said["size"])) == describe_transform(train)
+    assert describe_transform(augmentation.eval(said["size"])) == describe_transform(test)
     if said["mixup"] or said["cutmix"]:
         mixed = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": said["smoothing"]}
         mixed |= {"mixup_alpha": said["mixup"], "cutmix_alpha": said["cutmix"]}
@@ -172,7 +172,7 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
 
 def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     """Flip and policy, then the crop, whose rows and columns are swapped in the map."""
-    config = config_of("lvt", "lvt_r2")
+    config = compose_recipe("lvt", "lvt_r2")
     data = config["data"]
     assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
     augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
@@ -190,13 +190,13 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clipping_averaging_and_sync_equal_the_authors(family):
-    said, config = stated(family), config_of(family, first_host(family))
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     assert config["trainer"]["gradient_clip_val"] == said["clip"]
     assert config["trainer"]["sync_batchnorm"] is False
     assert config["task"]["ema"] == said["average"]
 
 
-def described(transform):
+def describe_transform(transform):
     """Format a transform; numbers are rounded, since some are given with more digits than others.
 
     ``ToNormalised`` equals timm's two steps to the last bit: tests/datamodules/test_transforms.py.
@@ -251,7 +251,7 @@ def test_recipes_give_values_only_for_what_exists(path):
             assert fnmatch.filter(names, pattern), f"{option}: nothing is called {pattern}"
 
 
-def rates_of(config, updates, batch):
+def config_rates(config, updates, batch):
     """Return the rate of every update of a config, and its peak rate."""
     top = scaled_lr(config["optimizer"]["lr"], config["optimizer"]["reference_batch"], batch)
     steps = updates * config["trainer"]["max_epochs"]
@@ -266,7 +266,7 @@ def rates_of(config, updates, batch):
 def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
     config = composed("task=transfer", "data=cifar100", f"recipe={recipe}", "backbone=deit_b")
     assert config["data"]["batch_size"] * 8 == 768
-    rates, ours = rates_of(config, 2, 768)
+    rates, ours = config_rates(config, 2, 768)
     assert ours == pytest.approx(top)
 
     def of_epoch(epoch):
@@ -283,7 +283,7 @@ def test_cifar100_is_probed_as_mae_probes():
     typed = ["task=transfer", "data=cifar100", "protocol=linear_probe", "recipe=probe_cifar100"]
     config = composed(*typed, "backbone=deit_b")
     updates = 48
-    rates, top = rates_of(config, updates, 1024)
+    rates, top = config_rates(config, updates, 1024)
     assert (top, len(rates)) == (pytest.approx(0.1 * 1024 / 256), 90 * updates)
 
     def at(epoch):

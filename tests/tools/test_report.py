@@ -49,7 +49,7 @@ class Axes:
         return lambda *given, **options: self.said.append((name, given, options))
 
 
-def drawn(monkeypatch, rows, why=""):
+def draw_curves(monkeypatch, rows, why=""):
     import matplotlib.pyplot as plt
 
     axes, figure = (Axes(), Axes()), Axes()
@@ -65,7 +65,7 @@ TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in
 
 def test_losses_of_training_and_validation_stand_together(monkeypatch):
     rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
-    left, right = drawn(monkeypatch, rows)
+    left, right = draw_curves(monkeypatch, rows)
     assert list(left.lines) == ["train/loss", "val/loss"]
     assert list(right.lines) == ["top1"]
     assert left.lines["val/loss"][0] == [2.0, 2.0]
@@ -73,9 +73,9 @@ def test_losses_of_training_and_validation_stand_together(monkeypatch):
 
 def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
     rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
-    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss"]
+    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss"]
     rows[0]["train/loss_cls"] = 9.0
-    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
+    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
 
 
 def test_measurements_are_drawn_as_they_are(monkeypatch):
@@ -83,7 +83,7 @@ def test_measurements_are_drawn_as_they_are(monkeypatch):
     figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
     names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
     rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
-    left, right = drawn(monkeypatch, rows)
+    left, right = draw_curves(monkeypatch, rows)
     lines = {label: values for label, (values, _) in (left.lines | right.lines).items()}
     for name, values in zip(names, zip(*figures, strict=True), strict=True):
         label = name if name in curves.LOSSES else name.partition("/")[2]
@@ -110,7 +110,7 @@ def test_the_plot_has_the_measured_values(tmp_path, monkeypatch):
 def test_equal_curves_are_drawn_differently(monkeypatch):
     names = ("a", "b", "c", "d", "e")
     rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
-    _, right = drawn(monkeypatch, rows)
+    _, right = draw_curves(monkeypatch, rows)
     assert len({style for _, style in right.lines.values()}) == len(names)
 
 

@@ -118,7 +118,7 @@ def test_different_settings_are_named_and_never_averaged(other, run, shown):
     assert {record["evaluation"] for record in records} == {""}
 
 
-def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
+def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     """Return the ``data`` of a summary."""
     return {"images": {"train": train, "val": images}, "classes": number,
             "fingerprints": {"classes": classes, "val": val}}  # fmt: skip
@@ -127,24 +127,24 @@ def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
 @pytest.mark.parametrize(
     ("typed", "data", "said"),
     [
-        (["data.image_size=32"], measured(), "data.image_size=32"),
-        (["data=sample_transfer"], measured(), "data=sample_transfer"),
+        (["data.image_size=32"], data_summary(), "data.image_size=32"),
+        (["data=sample_transfer"], data_summary(), "data=sample_transfer"),
         (
             ["+data.augmentation.interpolation=bilinear"],
-            measured(),
+            data_summary(),
             "data.augmentation.interpolation=bilinear",
         ),
-        (["data.sample_seed=1"], measured(), "data.sample_seed=1"),
-        (["trainer.limit_val_batches=2"], measured(), "trainer.limit_val_batches=2"),
-        ([], measured(classes="beef00"), "classes 10 (beef00)"),
-        ([], measured(number=8, classes="beef00"), "classes 8 (beef00)"),
-        ([], measured(val="fade00"), "validation images 100 (fade00)"),
-        ([], measured(images=50, val="fade00"), "validation images 50 (fade00)"),
+        (["data.sample_seed=1"], data_summary(), "data.sample_seed=1"),
+        (["trainer.limit_val_batches=2"], data_summary(), "trainer.limit_val_batches=2"),
+        ([], data_summary(classes="beef00"), "classes 10 (beef00)"),
+        ([], data_summary(number=8, classes="beef00"), "classes 8 (beef00)"),
+        ([], data_summary(val="fade00"), "validation images 100 (fade00)"),
+        ([], data_summary(images=50, val="fade00"), "validation images 50 (fade00)"),
         ([], None, "classes unknown"),
     ],
 )
 def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown, capsys, tmp_path):
-    run("backbone=deit_t", data=measured())
+    run("backbone=deit_t", data=data_summary())
     run("backbone=deit_t", *typed, seed=1, data=data)
     run("backbone=deit_t_afbo", *typed, data=data)
     records, err = shown()
@@ -175,7 +175,7 @@ def test_segmentation_and_detection_are_separated_by_their_tests(run, shown):
     assert "data.test_flip=false" in flipped[0]
 
 
-def network_of(backbone, **options):
+def network_summary(backbone, **options):
     """Return the ``network`` of a run's summary."""
     with torch.device("meta"):
         return describe_network(create_backbone(backbone, **options))
@@ -185,10 +185,10 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
     """IFFN builds DeiT without its class token, whatever the other rows have."""
     typed = {"deit_t": [], "deit_t_afbo": [], "deit_t_iffn": []}
     for name, more in typed.items():
-        run(f"backbone={name}", *more, network=network_of(name), data=measured())
+        run(f"backbone={name}", *more, network=network_summary(name), data=data_summary())
     for name in ("deit_t", "deit_t_afbo"):
-        run(f"backbone={name}", "backbone.class_token=false", data=measured(),
-            network=network_of(name, class_token=False))  # fmt: skip
+        run(f"backbone={name}", "backbone.class_token=false", data=data_summary(),
+            network=network_summary(name, class_token=False))  # fmt: skip
     assert results.main([str(tmp_path / "outputs"), "format=json"]) == 0
     out, _ = capsys.readouterr()
     terms = {f"{r['backbone']} {r['settings']}".strip(): r["terms"] for r in json.loads(out)}
@@ -217,8 +217,8 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
     ],
 )
 def test_differences_besides_the_mixer_are_listed(typed, said, run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
-    run("backbone=swin_t_afbo", typed, network=network_of("swin_t_afbo"), data=measured())
+    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
+    run("backbone=swin_t_afbo", typed, network=network_summary("swin_t_afbo"), data=data_summary())
     assert results.main([str(tmp_path / "outputs")]) == 0
     out = capsys.readouterr().out
     assert "besides the mixer these differ:" in out
@@ -227,12 +227,12 @@ def test_differences_besides_the_mixer_are_listed(typed, said, run, capsys, tmp_
 
 
 def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
-    run("backbone=swin_t_afbo", network=network_of("swin_t_afbo"), data=measured())
-    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_of("swin_t_afbo"),
-        data=measured())  # fmt: skip
-    run("backbone=deit_t", network=network_of("deit_t"), data=measured(train=500))
-    run("backbone=deit_t_afbo", data=measured(), seed=3)
+    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
+    run("backbone=swin_t_afbo", network=network_summary("swin_t_afbo"), data=data_summary())
+    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_summary("swin_t_afbo"),
+        data=data_summary())  # fmt: skip
+    run("backbone=deit_t", network=network_summary("deit_t"), data=data_summary(train=500))
+    run("backbone=deit_t_afbo", data=data_summary(), seed=3)
     assert results.main([str(tmp_path / "outputs")]) == 0
     out = capsys.readouterr().out
     assert "a: swin_t, swin_t_afbo backbone.mixer.g2=3, swin_t_afbo backbone.mixer.g2=6" in out
@@ -243,9 +243,9 @@ def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_pa
 
 
 def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
-    run("backbone=deit_t", data=measured())
-    run("backbone=deit_t_afbo", data=measured(), macs=2e9)
-    run("backbone=deit_t", "data.image_size=32", data=measured())
+    run("backbone=deit_t", data=data_summary())
+    run("backbone=deit_t_afbo", data=data_summary(), macs=2e9)
+    run("backbone=deit_t", "data.image_size=32", data=data_summary())
     path = tmp_path / "plot.svg"
     assert results.main([str(tmp_path / "outputs"), "plot=macs", f"out={path}"]) == 0
     assert not path.exists()
@@ -260,7 +260,7 @@ def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
 
 def test_a_plot_lists_differences(run, capsys, tmp_path):
     for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
-        run(f"backbone={name}", network=network_of(name), data=measured())
+        run(f"backbone={name}", network=network_summary(name), data=data_summary())
     path = tmp_path / "plot.svg"
     assert results.main([str(tmp_path / "outputs"), "plot=params", f"out={path}"]) == 0
     drawn = path.read_text()
@@ -370,7 +370,7 @@ def published(run):
     row = next(r for r in load_rows("afbo", "classification")
                if (str(r), r.table) == ("deit_t_afbo", 2))  # fmt: skip
     own = ("experiment=afbo_t2_deit_t_afbo", "data.root=/data/imagenet")
-    data = measured(images=50000, number=1000)
+    data = data_summary(images=50000, number=1000)
     for seed, top1 in enumerate((74.2, 74.4)):
         run(*own, seed=seed, metrics={"top1": top1}, parameters=row.params, macs=row.macs * 1e9,
             data=data)  # fmt: skip
@@ -413,7 +413,7 @@ def test_formats(form, run, tmp_path, capsys):
 @pytest.mark.parametrize("cost", ["params", "macs"])
 def test_plot(cost, published, run, tmp_path, capsys):
     run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
+        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
     path = tmp_path / "plot.png"
     assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
     err = capsys.readouterr().err
@@ -433,9 +433,9 @@ def gone():
 def test_a_removed_backbone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
     run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
-        "paper={name: afbo, table: 2}", data=measured(images=50000, number=1000))  # fmt: skip
+        "paper={name: afbo, table: 2}", data=data_summary(images=50000, number=1000))  # fmt: skip
     run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
+        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
     gone("afbo")
     path = tmp_path / "plot.svg"
     options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]
@@ -510,7 +510,7 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     (record,) = json.loads(capsys.readouterr().out)
     own = json.loads((folder / "summary.json").read_text())
     assert record["top1"] == pytest.approx(own["metrics"]["top1"], abs=1e-6)
-    assert own["network"] == network_of("deit_t", img_size=64)
+    assert own["network"] == network_summary("deit_t", img_size=64)
     assert own["data"]["classes"] == 10
     assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
 

@@ -43,7 +43,7 @@ def evaluated(folder, *typed, mode="test"):
     return resolve_config(run_config.job_config(overrides))
 
 
-def changed(folder, *typed):
+def differences_from_run(folder, *typed):
     """Return the differences between an evaluation and its run, by name."""
     before = yaml.safe_load((folder / "config.yaml").read_text())
     now = evaluated(folder, *typed)
@@ -68,8 +68,8 @@ RUNS = {
 @pytest.mark.parametrize("name", rest_slow(list(RUNS), ("plain", "detection", "experiment")))
 def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
     folder = run_folder(*RUNS[name])
-    assert changed(folder) == {}
-    assert changed(folder, *RUNS[name]) == {}  # the same command again
+    assert differences_from_run(folder) == {}
+    assert differences_from_run(folder, *RUNS[name]) == {}  # the same command again
 
 
 def test_a_checkpoint_finds_its_folder(run_folder):
@@ -84,8 +84,8 @@ def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
     config["data"]["image_size"] = 96
     del config["data"]["train_copies"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert changed(folder) == {}
-    assert changed(folder, "data.train_copies=2") == {"data.train_copies": 2}
+    assert differences_from_run(folder) == {}
+    assert differences_from_run(folder, "data.train_copies=2") == {"data.train_copies": 2}
 
 
 def test_the_devices_are_those_of_the_command(run_folder):
@@ -128,7 +128,7 @@ def test_the_devices_are_those_of_the_command(run_folder):
 def test_typed_options_win(run, typed, expected, run_folder):
     if "recipe=ffnet" in typed:
         run = (*run, "backbone=ffnet_1", "backbone.drop_path_rate=0.1")
-    found = changed(run_folder(*run), *typed)
+    found = differences_from_run(run_folder(*run), *typed)
     assert expected.items() <= found.items(), found
     if typed[0].partition("=")[0].lstrip("+") not in ("data", "backbone", "protocol", "recipe",
                                                       "head"):  # fmt: skip
@@ -144,7 +144,7 @@ def test_initial_weights_are_not_read_again(run_folder):
     assert evaluated(folder, "backbone.pretrained=/gone")["backbone"]["pretrained"] is None
 
 
-def said(config, caplog):
+def logged_text(config, caplog):
     caplog.clear()
     caplog.set_level("INFO")
     run_config.log_differences(config)
@@ -153,13 +153,13 @@ def said(config, caplog):
 
 def test_differences_are_named_in_one_line(run_folder, caplog):
     folder = run_folder("backbone=swin_t", "data.image_size=224")
-    text = said(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
+    text = logged_text(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
     assert text.count("\n") == 1
     assert "differs from the run: " in text
     for part in ("backbone.img_size 64 (run: 224)", "data.image_size 64 (run: 224)",
                  "data.flips 1 (run: not set)"):  # fmt: skip
         assert part in text
-    assert said(evaluated(folder), caplog) == ""
+    assert logged_text(evaluated(folder), caplog) == ""
 
 
 def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplog):
@@ -171,7 +171,7 @@ def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplo
     config = evaluated(lone, "backbone=swin_t")
     assert config["backbone"]["name"] == "swin_t"
     assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
-    assert f"{lone} is not in a run folder" in said(config, caplog)
+    assert f"{lone} is not in a run folder" in logged_text(config, caplog)
 
 
 def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
@@ -182,7 +182,7 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
     assert config["ckpt"] == str(folder / "checkpoints" / "best.ckpt")
 
 
-def refused(capsys, folder, *typed, mode="test"):
+def error_text(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
         resolve_config(run_config.job_config(overrides.process_arguments(given)))
@@ -210,7 +210,7 @@ def refused(capsys, folder, *typed, mode="test"):
     ],
 )
 def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
-    assert message in refused(capsys, run_folder(*RUNS["detection"]), typed)
+    assert message in error_text(capsys, run_folder(*RUNS["detection"]), typed)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_foreign_config_is_rejected(content, message, run_folder, capsys):
     folder = run_folder()
     content = content if isinstance(content, bytes) else content.encode()
     (folder / "config.yaml").write_bytes(content)
-    text = refused(capsys, folder)
+    text = error_text(capsys, folder)
     assert f"{folder / 'config.yaml'} " in text
     assert "restore it, or copy the checkpoint to another folder" in text
     assert message in text
@@ -247,10 +247,10 @@ def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "task_name": "depth"}))
-    assert "has the unknown task 'depth'; known: classification" in refused(capsys, folder)
+    assert "has the unknown task 'depth'; known: classification" in error_text(capsys, folder)
     backbone = {**config["backbone"], "name": "deit_tt"}
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "backbone": backbone}))
-    assert "did you mean deit_t" in refused(capsys, folder)
+    assert "did you mean deit_t" in error_text(capsys, folder)
 
 
 def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys):
@@ -259,11 +259,11 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     evaluation.mkdir()
     config = evaluated(folder)
     (evaluation / "config.yaml").write_text(yaml.safe_dump(config))
-    text = refused(capsys, evaluation)
+    text = error_text(capsys, evaluation)
     assert "is the folder of an evaluation (mode=test), which has no weights" in text
     assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
     shutil.rmtree(folder / "checkpoints")
-    assert "no run folder with a checkpoint" in refused(capsys, folder)
+    assert "no run folder with a checkpoint" in error_text(capsys, folder)
 
 
 def test_hydra_can_compose_the_command_from_the_files(run_folder):

@@ -66,7 +66,7 @@ def test_json_without_end_is_named(text, tmp_path):
         read_json(tmp_path / "a.json")
 
 
-def changed(content, path, value):
+def change_value(content, path, value):
     content = json.loads(json.dumps(content))
     *parents, last = path.split(".")
     place = content
@@ -84,7 +84,7 @@ def changed(content, path, value):
      ("protocol", ["x"]), ("trainer", 3), ("data.a b", 1), ("head.x", "${oc.env:HOME}")],
 )  # fmt: skip
 def test_a_config_of_other_types_is_named(path, value, folder):
-    (folder / "config.yaml").write_text(yaml.safe_dump(changed(CONFIG, path, value)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(change_value(CONFIG, path, value)))
     with pytest.raises(DamagedFile, match=r"config\.yaml is damaged: "):
         read_run_config(folder / "config.yaml")
     assert read_run(folder).reason.startswith("config.yaml is damaged: ")
@@ -99,7 +99,7 @@ def test_a_config_of_other_types_is_named(path, value, folder):
      ("images_per_second", 3.0), ("num_workers", "x")],
 )  # fmt: skip
 def test_a_summary_of_other_types_is_named(path, value, folder):
-    (folder / "summary.json").write_text(json.dumps(changed(SUMMARY, path, value)))
+    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, path, value)))
     with pytest.raises(DamagedFile, match=r"summary\.json is damaged: "):
         read_summary(folder / "summary.json")
     assert read_run(folder).reason.startswith("summary.json is damaged: ")
@@ -131,7 +131,7 @@ def test_a_summary_is_valid_json():
 
 
 def test_null_in_a_summary_is_nan(folder):
-    (folder / "summary.json").write_text(json.dumps(changed(SUMMARY, "metrics.top1", None)))
+    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
     assert read_run(folder).reason == "top1 is no number"
 
 

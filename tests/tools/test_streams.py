@@ -25,7 +25,7 @@ exit_with(main, writes_files={writes_files})
 """
 
 
-def ended(tmp_path, redirected, *, writes_files):
+def run_redirected(tmp_path, redirected, *, writes_files):
     """Return status and stderr of a program with redirected streams, and its file."""
     script, result = tmp_path / "program.py", tmp_path / "result"
     script.write_text(PROGRAM.format(writes_files=writes_files))
@@ -40,20 +40,20 @@ def ended(tmp_path, redirected, *, writes_files):
     [">&-", "> /dev/full", "| true; exit ${PIPESTATUS[0]}", ">&- 2>&- <&-", "> /dev/full 2>&1"],
 )
 def test_a_command_that_writes_files_only_loses_its_lines(redirected, tmp_path):
-    status, err, result = ended(tmp_path, redirected, writes_files=True)
+    status, err, result = run_redirected(tmp_path, redirected, writes_files=True)
     assert (status, result) == (0, "result")
     assert err in ("line\n", "")
 
 
 def test_a_command_whose_lines_are_its_result_fails_where_they_are_lost(tmp_path):
-    status, err, _ = ended(tmp_path, "> /dev/full", writes_files=False)
+    status, err, _ = run_redirected(tmp_path, "> /dev/full", writes_files=False)
     assert status == 2
     assert err == "line\nerror: the output could not be written (No space left on device)\n"
 
 
 def test_it_ends_where_its_pipe_is_closed(tmp_path):
     redirected = "| true; exit ${PIPESTATUS[0]}"
-    status, err, _ = ended(tmp_path, redirected, writes_files=False)
+    status, err, _ = run_redirected(tmp_path, redirected, writes_files=False)
     assert status in (0, 141)  # true may end after the last line
     assert "Traceback" not in err
 

@@ -10,7 +10,7 @@ from tools.comparing import hosts
 from tools.comparing.hosts import built_otherwise, notes_on
 
 
-def built(name, **options):
+def build_network(name, **options):
     with torch.device("meta"):
         return create_backbone(name, **options)
 
@@ -29,17 +29,17 @@ def built(name, **options):
     ],
 )
 def test_facts_are_those_of_the_built_network(name, options, tokens, pooling):
-    facts = describe_network(built(name, **options))
+    facts = describe_network(build_network(name, **options))
     assert (facts["class_tokens"], facts["pooling"]) == (tokens, pooling)
     assert facts["host"] == name.removesuffix("_iffn").removesuffix("_afbo")
 
 
 @pytest.mark.parametrize("host", ["deit_t", "swin_t", "poolformer_s12", "lvt_r1", "ffnet_1"])
 def test_a_mixer_alone_changes_no_fact(host):
-    plain = describe_network(built(host))
+    plain = describe_network(build_network(host))
     own = {"mixer": {"hidden_ratio": 3}} if host in ("deit_t", "swin_t") else {}
     for name, options in ((f"{host}_glu", {}), (f"{host}_convnext_v2", {}), (host, own)):
-        assert describe_network(built(name, **options)) == plain
+        assert describe_network(build_network(name, **options)) == plain
 
 
 def test_pooling_of_a_host_is_what_its_embedding_reads():
@@ -72,7 +72,7 @@ def test_pooling_of_a_host_is_what_its_embedding_reads():
 )  # fmt: skip
 def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
     state = torch.get_rng_state()
-    assert unlike_host(built(name, **options), options) == said
+    assert unlike_host(build_network(name, **options), options) == said
     assert torch.equal(torch.get_rng_state(), state)
 
 

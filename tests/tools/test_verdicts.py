@@ -18,7 +18,7 @@ BASES = {
 }
 
 
-def gives_the_digits(exact, unit, printed, change):
+def rounds_to_digits(exact, unit, printed, change):
     """Integer arithmetic only: an exact count, rounded or truncated, has the printed digits."""
     digits = 10 ** len(printed.partition(".")[2])
     wanted, size = int(printed.replace(".", "")), abs(exact) * digits
@@ -50,7 +50,7 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
                 continue
             change = f"{name}_delta" in row.reported
             exact -= base[index] if change else 0
-            if not gives_the_digits(exact, unit, printed.text, change):
+            if not rounds_to_digits(exact, unit, printed.text, change):
                 far.append(name)
         residuals = row.residuals(row.params, row.exact_macs, base)
         verdict = row.verdict(residuals)
@@ -85,7 +85,7 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
 def test_printed_digits(printed, exact, change, agrees):
     assert Printed(printed).is_printed_for(Decimal(exact), change=change) is agrees
     number = round(Decimal(exact) * 10**6)
-    assert gives_the_digits(int(number), 10**6, printed, change) is agrees
+    assert rounds_to_digits(int(number), 10**6, printed, change) is agrees
 
 
 def test_a_step_of_table_7_is_a_difference():

@@ -1,10 +1,10 @@
 """Shared by all analyses: their registry, their input and their results.
 
-An analysis is one file in ``kinds/``: a docstring whose first line is its summary, ``OPTIONS`` with
-the defaults of its own ``key=value`` arguments, optionally ``CHOICES`` for closed lists, and
-``analyse(subjects, options) -> Findings``. The file's name is the argument. Measurements of a
-network alone are in ``backbones/analysis/``. torch and matplotlib are imported inside functions, so
-the help stays fast.
+An analysis is one file in ``kinds/``; its name is the command's argument. The first line of its
+docstring is its summary. ``OPTIONS`` has the defaults of its own ``key=value`` arguments, and
+``CHOICES`` the closed lists among them. ``analyse(subjects, options) -> Findings`` runs it.
+Measurements of a network alone are in ``backbones/analysis/``. torch and matplotlib are imported
+inside functions, so the help stays fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One self-contained HTML page per run.
 
-It shows the final table with the paper's figures, curves, predictions, every analysis that applies
-to the run, the reasons why the others do not, and the settings.
+It shows the final table with the paper's figures, curves, predictions, analyses and settings.
+Analyses that do not apply to the run are listed with the reason.
 """
 
 from __future__ import annotations

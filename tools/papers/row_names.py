@@ -18,9 +18,10 @@ Part = tuple[str, str]  # kind and key
 def row_names(rows: Sequence[Row]) -> list[str]:
     """Return a name for each row of a paper: ``<paper>_t<table>_<backbone>`` and suffixes.
 
-    Suffixes tell apart the rows of a backbone within a table, in this order: head, data, options
-    (last part of the key and value, or the row's ``variant``), image size if the table also has a
-    smaller one, protocol. Rows without a metric get an empty name.
+    Suffixes distinguish the rows of a backbone within a table: head, data, options, image size and
+    protocol, in this order. An option is the last part of its key and its value, or the row's
+    ``variant``. The image size is only added if the table also has a smaller one. Rows without a
+    metric get an empty name.
     """
     groups: dict[tuple[int, str], list[dict[Part, Any]]] = {}
     least: dict[int, int] = {}

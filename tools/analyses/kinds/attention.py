@@ -1,7 +1,7 @@
 """Attention maps, rollout, and mean attention distance per layer and head.
 
-The maps show what the class token reads, or without one the centre token (in windows, the centre of
-the window), averaged over heads, for ``layers`` layers. Rollout combines all layers, if each
+The maps show what the class token reads; without one, the centre token of the map or window. They
+are averaged over heads and drawn for ``layers`` layers. Rollout combines all layers, if each
 attends over one whole map. The distance is in pixels of the image, one point per head.
 """
 

@@ -2,8 +2,8 @@
 
 One row per image, one column per network; the colours of a map span its own range, or with
 scale=shared that of all networks. class= defaults to the predicted class; class=label is the true
-one. For segmentors the map explains the pixels assigned to a class (default: the class of most
-pixels), for detectors the boxes of a class (default: the class with the highest sum of scores).
+one. For segmentors the map explains the pixels assigned to a class, by default that of most pixels.
+For detectors it explains the boxes of a class, by default that with the highest sum of scores.
 """
 
 from __future__ import annotations

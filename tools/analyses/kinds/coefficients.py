@@ -1,11 +1,11 @@
 """Coefficients of mixers: sparsity, keys of classes, coefficient maps (FFNet Fig. 2, 4 to 7).
 
 The coefficient of a key is the activation of a hidden channel of an FFN. Sparsity is the share of
-coefficients above ``threshold``, per layer. For the mixer ``mixer`` (a name; default: the last one)
-the most activated keys of each class are listed, with the share of classes that have a key among
-their top five. The map of the top key of an image's class is drawn over the image, titled with its
-mean. key=N draws another key for all images. More than the usual 16 images make the ranking of keys
-more stable.
+coefficients above ``threshold``, per layer. The most activated keys of each class are listed for
+the mixer ``mixer`` (a name; default: the last one). So is the share of classes that have a key
+among their top five. The map of the top key of an image's class is drawn over the image, titled
+with its mean. key=N draws another key for all images. More than the usual 16 images make the
+ranking of keys more stable.
 """
 
 from __future__ import annotations

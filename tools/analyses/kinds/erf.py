@@ -1,10 +1,10 @@
 """Effective receptive field and high-contribution ratios (FFNet Fig. 10, RepLKNet's protocol).
 
-The papers use 50 validation images at 1024x1024 (images=50 image_size=1024, the defaults): the
-positive part of the gradient of the centre of the last map, before any norm, summed over colours
-and averaged over images. r(t) is the area, relative to the image, of the smallest centred square
-with more than t of log10(score + 1); "-" if no square inside the image has it. Batch norms use
-their statistics; smaller images are enlarged (bicubic).
+The papers use 50 validation images at 1024x1024 (images=50 image_size=1024, the defaults). The
+field is the positive part of the gradient of the last map's centre, before any norm. It is summed
+over colours and averaged over images. r(t) is the area, relative to the image, of the smallest
+centred square with more than t of log10(score + 1); "-" if no square inside the image has it. Batch
+norms use their statistics; smaller images are enlarged (bicubic).
 """
 
 from __future__ import annotations

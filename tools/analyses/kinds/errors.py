@@ -1,10 +1,10 @@
 """Confusions, calibration, worst images; COCO's error breakdown of detectors, IoU of segmentors.
 
-Classifiers: the confusion matrix (also in confusion.csv), the most confused pairs, the reliability
-curve with ECE (15 bins), and the images with the lowest probability of their true class.
-Segmentors: the IoU of each class over all pixels. Detectors: the area under precision over recall
-at an IoU of 0.75 and 0.5, then with errors of localisation (Loc), similar classes (Sim), other
-classes (Oth) and background (BG) forgiven one after the other. All validation images are used;
+Classifiers: the confusion matrix (also in confusion.csv), the most confused pairs, and the
+reliability curve with ECE (15 bins). The worst images have the lowest probability of their true
+class. Segmentors: the IoU of each class over all pixels. Detectors: the area under precision over
+recall at an IoU of 0.75 and 0.5. Then errors are forgiven one kind after the other: localisation
+(Loc), similar classes (Sim), other classes (Oth), background (BG). All validation images are used;
 images=N limits them.
 """
 

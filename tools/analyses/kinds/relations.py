@@ -1,7 +1,7 @@
 """Token-mixing matrices and position terms, by group or head (PosMLP Fig. 1, 5, 7, 8).
 
 One row per layer: the weight of each token in one token's output, for up to ``groups`` groups or
-heads, and the bias b as a map if there is one. For window attention these are the position terms
+heads. A bias b is drawn as another map. For window attention these are the position terms
 (logits). Matrices that are sums also show their parts. ``matrices`` draws whole N x N matrices,
 parts first, and their rows at the token. ``token`` is its row-major index in the window, from 0
 (default: the centre; PosMLP's Fig. 7 uses 40). The curves show the mean distance of the weights

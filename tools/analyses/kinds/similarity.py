@@ -1,8 +1,9 @@
 """Similarity of layers and tokens: CKA within and between networks, oversmoothing, rank.
 
-CKA (linear, on flattened maps) compares the outputs of all blocks for the same images, of a network
-with itself and of the first network with each other one. Token similarity is the mean cosine
-between the tokens of an image (1: all equal); the effective rank is the number of directions used.
+CKA (linear, on flattened maps) compares the outputs of all blocks for the same images. It compares
+each network with itself, and the first network with each other one. Token similarity is the mean
+cosine between the tokens of an image (1: all equal); the effective rank is the number of directions
+used.
 """
 
 from __future__ import annotations
