@@ -170,7 +170,7 @@ def test_wrong_files(root):
     with pytest.raises(ValueError, match="unpack the archive again"):
         module(root).setup()
     write(folder / "meta", {b"fine_label_names": [b"cat"]})
-    with pytest.raises(ValueError, match="names 1 fine classes"):
+    with pytest.raises(ValueError, match="has 1 fine classes"):
         module(root).setup()
 
 
@@ -219,7 +219,7 @@ def test_wrong_cifar10(tmp_path):
         CIFAR10DataModule(tmp_path).setup()
     write_cifar10(folder)
     write(folder / "batches.meta", {b"label_names": [b"cat"]})
-    with pytest.raises(ValueError, match="names 1 classes; CIFAR-10 has 10"):
+    with pytest.raises(ValueError, match="has 1 classes; CIFAR-10 has 10"):
         CIFAR10DataModule(tmp_path).setup()
 
 

@@ -647,7 +647,7 @@ def test_annotated_size_must_be_the_images(root):
 def test_options_are_checked(root):
     with pytest.raises(ValueError, match=r"data\.scale must be one positive"):
         module(root, scale=(1, 2, 3))
-    with pytest.raises(ValueError, match=r"data\.flip=2"):
+    with pytest.raises(ValueError, match=r"data\.flip must be a probability"):
         module(root, flip=2)
     with pytest.raises(ValueError, match=r"data\.scale_jitter=\[2.0, 1.0\]"):
         module(root, scale_jitter=(2.0, 1.0))
