@@ -185,7 +185,7 @@ def test_wrong_maps_are_rejected(root, tmp_path):
     ):
         check(data(root, tmp_path / "none"))
     gone = data(root, tmp_path / "none")
-    gone.setup()  # an evaluation of the run needs no label maps
+    gone.setup()  # evaluation works without label maps
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4
     with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
         data(root, maps, token_boxes="yx")
