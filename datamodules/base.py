@@ -35,7 +35,7 @@ from datamodules.loading.sampling import (
 )
 from datamodules.loading.workers import Loader, hurry_workers, init_worker
 
-# Two workers per core keep it busy; further ones only fill the memory.
+# Limits of loader processes; further ones only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
 TRIED = 100  # images that a preview tries in place of broken ones
 Split = Literal["train", "val", "predict"]
@@ -288,7 +288,7 @@ class BaseDataModule(LightningDataModule):
         hurry_workers()
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return shuffled training batches; an incomplete one is dropped unless it is the only."""
+        """Return shuffled training batches; an incomplete one is dropped unless it is alone."""
         dataset = self.dataset("train")
         rank, world_size = process_group()
         sampler = EpochSampler(

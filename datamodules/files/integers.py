@@ -1,4 +1,4 @@
-"""Whole numbers as other tools write them: 128, or 128.0."""
+"""Checks of integers, which other tools may write as 128.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def integer_value(value: Any) -> int:
     """Return an integer, or a float that equals one, as an int.
 
     Raises:
-        ValueError: Anything else. The message follows the name of the value.
+        ValueError: The value is of another kind. The message continues the value's name.
     """
     if type(value) is int:
         return value
@@ -28,10 +28,10 @@ def integer_value(value: Any) -> int:
 
 
 def integer_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    """Return whole numbers as a tuple of ints.
+    """Return integers, or floats that equal integers, as a tuple of ints.
 
     Raises:
-        ValueError: Names the list and the place of the first item that is not one.
+        ValueError: An item is of another kind; the message names the list and the position.
     """
     numbers = []
     for place, value in enumerate(values):
@@ -43,7 +43,7 @@ def integer_list(name: str, values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def format_value(value: object) -> str:
-    """Return a value as messages show it: text in double quotes, 60 characters at most."""
+    """Return a value for messages: text in double quotes, at most 60 characters."""
     try:
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
     except (RecursionError, ValueError):  # nested deeply, or an integer of more than 4,300 digits

@@ -115,7 +115,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
 
 
 def _reject_splits(folder: Path) -> None:
-    """Raise an error where folders of splits would be taken for classes."""
+    """Raise an error if folders of splits would be read as classes."""
     splits = [
         name
         for name in list_folders(folder)

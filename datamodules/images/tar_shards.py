@@ -161,7 +161,7 @@ def _add_samples(
             shard.skipped.update({f".{kind}": len(held) for kind, held in parts.items()})
             continue
         if len(images) != 1 or wanted not in parts:
-            raise ValueError(f"{place}: {_what_lacks(parts, images, wanted)}")
+            raise ValueError(f"{place}: {_sample_fault(parts, images, wanted)}")
         (image,) = images
         twice = [kind for kind in (image, wanted) if len(parts[kind]) > 1]
         if twice:
@@ -180,7 +180,7 @@ def _means_an_image(parts: Mapping[str, Any], wanted: str) -> bool:
     return bool(ends & {wanted, LABEL}) and ends != {SIDECAR}
 
 
-def _what_lacks(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
+def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
     """Return what is wrong with a sample, and what to do."""
     held = first_few(f".{kind}" for kind in parts)
     dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == wanted]

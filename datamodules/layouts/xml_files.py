@@ -57,7 +57,7 @@ def parse_number(text: str, where: str) -> float:
     """Return a finite number.
 
     Raises:
-        ValueError: The text is something else.
+        ValueError: The text is not a finite number.
     """
     try:
         value = float(text)

@@ -64,7 +64,7 @@ class FrozenFeatures(nn.Module):
         self._classify: Classify | None = None
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
+        """Keep the network in evaluation mode."""
         del mode
         return super().train(False)
 

@@ -10,7 +10,7 @@ EXPORTS = Path(__file__).parent / "exports"
 SIZES = {
     "photo 1": (64, 48), "b": (48, 64), "c": (80, 40), "d": (64, 64), "e": (100, 50), "f": (40, 40)
 }  # fmt: skip
-UPLOADED = "images/0a1b2c3d-"  # how Label Studio calls the files that were uploaded
+UPLOADED = "images/0a1b2c3d-"  # Label Studio's prefix of uploaded files
 
 
 def unpack(name, folder):

@@ -10,7 +10,7 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule
-from tests.segmentation_sets import said
+from tests.segmentation_sets import logged_lines
 
 SPLITS = ("training", "validation")
 
@@ -207,19 +207,19 @@ def test_unintended_data_are_logged(root, caplog):
     for number in range(3):
         save_mask(root, np.full((40, 60), 2), "training", number)
         save_mask(root, np.full((40, 60), 2), "validation", number)
-    assert said(module(root), caplog) == ["2 of 3 classes do not occur in validation: a, c"]
+    assert logged_lines(module(root), caplog) == ["2 of 3 classes do not occur in validation: a, c"]
     for number, ignored in enumerate((0, 255, 0)):
         save_mask(root, np.full((40, 60), ignored), "training", number)
-    (line, _) = said(module(root), caplog)
+    (line, _) = logged_lines(module(root), caplog)
     assert line.startswith("All 3 training masks that were checked have only 0 and 255")
     for number in range(3):
         save_mask(root, np.full((40, 60), 255), "validation", number)
-    lines = said(module(root), caplog)
+    lines = logged_lines(module(root), caplog)
     assert [line.split(" masks")[0] for line in lines] == ["All 3 validation", "All 3 training"]
-    (line, *_) = said(module(root, batch_size=4), caplog)
+    (line, *_) = logged_lines(module(root, batch_size=4), caplog)
     assert line == (
         "The training set has 3 images, fewer than data.batch_size=4: each step uses all of them"
     )
     save_mask(root, np.full((40, 60), 3), "training", 2)
-    (line,) = said(module(root), caplog)
+    (line,) = logged_lines(module(root), caplog)
     assert line.startswith("All 3 validation masks")

@@ -105,7 +105,7 @@ def test_jpegs_with_orientation_are_not_bare(mode, options, bare):
     content = to_file(noise(mode), **options)
     assert bgr.is_bare_jpeg(content) == bare
     assert not bgr.is_bare_jpeg(content[1:])
-    # A space between segments, which is allowed; and any other end.
+    # An allowed space between segments, and any other end.
     assert not bgr.is_bare_jpeg(content[:2] + b"\xff" + content[2:])
     scan = content.find(b"\xff\xda")
     assert not any(bgr.is_bare_jpeg(content[:end]) for end in range(scan if bare else 200))

@@ -65,7 +65,7 @@ def test_pixels_are_read_channel_by_channel(root):
 
 
 def test_python_2_pickles(tmp_path):
-    # Python 2's pickle.dumps({"data": "ab", "fine_labels": [7]}, 2), which has byte strings.
+    # Python 2's pickle.dumps({"data": "ab", "fine_labels": [7]}, 2), with byte strings.
     (tmp_path / "train").write_bytes(
         b"\x80\x02}q\x00(U\x0bfine_labelsq\x01]q\x02K\x07aU\x04dataq\x03U\x02abq\x04u."
     )
@@ -102,7 +102,7 @@ EMPTY = np.zeros(0, np.uint8).__reduce__()[:2]
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        # numpy would take these bytes for the addresses of two objects.
+        # numpy would read these bytes as the addresses of two objects.
         (Reduced(*EMPTY, (1, (2,), np.dtype("O"), False, b"\x01" * 16)), "dtype O8 found"),
         (
             Reduced(np.dtype, ("u1",), (3, "|", ("u1", 8), None, None, -1, -1, 0)),
@@ -170,7 +170,7 @@ def test_wrong_files(root):
     with pytest.raises(ValueError, match="unpack the archive again"):
         module(root).setup()
     write(folder / "meta", {b"fine_label_names": [b"cat"]})
-    with pytest.raises(ValueError, match="names 1 fine classes"):
+    with pytest.raises(ValueError, match="has 1 fine classes"):
         module(root).setup()
 
 
@@ -219,7 +219,7 @@ def test_wrong_cifar10(tmp_path):
         CIFAR10DataModule(tmp_path).setup()
     write_cifar10(folder)
     write(folder / "batches.meta", {b"label_names": [b"cat"]})
-    with pytest.raises(ValueError, match="names 1 classes; CIFAR-10 has 10"):
+    with pytest.raises(ValueError, match="has 1 classes; CIFAR-10 has 10"):
         CIFAR10DataModule(tmp_path).setup()
 
 

@@ -46,7 +46,7 @@ def test_every_kind(photo, kind):
         far.append(np.abs(image - clean).mean())
     assert min(far) > 1
     if kind not in ("elastic_transform", "glass_blur", "frost", "snow"):
-        # The published severities of these four are not in order of the pixels' differences.
+        # The pixels' differences of these four are not ordered by the published severity.
         assert far == sorted(far)
     random = kind not in ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate",
                           "jpeg_compression")  # fmt: skip
@@ -92,7 +92,7 @@ def test_elastic_by_opencv(photo):
     matrix = cv2.getAffineTransform(corners.astype(np.float32), moved.astype(np.float32))
     theirs = cv2.warpAffine(pixels, matrix, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101)
     ours = digital.elastic(pixels, (0, 0.01, 0.1), np.random.default_rng(5))
-    assert np.abs(theirs - ours).mean() < 2e-3  # OpenCV interpolates by 32nds of a pixel
+    assert np.abs(theirs - ours).mean() < 2e-3  # OpenCV interpolates in 32nds of a pixel
 
 
 def test_blur_by_loops(photo):
@@ -111,7 +111,7 @@ def test_blur_by_loops(photo):
                 for step, weight in enumerate(weights)
             )  # fmt: skip
             assert np.allclose(blur.average_along(pixels, radius, sigma, angle)[y, x], expected)
-    # Zooming leaves the middle of a symmetric image where it is.
+    # Zooming keeps the middle of a symmetric image in place.
     line = np.zeros((65, 65, 3))
     line[:, 32] = 1
     assert blur.zoom(line, (1.31, 0.03), np.random.default_rng(0))[:, 32].min() > 0.3
@@ -185,7 +185,7 @@ def test_equals_the_imagecorruptions_package(photo, kind, severity, monkeypatch)
     replay(monkeypatch, np.random.default_rng(7))
     theirs = np.asarray(getattr(package, kind)(photo, severity), dtype=float)
     ours = made(photo, kind, severity, seed=7)
-    tolerance = 1.5 if kind == "snow" else 1.01  # the package rounds flakes; both cut off to bytes
+    tolerance = 1.5 if kind == "snow" else 1.01  # the package rounds flakes; both truncate to bytes
     assert np.abs(np.floor(theirs) - ours).max() <= tolerance
     assert np.abs(np.floor(theirs) - ours).mean() < 0.3
 
@@ -197,7 +197,7 @@ def test_elastic_by_scikit_image(photo, severity):
     pixels = np.asarray(photo) / 255
     size, sigma, _ = (244 * share for share in CORRUPTIONS["elastic_transform"][1][severity - 1])
     rng = np.random.default_rng(3)
-    rng.uniform(size=(3, 2))  # the affine map's, which has no range here
+    rng.uniform(size=(3, 2))  # the draws of the affine map, of range 0 here
     noise = (rng.uniform(-1, 1, (SIDE, SIDE)) for _ in range(2))
     dx, dy = (size * filters.gaussian(one, sigma, mode="reflect", truncate=3) for one in noise)
     x, y, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(3))

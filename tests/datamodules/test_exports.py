@@ -17,7 +17,7 @@ from datamodules.layouts.box_exports import open_export
 from tasks.detection.coco_metric import CocoMetric
 from tests.datamodules.exported import draw, stem, truth, unpack
 
-# Name in ``exports``, value of data.layout, with outlines, the splits it has.
+# Name in ``exports``, value of data.layout, splits.
 BOXES = (
     ("cvat_images", "cvat", ("the export",)),
     ("cvat_voc", "cvat", ("default",)),

@@ -238,7 +238,7 @@ def test_decoding_rules(tmp_path):
     assert rgb(frames[0], "x.gif", save_all=True, append_images=frames[1:])[2] > 245
     assert load_rgb(tmp_path / "x.gif", upright=False).mode == "RGB"
     assert rgb(Image.fromarray(np.zeros((4, 4), np.uint16))) == (0, 0, 0)
-    for kind in (np.uint16, np.int32):  # bytes in wider numbers
+    for kind in (np.uint16, np.int32):  # 8-bit values in wider types
         with pytest.raises(ValueError, match=r"16 bits .* largest value is 250, .* black; save it"):
             rgb(Image.fromarray(np.full((4, 4), 250, kind)), "x.tiff")
     with pytest.raises(ValueError, match="floating-point"):
@@ -405,7 +405,7 @@ def test_nested_images_have_the_outermost_class(root, caplog):
     (root / "train/n01/.thumbnails").mkdir()
     for name in ("close/a.JPEG", "close/blurred/b.JPEG", ".thumbnails/c.JPEG"):
         picture().save(root / "train/n01" / name)
-    (root / "train/n01/close/again").symlink_to(root / "train/n01")  # leads to itself for ever
+    (root / "train/n01/close/again").symlink_to(root / "train/n01")  # an endless loop
     data, lines = build_log(caplog, root)
     train = data.dataset("train")
     found = {train.describe(i): int(train[0, i]["label"]) for i in range(len(train))}

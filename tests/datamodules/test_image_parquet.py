@@ -58,11 +58,11 @@ def test_processes_share_one_copy(shards):
     alone = module(ImageParquetDataModule, shards)
     expected = [batch["image"] for batch in alone.train_dataloader()]
     data = module(ImageParquetDataModule, shards, num_workers=2)
-    data.dataset("train")[0, 0]  # the file is open before the loader's processes begin
+    data.dataset("train")[0, 0]  # opens the file before the loader's processes start
     found = [batch["image"] for batch in data.train_dataloader()]
     assert len(found) == len(expected) == 4
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    # Where processes are spawned they are handed the place of the copy and not the images.
+    # Spawned processes get the path of the copy instead of the images.
     images = data.dataset("train").dataset
     table = images.table
     assert len(pickle.dumps(table)) < 5000 < table.data.nbytes
@@ -106,7 +106,7 @@ def test_column_names_are_options(folders, tmp_path):
         module(ImageParquetDataModule, root)
     options = {"image_column": "img", "label_column": "fine_label"}
     data = module(ImageParquetDataModule, root, **options)
-    assert data.class_names == ("0", "1", "2")  # numbers, where the shards name none
+    assert data.class_names == ("0", "1", "2")  # numbers, as the shards lack names
     with pytest.raises(ValueError, match=r"must hold bytes and path .* got int64"):
         module(ImageParquetDataModule, root, image_column="fine_label", label_column="img")
 

@@ -16,7 +16,7 @@ from datamodules.images.robustness_sets import SYNSETS
 from datamodules.images.tar_index import list_members, read_member
 from datamodules.images.tar_shards import KEY
 
-CLASSES = ("10", "2", "cat")  # timm alone would put 2 before 10
+CLASSES = ("10", "2", "cat")  # timm alone sorts 2 before 10
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_processes_do_not_share_files(folders, tmp_path):
     expected = [batch["image"] for batch in alone.train_dataloader()]
     data = module(ImageTarsDataModule, tmp_path, num_workers=2)
     dataset = data.dataset("train")
-    dataset[0, 0], dataset[0, 5]  # files are open before the loader's processes begin
+    dataset[0, 0], dataset[0, 5]  # opens files before the loader's processes start
     found = [batch["image"] for batch in data.train_dataloader()]
     assert len(found) == len(expected) == 4
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -430,7 +430,7 @@ def test_damaged_tar_files_are_rejected(folders, tmp_path):
     damaged = bytearray(whole)
     damaged[second[1] : second[1] + 100] = b"x" * 100
     for content, message in (
-        (bytes(damaged), "data follow its end mark"),  # tarfile stops there in silence
+        (bytes(damaged), "data follow its end mark"),  # tarfile stops there silently
         (whole[: second[3]], "its end mark is missing"),
         (whole[: second[3] - 512], "damaged"),
         (whole + whole, "data follow its end mark"),

@@ -110,5 +110,5 @@ def test_wrong_files_are_rejected(root):
             module(root)
         (root / "val2019.json").write_text(good)
     (root / "train2019.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no file .*train2019\.json"):
+    with pytest.raises(FileNotFoundError, match=r"train2019\.json does not exist"):
         module(root)

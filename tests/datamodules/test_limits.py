@@ -146,7 +146,7 @@ def test_large_images_are_rejected_by_their_headers(tmp_path, read, monkeypatch)
     path = tmp_path / "large.png"
     Image.new("L", (20_000, 20_000)).save(path, compress_level=1)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("it is decoded"))
-    for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages lift Pillow's limit
+    for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages raise Pillow's limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(ValueError, match=rf"{path} has more than 178,956,970 pixels"):
             read(path)

@@ -14,7 +14,7 @@ from datamodules.files.decoding import load_rgb
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from tasks.engine.drawing import label_map, open_upright
-from tests.segmentation_sets import SIZE, folder, ready, said, truths, voc
+from tests.segmentation_sets import SIZE, folder, logged_lines, ready, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte
 GREY, RGB, PALETTE, GREY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6
@@ -258,7 +258,7 @@ def test_predicted_label_maps_are_read_back(tmp_path):
     written = label_map(truth.astype(np.uint8), data.category_ids, data.metainfo["palette"])
     for path in sorted(tmp_path.glob("masks/*/*.png")):
         written.save(path)
-    for again in (options, {}):  # by the colours, and by the numbers
+    for again in (options, {}):  # by colours and by numbers
         for found in truths(ready(SegmentationFolderDataModule, tmp_path, **again)).values():
             assert np.array_equal(found, truth)
 
@@ -328,7 +328,7 @@ def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
     data = ready(SegmentationFolderDataModule, tmp_path)
     for found in truths(data).values():
         assert np.array_equal(found, values)
-    (line,) = said(data, caplog)
+    (line,) = logged_lines(data, caplog)
     example = tmp_path / "masks/train/0.png"
     assert line == (f"Read as grey values: RGB masks with three equal channels, such as {example}")
 
@@ -365,7 +365,7 @@ def test_rotated_images_and_their_masks(tmp_path, caplog, orientation, size, suf
     (first, *_) = data.val_dataloader()
     pixels, sample = first["inputs"][0], first["data_samples"][0]
     assert ((pixels[0] > 100) == (sample.gt_sem_seg.data[0] == 1)).all()
-    (line, *_) = [line for line in said(data, caplog) if "EXIF" in line]
+    (line, *_) = [line for line in logged_lines(data, caplog) if "EXIF" in line]
     assert line.startswith(
         f"1 of 4 images are rotated by their EXIF data, but their masks are stored upright "
         f"({image})"
@@ -390,7 +390,7 @@ def test_masks_are_rotated_by_their_own_exif_data(tmp_path, caplog, size):
     data = ready(SegmentationFolderDataModule, tmp_path)
     found = truths(data)[str(tmp_path / "images/val/0.png")]
     assert np.array_equal(found, shown[..., 0] // 200)
-    assert not [line for line in said(data, caplog) if "EXIF" in line]
+    assert not [line for line in logged_lines(data, caplog) if "EXIF" in line]
 
 
 def test_masks_of_unrotated_pixels_are_rejected(tmp_path):

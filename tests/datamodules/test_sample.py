@@ -106,7 +106,7 @@ def test_datasets_pickle_to_spawned_processes(kind, cache):
         assert set(copy[(0, 1)]) == set(data.dataset(split)[(0, 1)])
 
 
-@pytest.mark.slow  # test_architecture reads the same off the imports
+@pytest.mark.slow  # test_architecture checks the same from the imports
 def test_importing_the_datamodules_loads_no_toolkit():
     code = "import sys, datamodules; print({'mmcv', 'mmdet', 'mmengine', 'mmseg'} & {*sys.modules})"
     loaded = subprocess.run(

@@ -66,7 +66,7 @@ def test_fixed_order_repeats_the_first_epoch():
         sampler.set_epoch(epoch)
         epochs.append(list(sampler))
     assert [index for _, index in epochs[0]] == [index for _, index in epochs[2]]
-    assert {epoch for epoch, _ in epochs[2]} == {2}  # augmentation is another one
+    assert {epoch for epoch, _ in epochs[2]} == {2}  # augmentation differs
     assert epochs[0] == list(EpochSampler(20, 3))
 
 
@@ -90,7 +90,7 @@ def test_repeats_are_spread_over_ranks_and_differ(world_size):
     order = [key for turn in zip(*shares, strict=True) for key in turn]
     once = [index for _, index in EpochSampler(12, 5)]
     assert [index for _, index in order] == [index for index in once[:4] for _ in range(3)]
-    assert len(set(order)) == 12  # no two with the same random numbers
+    assert len(set(order)) == 12  # all with different random numbers
     samplers[0].set_epoch(1)
     assert not {number for number, _ in samplers[0]} & {number for number, _ in order}
     samplers[0].set_epoch(0)

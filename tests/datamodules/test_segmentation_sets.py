@@ -67,7 +67,7 @@ def test_voc_labels_equal_mmsegs(tmp_path):
     data = ready(VOCDataModule, voc(tmp_path / "VOCdevkit/VOC2012").parent.parent)
     assert data.class_names[:2] == ("background", "aeroplane")
     names = [data.dataset("train").describe(index)[-5] for index in range(3)]
-    assert names == ["2", "0", "1"]  # as they are listed
+    assert names == ["2", "0", "1"]  # in the list's order
     theirs = PascalVOCDataset(
         data_root=str(tmp_path / "VOCdevkit/VOC2012"),
         ann_file="ImageSets/Segmentation/val.txt",

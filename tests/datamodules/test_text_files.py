@@ -148,7 +148,7 @@ def test_accents_in_names_of_files(tmp_path):
     for given in (NAMES, NFD):
         assert [names.find(f"été/{name}") for name in given] == expected
     assert names.on_disk("été/cafe") == "été/cafe"
-    (tmp_path / folder / NAMES[0]).touch()  # both spellings are there
+    (tmp_path / folder / NAMES[0]).touch()  # both spellings exist
     names = FolderNames(tmp_path)
     assert names.find(f"été/{NAMES[0]}") == f"{folder}/{NAMES[0]}"
     assert names.find(f"été/{NFD[0]}") == f"{folder}/{NFD[0]}"

@@ -1,6 +1,7 @@
 """Label maps follow their images, and errors name their file."""
 
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from timm.data import auto_augment
 from torchvision.transforms.functional import to_tensor
 
+from datamodules.images import token_labels
 from datamodules.images.class_folders import ClassFoldersDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
@@ -165,7 +167,7 @@ def test_wrong_maps_are_rejected(root, tmp_path):
         (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
         (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
         (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
-        (torch.full((2, 2, 6, 6), torch.nan), "names the classes nan to nan"),
+        (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
         (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
         (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
         (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
@@ -183,10 +185,21 @@ def test_wrong_maps_are_rejected(root, tmp_path):
     ):
         check(data(root, tmp_path / "none"))
     gone = data(root, tmp_path / "none")
-    gone.setup()  # an evaluation of the run needs no label maps
+    gone.setup()  # evaluation works without label maps
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4
     with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
         data(root, maps, token_boxes="yx")
+
+
+def test_maps_that_unpack_beyond_the_limit_are_rejected(root, tmp_path, monkeypatch):
+    maps = write_maps(tmp_path / "maps", root)
+    monkeypatch.setattr(token_labels, "MOST_BYTES", 10_000)
+    check(data(root, maps))
+    with zipfile.ZipFile(maps / "a/0.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(20_000))
+    assert (maps / "a/0.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
+        check(data(root, maps))
 
 
 def test_recipes_with_required_maps_stop_only_training(root):

@@ -45,7 +45,7 @@ def test_logistic_regression_has_zero_gradient(classes):
     assert solved.headline["top1"] == "top1_lbfgs"
     assert ("top5_lbfgs" in solved.metrics) is False
     assert solved.metrics["lbfgs_c"] == c
-    # The classifier is affine, so that its weights can be read from what it gives.
+    # The classifier is affine, so its outputs reveal its weights.
     mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0)
     standard = (train.values.double() - mean) / std
     probes = torch.cat([torch.zeros(1, 6), torch.eye(6)]).double() * std + mean
@@ -73,7 +73,7 @@ def test_the_strength_of_l2_is_found_by_halving():
     assert best_decade(accuracy_of_decade) == 1.25
     assert asked[:7] == list(COARSE)
     assert len(asked) == len(set(asked)) <= 15
-    assert best_decade(lambda decade: 50.0) == -6.0  # of equals the strongest
+    assert best_decade(lambda decade: 50.0) == -6.0  # ties go to the strongest
     assert best_decade(lambda decade: decade) == 6.0
 
 
@@ -203,14 +203,14 @@ def test_draws_are_seeded_and_averaged():
     assert found != FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=4)).metrics
     assert found["top1_1shot_std"] > 0
     assert found["top1_1shot"] < found["top1_5shot"]
-    # The images of one shot do not depend on how many shots are asked for besides.
+    # The images of one shot are the same whatever other shots are in use.
     assert FewShot((1,), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics["top1_1shot"] == (
         pytest.approx(found["top1_1shot"])
     )
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [
         (
             lambda t: Neighbours((10, 200)).solve(t, t, 4, SolveOptions()),
@@ -235,8 +235,8 @@ def test_draws_are_seeded_and_averaged():
         (lambda t: FrozenFeatures(torch.nn.Identity(), 4, knn={"k": 3}), r"no option head.knn.k"),
     ],
 )
-def test_invalid_options_are_rejected(method, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_rejected(method, message):
+    with pytest.raises(ValueError, match=message):
         method(clusters(40))
 
 

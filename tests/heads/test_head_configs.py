@@ -225,7 +225,7 @@ def test_no_object_keeps_its_weight_for_any_classes(on_meta):
     assert head.class_weight == [1.0] * 7 + [0.1]
 
 
-# FFNet_seg: specs of the two forms are those of the paper's App. F.1 and its authors' configs.
+# FFNet_seg: both forms follow the paper's App. F.1 and the authors' configs.
 
 FORMS = {
     "ade20k": (150, {}, 68_476_566, 67_231_574),

@@ -15,7 +15,7 @@ from tests.families import short
 SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
 NUM_CLASSES = {**dict.fromkeys(DETECTORS, 10), **dict.fromkeys(SEGMENTORS, 11)}
-# What keeps a second stage small; one-stage detectors take and ignore it.
+# Options for a small second stage; one-stage detectors ignore them.
 FEW = {"num_rois": 16, "num_proposals": 30}
 
 
@@ -70,7 +70,7 @@ def test_number_of_classes_everywhere(head):
     counts = {
         name: module.num_classes
         for name, module in model.model.named_modules()
-        # An RPN tells objects from background, whatever the classes.
+        # An RPN separates objects from background for any classes.
         if hasattr(module, "num_classes") and name != "rpn_head"
     }
     expected = {"mask_rcnn": 2, "retinanet": 1, "cascade_mask_rcnn": 6, "upernet": 3}[head]

@@ -14,7 +14,7 @@ pytest.importorskip("mmcv")
 import mmcv._ext
 
 ROOT = Path(__file__).resolve().parents[2]
-# Sums in another order, of terms that cancel: another processor gives as different ones.
+# Terms that cancel, summed in another order; other processors differ as much.
 LOOSE = {"rtol": 1e-3, "atol": 1e-4}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -99,7 +99,7 @@ def test_softmax_focal_loss_is_its_formula(weighted):
 
     torch.manual_seed(0)
     logits = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
-    labels = torch.arange(30) % 6 - 1  # below 0 is left out
+    labels = torch.arange(30) % 6 - 1  # labels below 0 are excluded
     weight = torch.rand(5, dtype=torch.float64) if weighted else None
     ours = softmax_focal_loss(logits, labels, 2.0, 0.25, weight, "sum")
     chance = logits.softmax(1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
@@ -118,7 +118,7 @@ def test_deformable_attention_is_mmcvs_plain_form():
     shapes = torch.tensor([[6, 7], [3, 4]])
     starts = torch.tensor([0, 42])
     value = torch.randn(2, 54, 2, 4, dtype=torch.float64)
-    places = 1.4 * torch.rand(2, 5, 2, 2, 3, 2, dtype=torch.float64) - 0.2  # some are outside
+    places = 1.4 * torch.rand(2, 5, 2, 2, 3, 2, dtype=torch.float64) - 0.2  # some lie outside
     weights = torch.rand(2, 5, 2, 2, 3, dtype=torch.float64)
     inputs = [tensor.requires_grad_() for tensor in (value, places, weights)]
     expected = plain(value, shapes, places, weights)

@@ -35,7 +35,7 @@ def check_same(together, alone):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert len(value) > 9
-            # A batch of one is equal to the bit; one of several rounds products in another way.
+            # A batch of one is bit-equal; larger batches round products differently.
             exact = {"rtol": 0, "atol": 0} if number in (1, 3) else {"rtol": 1e-4, "atol": 1e-4}
             torch.testing.assert_close(found[key], value, **exact)
 
@@ -68,7 +68,7 @@ def test_windows_over_several_sizes(name, one_thread):
     first, *others = batches(name, 1)
     alone = [s for one in (copy.deepcopy(first), *others) for s in model.predict(one)]
     check_same(model.predict(batch), alone)
-    # The toolkit's own, of an image that needs no padding: Mask2Former's head takes none.
+    # The toolkit's own windows for an image that fits them: Mask2Former's head rejects padding.
     model.model.data_preprocessor.test_cfg = None
     (found,) = model.model.test_step(first)
     assert torch.equal(found.seg_logits.data, alone[0].seg_logits.data)

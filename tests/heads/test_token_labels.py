@@ -156,7 +156,7 @@ def test_logits_per_position(name):
     images = torch.randn(2, 3, 64, 96)
     scores = dense_logits(network, images)
     assert scores.shape == (2, CLASSES, 64 // stride, 96 // stride)
-    if name == "resnet18" or plain:  # the mean comes behind all but a linear
+    if name == "resnet18" or plain:  # only a linear layer follows the mean
         torch.testing.assert_close(scores.mean((2, 3)), network(images), rtol=1e-4, atol=1e-4)
     elif name == "lvt_r1":
         tokens = scores.amax((2, 3))

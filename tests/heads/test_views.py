@@ -117,7 +117,7 @@ def test_detectors_merge_views_as_mmdets_does(cache):
     from mmengine import ConfigDict
 
     data, model = scenes(SampleDetection, cache, eval_batch_size=2, **VIEWS), detector("retinanet")
-    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else nothing is found
+    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # otherwise detections are empty
     merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=model.model)
     for batch in data.test_dataloader():
         ours = model.predict(copy.deepcopy(batch))
