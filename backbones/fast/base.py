@@ -102,7 +102,8 @@ def needs_plain(module: nn.Module, x: Tensor) -> bool:
             or part._backward_hooks
             or part._backward_pre_hooks
             # A replica's weight is an attribute; a user may have assigned a forward.
-            or not part.__dict__.keys().isdisjoint(("weight", "forward"))
+            or "forward" in part.__dict__
+            or part.__dict__.get("weight") is not None
         ):
             return True
         for parameter in part._parameters.values():
