@@ -38,8 +38,9 @@ class FastModule(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Register the class as the fast form of its second base class, if there is one."""
         super().__init_subclass__(**options)
-        for base in cls.__bases__[1:]:
-            _FORMS[base] = cls
+        first, *plain_bases = cls.__bases__
+        if issubclass(first, FastModule):
+            _FORMS.update(dict.fromkeys(plain_bases, cls))
 
     def forward(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         """Compute by the fast form if it serves this call, otherwise by the plain one."""
@@ -174,6 +175,6 @@ def _convert(module: Any, classes: dict[Any, Any], done: dict[nn.Module, nn.Modu
     kind = classes.get(type(module))
     done[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None:
-            module._modules[name] = _convert(part, classes, done)
+        if part is not None and (new := _convert(part, classes, done)) is not part:
+            module._modules[name] = new
     return done[module]
