@@ -21,6 +21,9 @@ FORMS = [
     for form in (plain, fast)
     if form is plain or is_fast(name)
 ]
+every_form = pytest.mark.parametrize(
+    ("name", "form"), FORMS, ids=[f"{name}-{form.__name__}" for name, form in FORMS]
+)
 both_forms = pytest.mark.parametrize("form", [plain, fast], ids=["plain", "fast"])
 
 

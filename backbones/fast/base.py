@@ -38,8 +38,9 @@ class FastModule(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Register the class as the fast form of its second base class, if there is one."""
         super().__init_subclass__(**options)
-        for base in cls.__bases__[1:]:
-            _FORMS[base] = cls
+        first, *plain_bases = cls.__bases__
+        if issubclass(first, FastModule):
+            _FORMS.update(dict.fromkeys(plain_bases, cls))
 
     def forward(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         """Compute by the fast form if it serves this call, otherwise by the plain one."""
@@ -102,7 +103,8 @@ def needs_plain(module: nn.Module, x: Tensor) -> bool:
             or part._backward_hooks
             or part._backward_pre_hooks
             # A replica's weight is an attribute; a user may have assigned a forward.
-            or not part.__dict__.keys().isdisjoint(("weight", "forward"))
+            or "forward" in part.__dict__
+            or part.__dict__.get("weight") is not None
         ):
             return True
         for parameter in part._parameters.values():
@@ -173,6 +175,6 @@ def _convert(module: Any, classes: dict[Any, Any], done: dict[nn.Module, nn.Modu
     kind = classes.get(type(module))
     done[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None:
-            module._modules[name] = _convert(part, classes, done)
+        if part is not None and (new := _convert(part, classes, done)) is not part:
+            module._modules[name] = new
     return done[module]

@@ -35,6 +35,8 @@ class ChebyKAN(PointwiseMixer):
 
     Raises:
         ValueError: A degree below 1.
+
+    Source: Sidharth et al., 2024, https://arxiv.org/abs/2405.07200.
     """
 
     def __init__(self, dim: int, *, degree: int = 8) -> None:

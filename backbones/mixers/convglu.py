@@ -38,6 +38,8 @@ class ConvGLU(Mixer):
         drop: Dropout after the product and after W2.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 3 C h + 12 h + C.
+
+    Source: TransNeXt (CVPR 2024), Sec. 3.4, https://arxiv.org/abs/2311.17132.
     """
 
     value_layer = "fc2"

@@ -74,6 +74,8 @@ class ConvNeXtMixer(ConvNeXtFFN):
         layer_scale: Value that gamma, one factor per channel, starts from.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (M + k^2 + 5) C.
+
+    Source: ConvNeXt (CVPR 2022), Fig. 4, https://arxiv.org/abs/2201.03545.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class ConvNeXtV2Mixer(ConvNeXtFFN):
         kernel_size: k, side of the depthwise convolution, odd.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (3 M + k^2 + 4) C.
+
+    Source: ConvNeXt V2 (CVPR 2023), Fig. 5, https://arxiv.org/abs/2301.00808.
     """
 
     def __init__(self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 7) -> None:

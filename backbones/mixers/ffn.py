@@ -38,6 +38,8 @@ class FFN(PointwiseMixer):
         drop: Dropout after the activation and after W2.
 
     Shape: (..., C) -> (..., C).
+
+    Source: Vaswani et al., NeurIPS 2017, Sec. 3.3, https://arxiv.org/abs/1706.03762.
     """
 
     value_layer = "fc2"

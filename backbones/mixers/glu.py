@@ -43,6 +43,8 @@ class GLU(PointwiseMixer):
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
+
+    Source: Shazeer, 2020, Eq. 6, https://arxiv.org/abs/2002.05202.
     """
 
     value_layer = "w3"

@@ -37,6 +37,8 @@ class GroupFFN(PointwiseMixer):
 
     Raises:
         ValueError: Groups that do not divide C and the hidden width.
+
+    Source: AFBO (ICLR 2025), Eq. 5, https://openreview.net/forum?id=MJyqwBVgMs.
     """
 
     value_layer = "w3"

@@ -26,6 +26,8 @@ class Pooling(Mixer):
 
     Raises:
         ValueError: An even kernel.
+
+    Source: PoolFormer (CVPR 2022), Eq. 4, https://arxiv.org/abs/2111.11418.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 3) -> None:

@@ -50,6 +50,8 @@ class Scheme(Mixer):
 
     Raises:
         ValueError: Groups that do not divide C and h.
+
+    Source: SCHEME (2023), https://arxiv.org/abs/2312.00412.
     """
 
     value_layer = "fc2"

@@ -30,6 +30,8 @@ class SwiGLU(GLU):
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C; the norm adds 2 M C.
+
+    Source: EVA-02 (2023), https://arxiv.org/abs/2303.11331.
     """
 
     def __init__(

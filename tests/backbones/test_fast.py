@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from backbones import create_backbone, create_mixer, list_mixers
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.layers.recomputation import Recomputed, recompute
 from tests.families import QUICK_NAMES, SMALLEST, build_short, rest_slow
 from tests.tensors import build_mixer, images, tokens
 
@@ -117,6 +118,12 @@ def test_copies_and_pickles_stay_fast():
     for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert len(fast_parts(again)) == count
         assert list(again.state_dict()) == list(network.state_dict())
+
+
+def test_a_recomputed_mixer_is_no_fast_form_of_another():
+    assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
+    again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
+    assert not isinstance(again[0], Recomputed)
 
 
 def test_an_optimiser_goes_on_after_a_conversion():

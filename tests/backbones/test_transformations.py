@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from backbones.fast import switched_off
 from backbones.hosts.cyclemlp import CycleFC
 from backbones.layers.recomputation import recompute
-from tests.forms import FORMS, build_fast, compiled
+from tests.forms import FORMS, build_fast, compiled, every_form
 from tests.tensors import build_mixer, tokens
 
 DIM, MAP = 8, (4, 5)
@@ -27,10 +27,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 # torch's fused attention has first derivatives only.
 pytestmark = pytest.mark.usefixtures("_written_out_attention")
 MODES = [contextlib.nullcontext, torch.no_grad]
-# By default fast forms take either mode by turns; the plain ones, which do not differ, are slow.
-every_form = pytest.mark.parametrize(
-    ("name", "form"), FORMS, ids=[f"{name}-{form.__name__}" for name, form in FORMS]
-)
+# By default each form takes one of both modes.
 modes_by_turns = pytest.mark.parametrize(
     ("name", "form", "mode"),
     [

@@ -44,6 +44,8 @@ class SCFBO(Mixer):
 
     Raises:
         ValueError: An unknown switch, an even kernel, or a full convolution after the mappings.
+
+    Source: AFBO (ICLR 2025), Eq. 4, https://openreview.net/forum?id=MJyqwBVgMs.
     """
 
     value_layer = "proj"

@@ -111,6 +111,8 @@ def afbo(
         init: "ours" or "timm".
         bias: Whether mappings, convolutions and W3 add one; without, 4 h + C parameters fewer.
         drop: Dropout after the product and after W3.
+
+    Source: AFBO (ICLR 2025), Eq. 4, https://openreview.net/forum?id=MJyqwBVgMs.
     """
     hidden = hidden_width(dim, hidden_ratio)
 

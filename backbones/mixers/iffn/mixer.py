@@ -73,6 +73,8 @@ class IFFN(Mixer):
 
     Raises:
         ValueError: N that does not divide, an even kernel, or an unknown name.
+
+    Source: IFFN (ICML 2024), Eq. 5, https://proceedings.mlr.press/v235/xu24n.html.
     """
 
     value_layer = "fc2"

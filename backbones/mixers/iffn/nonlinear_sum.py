@@ -43,6 +43,8 @@ class NonlinearSum(PointwiseMixer):
         scale: Factor before the sum; by default 1 / h, where Eq. 11 has 1.
 
     Shape: (..., C) -> (..., C). Parameters: 4 h or 4 h C with coefficients, else none but PReLU's.
+
+    Source: IFFN (ICML 2024), Eq. 11, https://proceedings.mlr.press/v235/xu24n.html.
     """
 
     def __init__(

@@ -45,6 +45,8 @@ def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") ->
 
     Raises:
         ValueError: An even kernel.
+
+    Source: FFNet (2024), Sec. 3.2, https://arxiv.org/abs/2406.02021.
     """
     kernels = branch_kernels(kernel_size, branches)
     mixer = convolutional(

@@ -84,6 +84,8 @@ class MetaMixer(Mixer):
 
     Raises:
         ValueError: An interaction that does not fit the memory.
+
+    Source: FFNet (2024), Eq. 4, https://arxiv.org/abs/2406.02021.
     """
 
     value_layer = "memory.value"

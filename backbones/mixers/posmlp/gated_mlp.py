@@ -79,6 +79,8 @@ class GatedMLP(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 1.5 gamma C^2 + (gamma + 1) C and the
         relation's, for the structures "gate" and "add".
+
+    Source: PosMLP (MM 2022), Fig. 1, https://doi.org/10.1145/3503161.3547953.
     """
 
     value_layer = "fc2"

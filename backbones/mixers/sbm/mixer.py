@@ -45,6 +45,9 @@ class StarBilinearMapping(Mixer):
 
     Raises:
         ValueError: A rank below 1, an even kernel, or neither of the two branches.
+
+    Source: SBM (CVPR 2025), Eq. 2,
+    https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
     """
 
     def __init__(
