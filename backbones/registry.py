@@ -76,6 +76,7 @@ class HostEntry:
     plain_ffn: bool
     patch_size: int
     without_prefix: Mapping[str, Any]
+    modality: str = "image"
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -110,6 +111,7 @@ def register_host(
     plain_ffn: bool = True,
     patch_size: int = 4,
     without_prefix: Mapping[str, Any] | None = None,
+    modality: str = "image",
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -123,6 +125,7 @@ def register_host(
             choose a smaller one.
         without_prefix: Its own options by which it has no class tokens and pools its map, for a
             host that has such tokens; they hold beside mixers that do not take prefix tokens.
+        modality: What it takes, in the singular; tasks of another modality refuse it.
 
     Raises:
         ValueError: The name is none or taken by another one, a slot is of no kind, or an option
@@ -136,8 +139,9 @@ def register_host(
         _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
-            name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {})
-        )
+            name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
+            modality,
+        )  # fmt: skip
         return build
 
     return register
@@ -232,6 +236,15 @@ def list_mixers(kind: Kind | None = None) -> list[str]:
 def list_hosts() -> list[str]:
     """Names of all hosts, in the order of their families."""
     return list(hosts())
+
+
+def host_modality(name: str) -> str:
+    """Return what a backbone takes, such as "image".
+
+    Raises:
+        ValueError: Unknown name, or a pair that does not fit.
+    """
+    return look_up(name)[0].modality
 
 
 def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:

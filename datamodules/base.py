@@ -13,15 +13,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from lightning import LightningDataModule
-from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.files import first_few, refuse_system_folder
-from datamodules.files.class_order import ClassOrder, other_orders
+from datamodules.files import refuse_system_folder
 from datamodules.files.console import say
 from datamodules.files.headers import check_each
-from datamodules.files.pictures import Pictures, as_images
-from datamodules.loading.memory import FLOAT, refuse_larger
 from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
@@ -38,7 +34,7 @@ from datamodules.loading.workers import Loader, become_worker, hurry_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
-TRIED = 100  # images that a preview looks at in place of broken ones
+TRIED = 100  # samples that a preview looks at in place of broken ones
 Split = Literal["train", "val", "predict"]
 SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
 
@@ -52,31 +48,25 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size: The same for evaluation; None means ``batch_size``.
         num_workers: Loader processes per training process; 0 loads in the process itself.
         seed: Decides order and augmentation; results do not depend on ``num_workers``.
-        predict_path: Image or folder to predict; None means the validation images.
+        predict_path: File or folder to predict; None means the validation data.
 
     Attributes:
-        class_names: Names of the classes, in label order; known after ``setup``.
-        category_ids: What the files of the set call each label, where that is not the label.
-        class_order: In which names of folders become labels; None if the files number the classes.
-        upright: Whether images are turned as their EXIF orientation says.
+        unit: What its samples are, in the plural.
+        input_shape: Of one input without its batch; empty for images, whose options state it.
         layout: What the folder must look like, for error messages.
         repeated_augmentation: How often a training sample comes in a row; see ``EpochSampler``.
         fixed_order: Whether each epoch has the batches of the first one.
         example: The command-line options that select this dataset, for error messages.
-        told_absent: Whether it is known, and was said, which classes validation lacks.
         parts: Of data that are evaluated part by part, what there is; see ``robustness``.
         left_out: What an option leaves out of evaluation, in words; known after ``setup``.
     """
 
+    input_shape: tuple[int, ...] = ()
     layout: ClassVar[str] = ""
     example: ClassVar[str] = ""
-    upright: ClassVar[bool] = False
-    class_names: tuple[str, ...] = ()
-    category_ids: tuple[int, ...] = ()
-    class_order: ClassOrder | None = None
+    unit: ClassVar[str] = "samples"
     repeated_augmentation: int = 1
     fixed_order: bool = False
-    told_absent: bool = False
     parts: Sequence[Any] = ()
     left_out: str = ""
     made_by: dict[str, Any]
@@ -119,39 +109,6 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
 
-    def check_memory(self, size: tuple[int, int], options: str) -> None:
-        """Refuse batches that are larger than the machine's memory.
-
-        Args:
-            size: Height and width of the largest image of a batch.
-            options: What decides it, for the message.
-
-        Raises:
-            ValueError: Names the size of a batch.
-        """
-        height, width = size
-        for name in ("batch_size", "eval_batch_size"):
-            count = getattr(self, name)
-            refuse_larger(
-                f"a batch of {count:,} images of {height:,}x{width:,} pixels (data.{name})",
-                count * 3 * height * width * FLOAT,
-                f"lower data.{name} or {options}",
-            )
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes; known after ``setup``."""
-        if not self.class_names:
-            raise ValueError(
-                f"{type(self).__name__} knows its classes only after setup(); call it first"
-            )
-        return len(self.class_names)
-
-    @property
-    def other_orders(self) -> dict[str, tuple[str, ...]]:
-        """The classes by each other ``data.class_order`` that would number them differently."""
-        return other_orders(self.class_names, self.class_order)
-
     @property
     def folder(self) -> Path:
         """The dataset's folder, existing."""
@@ -174,38 +131,49 @@ class BaseDataModule(LightningDataModule):
             if self.predict_path is not None:
                 self.take(self.predict_path)
 
-    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
-        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
-        self.class_names, self.category_ids = tuple(class_names), tuple(category_ids)
+    @property
+    def head_arguments(self) -> dict[str, Any]:
+        """What a head takes besides the backbone, such as the number of classes."""
+        return {}
+
+    @property
+    def task_arguments(self) -> dict[str, Any]:
+        """What a task takes besides the model, such as the names of the classes."""
+        return {}
+
+    def target_facts(self) -> dict[str, Any]:
+        """Return what summary.json says of the targets, by the names in ``Family.targets``."""
+        return {}
+
+    def target_identity(self) -> dict[str, Any]:
+        """Return what tells the targets from other ones, by the names in ``Family.targets``."""
+        return {}
+
+    def predict_only(self) -> None:
+        """Serve prediction without the data set; a subclass takes the targets."""
         if self.predict_path is not None:
             self.take(self.predict_path)
 
-    def take(self, images: Any) -> None:
-        """Let prediction see these images; see ``as_images`` for what they may be."""
-        self._datasets["predict"] = self._pictures(images)
+    def take(self, inputs: Any) -> None:
+        """Let prediction see these inputs; see ``unlabelled_dataset``."""
+        self._datasets["predict"] = self.unlabelled_dataset(inputs)
 
-    def serving(self, images: Any) -> Self:
-        """Return a copy of this datamodule that predicts these images and leaves this one as it is.
+    def serving(self, inputs: Any) -> Self:
+        """Return a copy of this datamodule that predicts these inputs and leaves this one as it is.
 
-        So calls in several threads share no images; see ``as_images`` for what they may be.
+        So calls in several threads share no inputs; see ``unlabelled_dataset``.
         """
         served = copy.copy(self)
-        served._datasets = {**self._datasets, "predict": self._pictures(images)}
+        served._datasets = {**self._datasets, "predict": self.unlabelled_dataset(inputs)}
         return served
 
-    def _pictures(self, images: Any) -> NamedDataset:
-        pictures = Pictures(as_images(images), self.unlabelled, upright=self.upright)
-        return TolerantDataset(pictures, pictures.name)
-
-    def unlabelled(self, image: Image.Image, name: str, index: int) -> Any:
-        """The sample of an image to predict, prepared as in evaluation.
+    def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
+        """Return the data set of inputs to predict, prepared as in evaluation.
 
         Args:
-            image: 8-bit RGB.
-            name: Its file, for messages and results.
-            index: Its place among those to predict.
+            inputs: A path, or what a program passes to ``predict``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} predicts its validation data only")
 
     def predict_name(self, index: int) -> str:
         """The file of a sample of ``predict_dataloader``."""
@@ -235,7 +203,7 @@ class BaseDataModule(LightningDataModule):
                 count = len(self.dataset(split))
                 done = check_each(check, count, started + seconds)
                 counts[split] = done
-                looked.append(f"{done:,} of {count:,} {name} images")
+                looked.append(f"{done:,} of {count:,} {name} {self.unit}")
         if looked:
             say(f"Files checked: {', '.join(looked)} ({time.monotonic() - started:.0f} s)")
         for line in self.notices(counts):
@@ -245,30 +213,22 @@ class BaseDataModule(LightningDataModule):
         """What of the data may not be meant, a line each; for before a training.
 
         Args:
-            looked: How many images of each split ``file_check`` has seen.
+            looked: How many samples of each split ``file_check`` has seen.
         """
         count = len(self.dataset("train"))
         if count >= self.batch_size:
             return []
         return [
-            f"The training set has {count} image{'s' * (count != 1)}, fewer than data.batch_size="
-            f"{self.batch_size}: each step has all of them"
+            f"The training set has {count} {self.unit[: None if count != 1 else -1]}, fewer than "
+            f"data.batch_size={self.batch_size}: each step has all of them"
         ]
-
-    def absent_notice(self, absent: Sequence[int]) -> list[str]:
-        """The notice of classes, by label, that no validation image has; none where all occur."""
-        self.told_absent = True
-        if not absent:
-            return []
-        named = first_few([self.class_names[label] for label in absent], 10)
-        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {named}"]
 
     def file_check(self, split: Split) -> Callable[[int], None] | None:
         """What looks at the files of a sample without decoding all; None if there are none."""
         return None
 
     def build(self) -> dict[Split, SeededDataset]:
-        """Check the files, set ``class_names`` and return the datasets."""
+        """Check the files and return the datasets; know the targets from then on."""
         raise NotImplementedError
 
     def seeded(self, dataset: SizedDataset, describe: Callable[[int], str]) -> SeededDataset:
@@ -321,7 +281,7 @@ class BaseDataModule(LightningDataModule):
     def preview_batch(self, count: int) -> Any:
         """A batch of up to ``count`` samples to draw, evenly spaced over what prediction sees.
 
-        In place of broken images come others.
+        In place of broken inputs come others.
         """
         dataset = self._to_predict()
         spaced = range(0, len(dataset), max(1, len(dataset) // count))[:count]
@@ -331,7 +291,7 @@ class BaseDataModule(LightningDataModule):
         return (self.collate() or default_collate)(list(itertools.islice(kept, len(spaced))))
 
     def sizes(self) -> dict[str, int]:
-        """Images of each split that there is."""
+        """Number of samples of each split that there is."""
         return {split: len(dataset) for split, dataset in self._datasets.items()}
 
     def batches(self, split: Literal["train", "val"], world_size: int) -> int:

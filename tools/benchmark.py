@@ -23,7 +23,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             sbm     softmax attention in place of SBM, and SBM (sbm_t)
   task=classification       loop: or another. All else that run.py takes may be typed as well, such
                             as data.batch_size=64 head=retinanet logger=csv (backbone=deit_t)
-                            data: classification, detection or segmentation
+                            data: {pipelines}
   root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
@@ -72,10 +72,12 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import families
 from tools.bench import growth
 from tools.bench import timed_networks as networks
 from tools.bench.timed_networks import COMPARISONS, comparison_runs
 from tools.cli.arguments import image_size, number, parse
+from tools.cli.catalogue import catalogue
 from tools.cli.command import answer, exit_with
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import (
@@ -88,6 +90,7 @@ from tools.cli.typed_network import (
     read_options,
     separate,
 )
+from tools.cli.usual_family import usual_family, usual_task
 from tools.comparing.hosts import notes_on
 
 SWITCH = ("false", "true")
@@ -105,12 +108,12 @@ DEFAULTS = {
         **SHARED, "batch": "1",
     },
     "data": {
-        "task": "classification", "root": "", "batch": "8", "rounds": "300", "threads": "1",
+        "task": usual_task(), "root": "", "batch": "8", "rounds": "300", "threads": "1",
         "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
         "format": "table",
     },
     "loop": {
-        "task": "classification", "backbone": "deit_t", "device": "cpu", "dtype": "float32",
+        "task": usual_task(), "backbone": "deit_t", "device": "cpu", "dtype": "float32",
         "rounds": "100", "threads": "", "clock": "wall", "keep_memory": "true",
         "format": "table",
     },
@@ -121,7 +124,7 @@ CHOICES = {
     "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
-PIPELINES = ("classification", "detection", "segmentation")
+PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
 COLUMNS = {
     "task": ("task", "{}"),
@@ -149,7 +152,8 @@ COLUMNS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    text = (__doc__ or "").replace("{hosts}", DEFAULTS["mixers"]["host"])
+    text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
+    text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
     return answer("benchmark.py", text, timed, arguments, needs_arguments=True)
 
@@ -188,9 +192,10 @@ def timed(typed: Sequence[str]) -> None:
 
 def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Per host its plain network, which is the baseline, and the host with each mixer."""
-    from backbones import backbone_schema, list_backbones, list_hosts, list_mixers
+    from backbones import backbone_schema, list_backbones, list_mixers
 
-    hosts = _names(options["host"], list_hosts(), "host")
+    known = catalogue().hosts_for(usual_family().modality)
+    hosts = _names(options["host"], known, "host")
     mixers = _names(options["mixer"], list_mixers("channel"), "channel mixer")
     asked = set(options["mixer"].split(","))
     runs: list[list[Network]] = []

@@ -8,11 +8,9 @@ usage: python tools/complexity.py [key=value ...]
                                 backbone.mixer.g2=2,4,6, each is counted
   paper=PAPER                   the rows of one paper with what it reports: {papers}
   table=NUMBER                  with paper=, of that table alone
-  task=detection                counts whole detectors, or with task=segmentation segmentors,
-                                part by part
-  head=mask_rcnn                with task=: a file of configs/head (default: mask_rcnn, upernet)
-  image_size=224                side, or HEIGHTxWIDTH (default: 224, with task=detection 800x1280,
-                                with task=segmentation 512x2048, with paper= the row's)
+  task=TASK                     counts the whole model of a task: {tasks}
+  head=NAME                     with task=: a file of configs/head (default: {heads})
+  image_size=224                side, or HEIGHTxWIDTH (default: {sizes}, with paper= the row's)
   rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
                                 macs: convolutions, linear layers, matrix products, FFTs (a complex
                                 one of n points is 2 n log2 n, a real one half of that) and complex
@@ -22,9 +20,9 @@ usage: python tools/complexity.py [key=value ...]
   format=table                  table, json or csv
 
 Counted is the published classification network: the backbone with 1000 classes, one image, built
-for image_size unless backbone.img_size is typed, as run.py builds it. With task=, the whole model
-with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees 1000 proposals, of which
-100 get masks, as MMDetection counts; an auxiliary head trains only.
+for image_size unless backbone.img_size is typed, as run.py builds it. Models of the MM toolkits are
+counted part by part, with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees 1000
+proposals, of which 100 get masks, as MMDetection counts; an auxiliary head trains only.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
 plain host, it is shown beside ours and diff is theirs. A count "agrees" if ours, rounded or cut off
 to the printed digits, is the printed one (a change: rounded). Otherwise the verdict names the
@@ -48,20 +46,22 @@ from pathlib import Path
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.bench.timed_networks import NUM_CLASSES
+from tasks.engine.family import Family, families, find_family
 from tools.cli.arguments import image_size, parse, select
 from tools.cli.command import answer, exit_with
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import label, read_networks, separate
+from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
+COUNTED = {name: one.counted for name, one in families().items() if one.counted}
 DEFAULTS = {
     "backbone": "*",
     "paper": "",
     "table": "",
-    "task": "classification",
+    "task": "",
     "head": "",
     "image_size": "",
     "rule": "",
@@ -73,7 +73,7 @@ UNCOUNTED = {
 }
 CHOICES = {
     "rule": ("macs", "fvcore", "torchprofile"),
-    "task": ("classification", "detection", "segmentation"),
+    "task": tuple(COUNTED),
     "format": FORMATS,
 }
 COLUMNS = {
@@ -103,7 +103,11 @@ PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    text = (__doc__ or "").format(papers=", ".join(list_papers()))
+    heads = ", ".join(f"{one.head} of {name}" for name, one in COUNTED.items())
+    sizes = ", ".join(f"{one.size} of {name}" for name, one in COUNTED.items() if one.size)
+    text = (__doc__ or "").format(
+        papers=", ".join(list_papers()), tasks=", ".join(COUNTED), heads=heads, sizes=sizes
+    )
     return answer("complexity.py", text, count, arguments)
 
 
@@ -128,15 +132,26 @@ def count(arguments: Sequence[str]) -> None:
 
 def _note_hosts(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
     """Say on standard error which networks differ in more than their mixers."""
-    dense = options["task"] != "classification"
+    family = family_of(options)
     if options["paper"]:
         names = select(options["backbone"])
-        shown = [row for row in rows if row.backbone in names and row.task == "classification"]
+        shown = [row for row in rows if row.backbone in names and is_counted(row)]
         networks = [(row.backbone, dict(row.options)) for row in shown]
     else:
-        networks = read_networks(options["backbone"], words)
-    for line in notes_on(networks, dense=dense):
+        networks = read_networks(options["backbone"], words, family)
+    for line in notes_on(networks, dense=bool(COUNTED[family.name].parts)):
         print(f"complexity.py: {line}", file=sys.stderr)
+
+
+def family_of(options: dict[str, str]) -> Family:
+    """Return the family that is counted."""
+    return find_family(options["task"] or usual_task())
+
+
+def is_counted(row: Row) -> bool:
+    """Return True for a paper's row that is counted anew; others have their counts in its YAML."""
+    counted = COUNTED.get(row.task)
+    return counted is not None and counted.rows
 
 
 def rows_of(paper: str, table: str) -> list[Row]:
@@ -155,12 +170,12 @@ def rows_of(paper: str, table: str) -> list[Row]:
 
 def _refuse(words: Sequence[str], options: dict[str, str]) -> None:
     """Refuse options that have no place in what is counted."""
-    dense = options["task"] != "classification"
-    if options["head"] and not dense:
-        raise ValueError(
-            f"head={options['head']} needs its task: pass task=detection or task=segmentation"
-        )
-    if dense and options["paper"]:
+    counted = COUNTED[family_of(options).name]
+    if options["head"] and not options["task"]:
+        raise ValueError(f"head={options['head']} needs its task: pass task={'|'.join(COUNTED)}")
+    if counted.shape and options["image_size"]:
+        raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
+    if options["task"] not in ("", usual_task()) and options["paper"]:
         raise ValueError(f"paper= counts rows of all tasks; leave task={options['task']} out")
     for word in words:
         key = word.lstrip("+").partition("=")[0]
@@ -177,18 +192,20 @@ def complexity(
     image_size(options["image_size"])  # to be refused before anything is built
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
-    if options["task"] != "classification":
-        return dense_records(options, words)
     if not options["paper"]:
+        family = family_of(options)
+        if COUNTED[family.name].parts:
+            return dense_records(options, words)
+        count = functools.partial(count, task=family.name, head=options["head"])
         size = image_size(options["image_size"])
-        networks = {label(one): one for one in read_networks(options["backbone"], words)}
+        networks = {label(one): one for one in read_networks(options["backbone"], words, family)}
         return [
             plain_record(typed, *count(name, json.dumps(own), size))
             for typed, (name, own) in networks.items()
         ]
     names, records = select(options["backbone"]), []
     for row in rows:
-        if row.backbone in names and row.task != "classification":
+        if row.backbone in names and not is_counted(row):
             records.append(paper_record(row, (row.params, row.exact_macs), None))
         elif row.backbone in names:
             size = image_size(options["image_size"], row.image_size)
@@ -202,39 +219,52 @@ def complexity(
 
 
 @functools.cache
-def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tuple[int, int]:
-    """Parameters and multiply-adds of a backbone with its classifier; options as JSON."""
+def count_model(
+    name: str, options: str, size: tuple[int, int], rule: str, task: str = "", head: str = ""
+) -> tuple[int, int]:
+    """Count parameters and multiply-adds of a whole model that takes one tensor.
+
+    Args:
+        name: Of the backbone.
+        options: Of the backbone, as JSON.
+        size: (H, W) of the image; a family with inputs of one shape ignores it.
+        rule: How multiply-adds are counted.
+        task: Name of the family; by default that of configs/run.yaml.
+        head: Name of the head; by default the family's usual one.
+    """
     import torch
 
     from backbones import create_backbone
     from backbones.analysis.counting import count_macs, count_parameters
-    from heads.linear import LinearClassifier
+    from tasks.engine.instantiate import build
+    from tools.papers.dense_counts import head_config
 
+    task = task or usual_task()
+    counted = COUNTED[task]
     # Tables that belong to a map are those of a run with images of this size.
-    built = {"img_size": size, **json.loads(options)}
+    built = {**({} if counted.shape else {"img_size": size}), **json.loads(options)}
+    config = {"head": head_config(task, head or counted.head)}
     # fvcore runs the model, so it needs weights; the other rules need shapes only.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
-        model = LinearClassifier(create_backbone(name, **built), NUM_CLASSES)
-    return count_parameters(model), count_macs(model, size, rule)
+        model = build(config, "head", backbone=create_backbone(name, **built), **counted.targets)
+    shape = counted.shape or (3, *size)
+    return count_parameters(model), count_macs(model, rule=rule, shape=shape)
 
 
 def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]:
     """Every part of a detector or segmentor around each backbone, and the whole."""
-    from tools.papers.dense_counts import (
-        CLASSES,
-        HEADS_BY_TASK,
-        SIZES,
-        dense_parts,
-        head_config,
-    )
+    from tools.papers.dense_counts import dense_parts, head_config
 
     task, rule = options["task"], options["rule"] or "macs"
-    head = options["head"] or HEADS_BY_TASK[task]
+    counted = COUNTED[task]
+    head = options["head"] or counted.head
     head_config(task, head)  # to be refused before anything is built
-    size = image_size(options["image_size"] or SIZES[task])
+    size, classes = image_size(options["image_size"] or counted.size), counted.targets
     records = []
-    for name, own in read_networks(options["backbone"], words):
-        parts = dense_parts(name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule)
+    for name, own in read_networks(options["backbone"], words, find_family(task)):
+        parts = dense_parts(
+            name, json.dumps(own), task, head, "{}", classes["num_classes"], size, rule
+        )
         whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
         for part, params, macs in [*parts, whole]:
             record = plain_record(label((name, own)), params, macs)

@@ -34,12 +34,23 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import ANY
 from tools.cli.arguments import image_size, parse, select
 from tools.cli.command import REFUSALS, answer, exit_with
 from tools.cli.network_names import network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merged, options_of_run, read_network, separate
-from tools.exports import TARGETS, ExportRequest, Target, checkpoint_of, exporter, new_folder
+from tools.cli.usual_family import usual_family
+from tools.exports import (
+    TARGETS,
+    ExportRequest,
+    Target,
+    check_exported,
+    checkpoint_of,
+    exporter,
+    family_of_run,
+    new_folder,
+)
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
@@ -86,6 +97,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
         raise ValueError("say what to export: backbone=NAME, or ckpt=<run folder>; see --help")
+    check_exported(run, to)
     name, typed = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
     )
@@ -125,9 +137,9 @@ def progress() -> Callable[[str], None]:
 
 
 def _seen_by(run: Mapping[str, Any] | None, target: Target) -> str:
-    """Return the side of a classification run's images, at which its graphs are recorded."""
+    """Return the side of a classifier's images, at which its graphs are recorded."""
     records = "what" in target.settings
-    classifies = run is not None and run.get("task_name") in ("classification", "transfer")
+    classifies = run is not None and family_of_run(run).export_of(ANY) == "classifier"
     side = run["data"].get("image_size") if run is not None and records and classifies else None
     return "" if side is None else str(side)
 
@@ -140,7 +152,7 @@ def table(options: dict[str, str]) -> list[Record]:
             exporter(to)  # refuses it with the nearest name
     size = image_size(options["image_size"])
     records, say = [], progress()
-    for name in select(options["backbone"]):
+    for name in select(options["backbone"], usual_family()):
         reasons = {}
         for to in targets:  # of which onnx and torch_export take a minute each
             say(f"{name} to {to}")

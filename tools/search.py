@@ -8,8 +8,8 @@ usage: python tools/search.py [run.py's arguments ...] KEY=SPACE ... [trials=20]
                               schedule.warmup=range(0,5)             whole numbers below 5
                               backbone=swin_t,deit_t  or choice(..)  names, numbers, true, false
   trials=20                 finished trials in all, with those of earlier calls
-  metric=top1               of the closing test (default: top1, AP or mIoU)
-  direction=maximize        or minimize
+  metric=top1               of the closing test (default: the task's main one)
+  direction=maximize        or minimize (default: the metric's own)
   sampler=tpe               or random
   sampler_seed=0            decides the first trials
   name=NAME                 of the search (default: <task>_<backbone>), which lies in
@@ -32,6 +32,7 @@ from typing import Any
 # Run as a script, Python sees the folder tools/ only; the packages lie one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import find_family
 from tasks.engine.plain_files import read_json
 from tasks.engine.run_files import read_summary
 from tasks.engine.signals import STATUSES
@@ -40,12 +41,11 @@ from tools.cli.command import answer, exit_with
 from tools.cli.errors import one_line_errors
 from tools.cli.network_names import name_of
 from tools.cli.tables import write
-from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, read_spaces, typed_values
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {
-    "trials": "20", "metric": "", "direction": "maximize", "sampler": "tpe", "sampler_seed": "0",
+    "trials": "20", "metric": "", "direction": "", "sampler": "tpe", "sampler_seed": "0",
     "name": "",
 }  # fmt: skip
 CHOICES = {"direction": ("maximize", "minimize"), "sampler": ("tpe", "random")}
@@ -81,10 +81,10 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces, fixed = read_spaces(typed)
     wanted = number("trials", options["trials"])
-    folder, metric = _prepare(spaces, fixed, options)
+    folder, metric, direction = _prepare(spaces, fixed, options)
     try:
         with FileLock(folder / "lock", timeout=0):
-            study = _study(folder, options)
+            study = _study(folder, direction, options)
             _again(study)
             _go_on(study, spaces, fixed, wanted, metric, folder)
             _show(study, metric)
@@ -96,8 +96,8 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
 
 def _prepare(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
-) -> tuple[Path, str]:
-    """The folder of the search and its metric, when its first run is known to be a right one."""
+) -> tuple[Path, str, str]:
+    """Return folder, metric and direction of the search, once its first run is checked."""
     from tools.config.overrides import read
     from tools.config.run_config import job_config
 
@@ -105,13 +105,15 @@ def _prepare(
     command = read([*fixed, *(space.first for space in spaces)])
     config = job_config(command.overrides, command.config)
     task, backbone = config["task_name"], name_of(config["backbone"])
-    metric = options["metric"] or HEADLINE.get(task, "")
+    family = find_family(task)
+    metric = options["metric"] or family.table_metric
+    direction = options["direction"] or f"{family.direction(metric)}imize"
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"
     folder = Path(config["output_dir"]) / "searches" / (options["name"] or usual)
     settings = {
         "spaces": [str(space) for space in spaces], "fixed": sorted(fixed), "metric": metric,
-        "direction": options["direction"],
+        "direction": direction,
     }  # fmt: skip
     path = folder / SETTINGS
     if path.exists():
@@ -131,20 +133,19 @@ def _prepare(
     else:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=2) + "\n")
-    return folder, metric
+    return folder, metric, direction
 
 
-def _study(folder: Path, options: Mapping[str, str]) -> Any:
+def _study(folder: Path, direction: str, options: Mapping[str, str]) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
 
     directions = {"maximize": StudyDirection.MAXIMIZE, "minimize": StudyDirection.MINIMIZE}
-    direction = directions[options["direction"]]
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(
-        study_name=folder.name, storage=storage, direction=direction,
+        study_name=folder.name, storage=storage, direction=directions[direction],
         load_if_exists=True,
     )  # fmt: skip
     # With the seed alone a search that goes on would draw the trials that it began with.

@@ -29,6 +29,7 @@ from backbones.analysis.operators import macs_of, spectral_macs_of
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
+Shape = tuple[int, ...]
 
 aten = torch.ops.aten
 # Operators with the position of their weight, which is None when the norm is not affine.
@@ -48,7 +49,13 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -> int:
+def count_macs(
+    model: Model,
+    image_size: int | Size = 224,
+    rule: str = "macs",
+    *,
+    shape: Sequence[int] | None = None,
+) -> int:
     """Multiply-adds of one image through ``model`` in evaluation mode.
 
     Every module that computes with an operator unknown to ``operators`` is named in a warning.
@@ -58,6 +65,7 @@ def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -
             that runs on meta tensors.
         image_size: Side or (H, W) in pixels.
         rule: "macs", "fvcore" or "torchprofile"; the function of each says what it counts.
+        shape: Of one input in place of an image's (3, H, W), such as (C, L) of a signal.
 
     Raises:
         ValueError: Unknown rule, "fvcore" without fvcore or with a model that has no weights, or a
@@ -66,24 +74,25 @@ def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    shape = (3, *size) if shape is None else tuple(shape)
     with _usual_algorithms():
         if not isinstance(model, nn.Module):
-            return RULES[rule](model, size)
+            return RULES[rule](model, shape)
         with _evaluating(model):
-            return RULES[rule](model, size)
+            return RULES[rule](model, shape)
 
 
-def count_products(model: Model, size: Size) -> int:
+def count_products(model: Model, shape: Shape) -> int:
     """Rule "macs": convolutions, linear layers, matrix products, FFTs and complex products.
 
     Attention's two products are among them. A complex product counts 4, a complex Fourier transform
     of n points 2 n log2(n), a real one half of that. Biases, norms, activations, pooling, resizing,
     real element-wise products and softmax count nothing.
     """
-    return round(_counted(model, size, _Counter).macs)
+    return round(_counted(model, shape, _Counter).macs)
 
 
-def count_like_torchprofile(model: Model, size: Size) -> int:
+def count_like_torchprofile(model: Model, shape: Shape) -> int:
     """Rule "torchprofile": rule "macs", and 1 per output element of what torchprofile also counts.
 
     That is norms with weights, element-wise products (gates, layer scales) and means (average
@@ -91,10 +100,10 @@ def count_like_torchprofile(model: Model, size: Size) -> int:
     bias is added to the logits (Swin). Biases, sums, activations and softmax count nothing.
     """
     with _ExplicitAttention():
-        return round(_counted(model, size, _ElementCounter).macs)
+        return round(_counted(model, shape, _ElementCounter).macs)
 
 
-def count_like_fvcore(model: Model, size: Size) -> int:
+def count_like_fvcore(model: Model, shape: Shape) -> int:
     """Rule "fvcore": the total of fvcore's FlopCountAnalysis with attention not fused.
 
     That is rule "macs", 5 per element of a norm (2 of a batch norm), 1 per input element of
@@ -114,7 +123,7 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     from fvcore.nn import FlopCountAnalysis
 
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    images = torch.zeros(1, 3, *size, device=device)
+    images = torch.zeros(1, *shape, device=device)
     # The tracer warns of every size that it takes for a constant; a count wants exactly that.
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         analysis = FlopCountAnalysis(model, images)
@@ -128,14 +137,14 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     return total + round(counter.macs)
 
 
-RULES: dict[str, Callable[[Model, Size], int]] = {
+RULES: dict[str, Callable[[Model, Shape], int]] = {
     "macs": count_products,
     "fvcore": count_like_fvcore,
     "torchprofile": count_like_torchprofile,
 }
 
 
-def _counted(model: Model, size: Size, kind: type[_Counter]) -> _Counter:
+def _counted(model: Model, shape: Shape, kind: type[_Counter]) -> _Counter:
     """Run one image through the model: by shapes alone, or with weights where an operator must.
 
     Raises:
@@ -144,7 +153,7 @@ def _counted(model: Model, size: Size, kind: type[_Counter]) -> _Counter:
     counter = kind(model)
     try:
         with counter.counting():
-            _run_on_meta(model, size)
+            _run_on_meta(model, shape)
     except RuntimeError as error:  # NotImplementedError is one
         if not isinstance(model, nn.Module) or any(p.is_meta for p in model.parameters()):
             said = str(error).splitlines()[0]
@@ -156,12 +165,12 @@ def _counted(model: Model, size: Size, kind: type[_Counter]) -> _Counter:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         counter = kind(model)
         with counter.counting():
-            model(torch.zeros(1, 3, *size, device=device))
+            model(torch.zeros(1, *shape, device=device))
     return counter
 
 
-def _run_on_meta(model: Model, size: Size) -> None:
-    images = torch.empty(1, 3, *size, device="meta")
+def _run_on_meta(model: Model, shape: Shape) -> None:
+    images = torch.empty(1, *shape, device="meta")
     if not isinstance(model, nn.Module):
         model(images)
         return

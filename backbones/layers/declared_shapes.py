@@ -40,12 +40,12 @@ def check_maps(host: Any, images: Tensor, maps: object) -> None:
             f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
             "correct either"
         )
-    batch, _, height, width = images.shape
+    batch, _, *sides = images.shape
     for place, (map_, info) in enumerate(zip(maps, infos, strict=True)):
-        declared = (batch, info.channels, -(-height // info.stride), -(-width // info.stride))
+        declared = (batch, info.channels, *(-(-side // info.stride) for side in sides))
         if getattr(map_, "shape", None) != declared:
             raise ValueError(
-                f"map {place} of {name} is {_shape(map_)} for images of {height}x{width}; "
+                f"map {place} of {name} is {_shape(map_)} for images of {'x'.join(map(str, sides))}; "
                 f"feature_info declares {info.channels} channels at stride {info.stride}, which "
                 f"is {declared}; correct either"
             )

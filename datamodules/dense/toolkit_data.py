@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from datamodules.base import BaseDataModule
 from datamodules.dense.bgr import load_bgr, to_bgr, to_planes
 from datamodules.files.whole_numbers import whole_list
+from datamodules.images.base import ImageDataModule
 from datamodules.loading.memory import FLOAT, refuse_larger
 from datamodules.loading.sampling import SeededDataset
 
@@ -143,7 +143,7 @@ class Pipeline:
         return results
 
 
-class DenseDataModule(BaseDataModule):
+class DenseDataModule(ImageDataModule):
     """Base of the datamodules that stand on the MM toolkits' datasets.
 
     Attributes:

@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.base import BaseDataModule, Split, at_least
+from datamodules.base import Split, at_least
 from datamodules.files import load_rgb
+from datamodules.images.base import ImageDataModule
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
 
@@ -60,7 +61,7 @@ class ImageFiles:
         return sample(self.transform(image), int(self.labels[index]), index)
 
 
-class ClassificationDataModule(BaseDataModule):
+class ClassificationDataModule(ImageDataModule):
     """Base of the classification sets; batches hold ``image``, ``label`` and ``sample_id``.
 
     ``image`` is (B, 3, image_size, image_size), normalised; ``label`` and ``sample_id``, the index

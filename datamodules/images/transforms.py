@@ -23,6 +23,8 @@ from torchvision import transforms
 from datamodules.base import probability, range_of
 from datamodules.files import MAX_PIXELS
 
+TARGETS = ("LightAugmentation", "PaperAugmentation")
+
 Transform = Callable[[Image.Image], Tensor]
 
 

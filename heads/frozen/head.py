@@ -15,6 +15,8 @@ from heads.frozen.few_shot import FewShot
 from heads.frozen.logistic import Logistic
 from heads.frozen.neighbours import Neighbours
 
+TARGETS = ("FrozenFeatures",)
+
 # In the order in which one of them stands for all.
 METHODS: Mapping[str, Callable[..., Method]] = {
     "logistic": Logistic,
@@ -39,6 +41,8 @@ class FrozenFeatures(nn.Module):
     Raises:
         ValueError: No method, or an option that a method does not have.
     """
+
+    solves = True  # from features, without training
 
     def __init__(
         self,

@@ -23,6 +23,8 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
+TARGETS = ("build_detector",)
+
 # How MMDetection's own configs merge the detections of several views (configs/retinanet).
 MERGE = {"nms": {"type": "nms", "iou_threshold": 0.5}, "max_per_img": 100}
 # Names that need no ``base``, with the model configs that MMDetection ships for them.

@@ -23,6 +23,8 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
+TARGETS = ("build_segmentor",)
+
 # Names that need no ``base``, with the model configs that MMSegmentation ships for them.
 SEGMENTORS = {"upernet": "upernet_r50"}
 # Decode heads of ours, by the names that configs have for them.

@@ -20,13 +20,16 @@ from datamodules.images.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
+from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_task
+from tasks.engine.loading import build_task, targets_in
 from tasks.engine.saved_config import checkpoint_file, saved_run
+from tools.analyses import check_applies
 from tools.cli.literal import literal, quoted
 from tools.cli.network_names import name_of
 from tools.cli.typed_network import label as label_of
 from tools.cli.typed_network import read_networks, split_outside
+from tools.cli.usual_family import usual_family, usual_task
 from tools.config.automatic import fixed
 from tools.config.config_checks import resolved
 from tools.config.lazy_groups import register
@@ -64,6 +67,7 @@ class Subject:
         label: What it is called in pictures.
         backbone: In evaluation mode, without gradients of parameters.
         model: Images to logits, or None where there is no classifier.
+        family: Whose networks it is one of; that of configs/run.yaml without a run.
         task: Of a run, else None.
         data: Its images; None where none are known.
         folder: Of the run, else None.
@@ -77,6 +81,7 @@ class Subject:
     backbone: Backbone
     model: Callable[[Tensor], Tensor] | None
     task: BaseTask | None = None
+    family: Family = field(default_factory=usual_family)
     data: Any = None
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
@@ -185,7 +190,8 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
     """Every checkpoint or network that is typed, in order.
 
     Args:
-        options: ``ckpt``, ``backbone``, ``input``, ``images``, ``image_size``.
+        options: ``analysis``, its name; ``ckpt``, ``backbone``, ``input``, ``images``,
+            ``image_size``.
         words: Typed ``backbone.KEY=VALUE`` and ``data.KEY=VALUE``.
 
     Raises:
@@ -227,6 +233,8 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         raise ValueError(
             f"ckpt={path} holds {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
+    family = find_family(run.config["task_name"])
+    check_applies(family, options["analysis"])
     typed = ["mode=predict", f"ckpt={quoted(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
@@ -236,32 +244,25 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
     checkpoint = open_checkpoint(run.checkpoint)
-    _learn_classes(data, checkpoint, options)
+    targets = targets_in(config, checkpoint)
+    if targets is None:
+        data.prepare_data()
+        data.setup()
+    else:
+        data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
     task.data = data
     task.eval().requires_grad_(False)
     backbone: Backbone = task.model.backbone
-    model = task.model if isinstance(task.model, LinearClassifier) else None
+    model = task.model if getattr(task.model, "keeps_classifier", None) is not None else None
     return _sized(
         Subject(
-            name_of(config["backbone"]), backbone, model, task, data, run.folder, config,
+            name_of(config["backbone"]), backbone, model, task, family, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
     )  # fmt: skip
-
-
-def _learn_classes(data: Any, checkpoint: Any, options: Mapping[str, str]) -> None:
-    """Take the classes from a checkpoint where that suffices, else from the data set on disk."""
-    from tasks.engine.classes import classes_of
-
-    classes = classes_of(checkpoint)
-    if classes is None:
-        data.prepare_data()
-        data.setup()
-    else:
-        data.predict_only(classes.names, classes.category_ids)
 
 
 def _of_file(path: str, name: str, options: Mapping[str, str], words: Sequence[str]) -> Subject:
@@ -305,7 +306,7 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
     given, square = options["input"], _square(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
-        config = _config(["task=classification", f"data={given}", *_of("data.", words), *size])
+        config = _config([f"task={usual_task()}", f"data={given}", *_of("data.", words), *size])
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
     data: Any = ClassificationDataModule(image_size=square or 224, num_workers=0,

@@ -12,7 +12,7 @@ import copy
 import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -29,23 +29,27 @@ from datamodules import (
 from datamodules.dense.masks import StrictMask
 from datamodules.dense.toolkit_data import StrictImage
 from datamodules.images.transforms import PaperAugmentation, guard_posterize
+from tasks.engine.family import find_family, imported
 from tools.bench.timing import interleave, prepare, spread, tell
 from tools.cli.arguments import number
 from tools.cli.tables import Record
 
 # Sides of sample images, near those of the usual data sets.
 PHOTOGRAPH, SCENE = 384, 512
+# Our datamodule, whose the other loader of its files is, and what makes that one.
+Pipeline = tuple[BaseDataModule, str, Callable[[Any], DataLoader[Any]]]
 
 
 def pipeline_records(options: Mapping[str, str]) -> list[Record]:
     """Time batches of a task's training data; a record of the other pipeline and one of ours."""
     rounds, batch = number("rounds", options["rounds"], least=2), number("batch", options["batch"])
     prepare(options)
-    ours = datamodule(options["task"], options["root"] or None, batch)
+    pipeline = imported(find_family(options["task"]).pipeline)
+    ours, name, load = pipeline(options["root"] or None, batch)
     with contextlib.redirect_stdout(sys.stderr):  # the toolkits print when they are imported
         ours.prepare_data()
         ours.setup()
-        name, other = counterpart(options["task"], ours)
+        other = load(ours)
     tell(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
     batches = [endless(other), endless(ours.train_dataloader())]
     steps = [lambda own=own: next(own) and None for own in batches]
@@ -62,35 +66,37 @@ def pipeline_records(options: Mapping[str, str]) -> list[Record]:
     ]
 
 
-def datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
-    """The training data of a task, by default sample data, loaded in this process.
+def class_folders(root: str | None, batch: int) -> Pipeline:
+    """Return class folders, by default of sample digits, and timm's loader.
 
     Args:
-        task: Classification, detection or segmentation.
-        root: Folder of real data: classes, COCO, or ADE20K.
+        root: Folder of real data; None for sample data.
         batch: Images per batch.
     """
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
-    if task == "classification":
-        if root is None:
-            sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
-            sample.prepare_data()
-            root = str(sample.folder)
-        return ImageFolderDataModule(root, image_size=224, **options)
-    if task == "detection":
-        if root is not None:
-            return CocoDataModule(root, **options)
-        return SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    if root is None:
+        sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
+        sample.prepare_data()
+        root = str(sample.folder)
+    return ImageFolderDataModule(root, image_size=224, **options), "timm", timm_loader
+
+
+def coco(root: str | None, batch: int) -> Pipeline:
+    """Return COCO's layout, by default of sample scenes, and MMDetection's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
     if root is not None:
-        return ADE20KDataModule(root, **options)
-    return SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+        return CocoDataModule(root, **options), "mmdet", toolkit_loader
+    scenes = {"scene_size": SCENE, "num_train": 64, "num_val": 4}
+    return SampleDetection(**scenes, flip=0.5, **options), "mmdet", toolkit_loader
 
 
-def counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
-    """What loads the same files elsewhere, and whose it is."""
-    if task == "classification":
-        return "timm", timm_loader(ours)
-    return ("mmdet" if task == "detection" else "mmseg"), toolkit_loader(ours)
+def ade20k(root: str | None, batch: int) -> Pipeline:
+    """Return ADE20K's layout, by default of sample scenes, and MMSegmentation's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
+    if root is not None:
+        return ADE20KDataModule(root, **options), "mmseg", toolkit_loader
+    scenes = {"scene_size": SCENE, "num_train": 64, "num_val": 4}
+    return SampleSegmentation(**scenes, **options), "mmseg", toolkit_loader
 
 
 def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.cli.catalogue import catalogue
 from tools.cli.typed_network import Network, label, read_networks
+from tools.cli.usual_family import usual_family, usual_task
 from tools.papers.published import list_papers, load_rows
 
 NUM_CLASSES = 1000  # of ImageNet-1K, which papers count and time
@@ -62,6 +64,8 @@ def build(network: Network, options: Mapping[str, str]) -> Any:
     from heads.linear import LinearClassifier
 
     name, own = network
+    known, family = catalogue(), usual_family()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
     return placed(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
 
 
@@ -91,7 +95,7 @@ def paper_ratio(network: Network, baseline: Network) -> float | None:
 def _latencies(paper: str) -> dict[str, float]:
     """Milliseconds by network, from the first table that has them."""
     found: dict[str, float] = {}
-    for row in load_rows(paper, "classification"):
+    for row in load_rows(paper, usual_task()):
         if "latency_ms" in row.reported:
             name = label((row.backbone, unusual(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from tasks.engine.family import Family
 from tools.cli.ranges import INTEGER, SIDE, range_of
 
 DIGITS = 20  # more than any number in range has
@@ -102,15 +103,26 @@ def _cut(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
-def select(text: str) -> list[str]:
-    """Registered names out of names and patterns with commas between them."""
+def select(text: str, family: Family | None = None) -> list[str]:
+    """Return registered names out of names and patterns with commas between them.
+
+    Args:
+        text: As typed.
+        family: Takes the networks; patterns skip those of another modality.
+
+    Raises:
+        ValueError: An unknown name, or one of another modality than the family's.
+    """
     from tools.cli.catalogue import catalogue
 
     known, names = catalogue(), []
     for item in text.split(","):
-        found = known.list_backbones(item)
+        found = known.list_backbones(item, family.modality if family else "")
         if not found and any(sign in item for sign in "*?["):
             raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
         # Refuses an unknown name with the nearest ones, and knows names that are not listed.
         names += found or [known.schema(item)["name"]]
+        if family and not found:
+            hosts = known.hosts_for(family.modality)
+            family.check_host(names[-1], known.modality(names[-1]), hosts)
     return list(dict.fromkeys(names))

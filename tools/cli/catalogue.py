@@ -34,7 +34,8 @@ class Catalogue:
 
     Attributes:
         backbones: Name -> host, options with their defaults, whether one may name a token mixer,
-            and the options by which the host has no class tokens; in the registry's order.
+            the options by which the host has no class tokens, and what the host takes; in the
+            registry's order.
         hosts: Names.
         mixers: Name -> kind, source, options with their defaults and meanings, what it computes,
             whether it takes class tokens.
@@ -46,9 +47,25 @@ class Catalogue:
     mixers: Mapping[str, Mapping[str, Any]]
     unfit: Mapping[str, str]
 
-    def list_backbones(self, pattern: str = "*") -> list[str]:
-        """Names that fit a shell pattern."""
-        return [name for name in self.backbones if fnmatch.fnmatchcase(name, pattern)]
+    def list_backbones(self, pattern: str = "*", modality: str = "") -> list[str]:
+        """List the names that fit a shell pattern, of one modality or of all."""
+        return [
+            name
+            for name, entry in self.backbones.items()
+            if fnmatch.fnmatchcase(name, pattern) and modality in ("", entry["modality"])
+        ]
+
+    def hosts_for(self, modality: str) -> list[str]:
+        """List the hosts of a modality."""
+        return [name for name in self.hosts if self.backbones[name]["modality"] == modality]
+
+    def modality(self, backbone: str) -> str:
+        """Return what a backbone takes, such as "image".
+
+        Raises:
+            ValueError: Unknown name, or a pair that does not fit.
+        """
+        return str(self._find(backbone)["modality"])
 
     def list_mixers(self, kind: Literal["channel", "token"]) -> list[str]:
         """Names of the mixers of a kind."""
@@ -140,6 +157,7 @@ def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
                 "host": look_up(name)[0].name, "schema": backbone_schema(name),
                 "takes_token_mixer": takes_token_mixer(*look_up(name)),
                 "without_prefix": dict(look_up(name)[0].without_prefix),
+                "modality": look_up(name)[0].modality,
             }
             for name in list_backbones()
         },

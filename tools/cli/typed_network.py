@@ -9,8 +9,10 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tasks.engine.family import Family
 from tools.cli.arguments import select
 from tools.cli.ranges import check_ranges, count_jobs
+from tools.cli.usual_family import usual_family
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
@@ -23,7 +25,9 @@ def separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, [one for one in arguments if one not in words]
 
 
-def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
+def read_networks(
+    text: str, words: Sequence[str] = (), family: Family | None = None
+) -> list[Network]:
     """Networks out of names, patterns and words that hold for all of them.
 
     Args:
@@ -31,14 +35,15 @@ def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
             ``deit_t_afbo backbone.mixer.g2=6,deit_t``.
         words: Such as ``backbone.mixer.g2=6``; of several values, ``backbone.mixer.g2=4,6``, each
             makes a network of its own.
+        family: Takes the networks; that of configs/run.yaml by default.
 
     Raises:
-        ValueError: An unknown name or option, with the nearest ones.
+        ValueError: An unknown name or option, with the nearest ones; a network of another modality.
     """
-    networks = []
+    networks, family = [], family or usual_family()
     for item in split_outside(text, ","):
         typed, *own = split_outside(item, " ") if item.strip() else [""]
-        for name in select(typed):
+        for name in select(typed, family):
             for chosen in jobs([*words, *filter(None, own)]):
                 networks.append((name, read_options(chosen, name, known_options(name))))
     return networks

@@ -7,50 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.family import Published, families, find_family
 from tasks.engine.saved_config import IDENTITY, saved_run
 from tools.cli.flat_config import flatten
 from tools.comparing.run_records import RunRecord
 from tools.config.usual_values import TOKEN_MIXER
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
-from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs.folder import may_differ
 
 SAMPLE = "datamodules.sample.datamodules."
 
-# ImageNet, by the first of the data modules that read it, and the others.
-IMAGENET = "datamodules.images.image_folder.ImageFolderDataModule"
-CONTAINERS = (
-    "datamodules.images.class_folders.ClassFoldersDataModule",
-    "datamodules.images.image_tars.ImageTarsDataModule",
-    "datamodules.images.image_parquet.ImageParquetDataModule",
-)
-# The data that a paper's rows of a task were measured on.
-PUBLISHED_ON = {
-    "classification": IMAGENET,
-    "transfer": "datamodules.images.cifar100.CIFAR100DataModule",
-    "detection": "datamodules.dense.coco.CocoDataModule",
-    "segmentation": "datamodules.dense.ade20k.ADE20KDataModule",
-}
-# ImageNet's robustness sets and the figures that they give besides mce, of imagenet_c.
-ROBUSTNESS_DATA = "datamodules.images.robustness.RobustnessDataModule"
-SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
-# Of the data of an evaluation on them what is compared with the row's.
+# Of the data of an evaluation on several sets what is compared with the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
-# Further data of single rows, by what their ``train`` names, with its images of the test.
-ALSO_PUBLISHED_ON = {
-    "cityscapes": ("datamodules.dense.cityscapes.CityscapesDataModule", 500),
-    "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030),
-}
-# Images that the rows of a task were tested on.
-TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
-# Our names of metrics and the papers', and what theirs, in percent, are divided by.
-METRICS: dict[str, tuple[str, float]] = {
-    "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
-    "mIoU_ms": ("miou_ms", 1), **{name: (name, 1) for name in ("mce", *ROBUSTNESS.values())},
-    "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
-    **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
-}  # fmt: skip
 # A recipe word for what a command has to name, as in datamodules.images.classification.
 REQUIRED = "required"
 # Besides what never matters, a run may be made on other devices than its experiment names.
@@ -128,7 +97,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         ``paper``, ``ours`` and, if the two compare, ``difference``; if not, ``why_not``.
     """
     evaluates = config["mode"] != "fit"
-    on_sets = evaluates and config["data"]["_target_"] == ROBUSTNESS_DATA
+    on_sets = evaluates and _is_suite(config["task_name"], config["data"]["_target_"])
     if not (config.get("paper") or {}).get("name") and not on_sets:
         return None
     trained = saved_run(config["ckpt"]) if evaluates else None
@@ -146,7 +115,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         }
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)
-    if on_sets and (row is None or not SET_OF.keys() - {"top1"} & row.metrics.keys()):
+    if on_sets and (row is None or not _figures_on_sets(run.task) & row.metrics.keys()):
         row = _on_sets(run)
         if row is not None:
             run = replace(run, config={**run.config, "paper.experiment": row.name})
@@ -171,20 +140,41 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
 
 def measured_on(row: Row) -> tuple[str, int]:
     """The datamodule that a row was measured on, and how many images it is tested on."""
-    usual = (PUBLISHED_ON[row.task], TEST_IMAGES[row.task])
-    return ALSO_PUBLISHED_ON.get(row.train.data, usual)
+    published = _published(row.task)
+    return published.also.get(row.train.data, (published.data, published.examples))
+
+
+def _published(task: str) -> Published:
+    published = find_family(task).published
+    assert published is not None, f"rows of {task}, whose FAMILY has nothing published"
+    return published
 
 
 def data_set(target: object) -> str:
-    """Return the data module that stands for a data set, in whatever container it lies."""
-    return IMAGENET if target in CONTAINERS else str(target)
+    """Return the data module that stands for a data set, whatever file format it lies in."""
+    published = filter(None, (family.published for family in families().values()))
+    return next((one.data for one in published if target in one.containers), str(target))
+
+
+def _is_suite(task: str, target: object) -> bool:
+    """Return True for the data module of several test sets at once."""
+    published = find_family(task).published
+    return published is not None and bool(target) and target == published.suite
+
+
+def _figures_on_sets(task: str) -> set[str]:
+    """Return the figures that a suite of test sets gives besides the usual one."""
+    family = find_family(task)
+    return {one.name for one in family.metrics if one.data_set} - {family.table_metric}
 
 
 def _is_published_data(run: RunRecord) -> bool:
     """Return True if a run was tested on as many images of a set as a paper's rows."""
-    if run.task not in PUBLISHED_ON:
+    family = families().get(run.task)
+    if family is None or family.published is None:
         return False
-    counts = dict(ALSO_PUBLISHED_ON.values()) | {PUBLISHED_ON[run.task]: TEST_IMAGES[run.task]}
+    published = family.published
+    counts = {**dict(published.also.values()), published.data: published.examples}
     target = data_set(run.config.get("data._target_"))
     images = run.summary.get("data", {}).get("images", {}).get("val")
     return target in counts and images in (None, counts[target])
@@ -254,12 +244,14 @@ def _has_options(run: RunRecord, row: Row) -> bool:
 
 def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
     """What the row reports of what the data of a run can give, by our names."""
-    on_sets = run.config.get("data._target_") == ROBUSTNESS_DATA
-    sets = run.config["data.sets"] if on_sets else ["imagenet"]
+    family = find_family(run.task)
+    on_sets = _is_suite(run.task, run.config.get("data._target_"))
+    # Elsewhere the one set of the run is the one that gives the usual metric.
+    sets = run.config["data.sets"] if on_sets else [family.metric(family.table_metric).data_set]
     found = {
-        ours: row.metrics[theirs] / scale
-        for ours, (theirs, scale) in METRICS.items()
-        if theirs in row.metrics and SET_OF.get(ours, sets[0]) in sets
+        one.name: row.metrics[one.published] / one.scale
+        for one in family.metrics
+        if one.published in row.metrics and (one.data_set or sets[0]) in sets
     }
     probed = f"top1_{run.config.get('protocol')}"
     return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
@@ -294,7 +286,7 @@ def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
 def _on_sets(run: RunRecord) -> Row | None:
     """The first row of any paper that reports robustness of a run's network."""
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
-    figures = SET_OF.keys() - {"top1"}
+    figures = _figures_on_sets(run.task)
     return next((row for row in rows if row.name and figures & row.metrics.keys()), None)
 
 
@@ -307,14 +299,15 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
     if target.startswith(SAMPLE) or inside:
         return ["made on sample data, whose figures are none of the paper's data"]
-    if target == ROBUSTNESS_DATA:
+    if _is_suite(run.task, target):
         return _other_sets(run)
     wanted, count = measured_on(row)
     if data_set(target) != wanted:
         return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
     if images not in (None, count):
-        return [f"{images} test images instead of {count}, so other data"]
+        unit = find_family(run.task).unit
+        return [f"{images} test {unit} instead of {count}, so other data"]
     return []
 
 
@@ -337,7 +330,7 @@ def _other_sets(run: RunRecord) -> list[str]:
 
 def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) -> list[str]:
     """What a run has otherwise than the published one; with ``groups`` in these alone."""
-    if run.task != "transfer" and not row.options.get("fused"):
+    if _published(run.task).fixed_parameters and not row.options.get("fused"):
         parameters = run.summary["parameters"]
         if parameters != row.params:
             return [f"{parameters} parameters instead of {row.params}, so another model or classes"]
@@ -367,7 +360,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     meant = fixed(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
-    if target == ROBUSTNESS_DATA or data_set(target) == measured_on(row)[0]:
+    if _is_suite(run.task, target) or data_set(target) == measured_on(row)[0]:
         free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import check_value, unknown
+from tasks.engine.family import find_family
 from tasks.engine.saved_config import SOLVED, checkpoint_file
+from tools.cli.catalogue import catalogue
 from tools.cli.network_names import name_of
 from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
@@ -31,7 +33,7 @@ TOP = {
     "checkpoints": Literal["all", "best", "last"],
     "checkpoint_every": float | None,
     "require_pretrained": bool,
-    "keep_classifier": bool,
+    "keep_classifier": bool | None,  # of tasks with a classifier
     "keep_memory": bool,
     "report": bool,
 }
@@ -66,6 +68,7 @@ def resolved(config: Any) -> dict[str, Any]:
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
     config["trainer"] = with_numbers(config["trainer"], training=config["mode"] == "fit")
+    _check_host(config)
     recipe, like = _check_made_for(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = fixed(config)
@@ -81,6 +84,12 @@ def resolved(config: Any) -> dict[str, Any]:
         _check_pretrained(config)
     _name_files(config)
     return config
+
+
+def _check_host(config: Mapping[str, Any]) -> None:
+    """Refuse a backbone of another modality than the task's."""
+    family, name, known = find_family(config["task_name"]), config["backbone"]["name"], catalogue()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
 
 
 def _check_made_for(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
@@ -240,6 +249,7 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     if "backbone.pretrained=null" in config.get("overrides", ()):
         return  # typed, as false is
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    start = find_family(task).started_by
     experiment = (config.get("paper") or {}).get("experiment")
     if experiment is not None:
         raise ValueError(
@@ -250,9 +260,9 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"task={task} starts from a trained backbone. Train one:\n"
-        f"  python tools/run.py task=classification backbone={name}\n"
+        f"  python tools/run.py task={start} backbone={name}\n"
         f"then pass it:\n"
         f"  python tools/run.py task={task} backbone={name} "
-        f"backbone.pretrained={root}/classification/{name_of(config['backbone'])}/latest\n"
+        f"backbone.pretrained={root}/{start}/{name_of(config['backbone'])}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )

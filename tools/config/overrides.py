@@ -18,6 +18,7 @@ from tools.cli.literal import literal
 from tools.cli.processes import is_first_process
 from tools.cli.ranges import count_jobs
 from tools.cli.typed_network import one_token_mixer
+from tools.cli.usual_family import usual_task
 from tools.config.config_checks import tasks_of
 from tools.config.hydra_options import SWEEP, check_hydra, is_of_hydra
 from tools.config.lazy_groups import register
@@ -142,7 +143,7 @@ def _names_of(group: str) -> list[str]:
 def _fitting(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     """Whether an option of a group is one of the task that is typed, or of the usual one."""
     typed = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    task = typed.get("task", "classification")
+    task = typed.get("task", usual_task())
 
     def fits(group: str, name: str) -> bool:
         if group not in ("head", "data", "recipe") or set(task) & set(",*?["):

@@ -71,12 +71,12 @@ def export(request: ExportRequest) -> list[Path]:
     """
     held = held_by(request)
     network = held.network
-    classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if held.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
-    if isinstance(network, LinearClassifier):
+    if classes:
         model.classifier = network.classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)

@@ -22,15 +22,12 @@ from torch import Tensor, nn
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
+from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
 from tools.cli.yaml_files import read_yaml
 
 HEADS = Path(__file__).resolve().parents[2] / "configs" / "head"
 PROPOSALS, MASKED = 1000, 100
-# Classes of COCO and ADE20K, and the size that papers count at, by task.
-CLASSES = {"detection": 80, "segmentation": 150}
-SIZES = {"detection": "800x1280", "segmentation": "512x2048"}
-HEADS_BY_TASK = {"detection": "mask_rcnn", "segmentation": "upernet"}
 Part = tuple[str, int, int]  # name, parameters, multiply-adds
 Size = tuple[int, int]
 
@@ -44,7 +41,7 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
     """The config of a head.
 
     Args:
-        task: "detection" or "segmentation".
+        task: Name of the family.
         head: Its name.
         changes: Values in place of the file's, nested.
 
@@ -76,12 +73,12 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 def dense_parts(
     name: str, options: str, task: str, head: str, changes: str, classes: int, size: Size, rule: str
 ) -> list[Part]:
-    """Every part of a detector or segmentor with its parameters and multiply-adds.
+    """List every part of a detector or segmentor with its parameters and multiply-adds.
 
     Args:
         name: Of the backbone.
         options: Of the backbone, as JSON.
-        task: "detection" or "segmentation".
+        task: Name of the family.
         head: Name of the head.
         changes: Of the head's config, as JSON.
         classes: Their number.
@@ -102,14 +99,17 @@ def dense_parts(
         backbone = create_backbone(name, dense=True, **json.loads(options))
         whole = build(config, "head", backbone=backbone, num_classes=classes)
     with torch.device(device), torch.no_grad():
-        return list(_parts(whole.eval(), size, rule))
+        counted = find_family(task).counted
+        assert counted is not None
+        return list(imported(counted.parts)(whole.eval(), size, rule))
 
 
 def _has_queries(head: Mapping[str, Any]) -> bool:
     return any(word in str(head["base"]) for word in ("dino", "detr", "former"))
 
 
-def _parts(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+def parts_of(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+    """Yield the parts of a model of the MM toolkits."""
     model = whole.model
     counted: set[nn.Parameter] = set()
 

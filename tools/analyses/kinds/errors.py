@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import imported
 from tools.analyses import Findings
 from tools.analyses.figures import COLOURS, bare, finish, new_figure, picture_of, wrapped
 from tools.plotting.colours import colour_bar
@@ -46,25 +47,20 @@ NUMBERED = 50  # classes up to which the cells of a confusion matrix have number
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The errors of each network; all have to be of one task."""
-    from tasks.detection.task import DetectionTask
-    from tasks.segmentation.task import SegmentationTask
+    """Find the errors of each network; all have to be of one family."""
+    kinds = {subject.family.analyses["errors"] for subject in subjects}
+    if len(kinds) > 1:
+        raise ValueError("networks of several tasks err in different ways; analyse them apart")
+    find: Callable[..., Findings] = imported(kinds.pop())
+    return find(subjects, options)
+
+
+def of_classifiers(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find confusions, calibration and the worst images."""
+    from tools.analyses.judged import confused_pairs, confusion, reliability
     from tools.cli.arguments import number
 
-    segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
-    if all(segmenting):
-        return _of_segmentors(subjects)
-    detecting = [isinstance(subject.task, DetectionTask) for subject in subjects]
-    if all(detecting):
-        return _of_detectors(subjects)
-    if any(segmenting) or any(detecting):
-        raise ValueError("networks of several tasks err in different ways; analyse them apart")
-    return _of_classifiers(subjects, number("pairs", options["pairs"]))
-
-
-def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
-    from tools.analyses.judged import confused_pairs, confusion, reliability
-
+    pairs = number("pairs", options["pairs"])
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     drawn, worst = [], []
@@ -206,7 +202,8 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
     return figure
 
 
-def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
+def of_segmentors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find the IoU of each class."""
     import torch
 
     rows: list[dict[str, Any]] = []
@@ -242,7 +239,8 @@ def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
     return Findings(rows, rows, COLUMNS, {"iou": figure})
 
 
-def _of_detectors(subjects: Sequence[Subject]) -> Findings:
+def of_detectors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find precision over recall with kinds of errors forgiven one after the other."""
     import numpy as np
     import torch
 
