@@ -134,7 +134,7 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
         raise ValueError(f"{checkpoint.path} is damaged: in config {error}") from None
     config: dict[str, Any] = with_current_targets(saved)
     if not isinstance(config.get("data"), Mapping):
-        target = str(config["task"].get("_target_"))
+        target = check_target(config["task"], "task")
         config["data"] = usual_data([target], config["backbone"].get("img_size"))
     return config
 
