@@ -240,7 +240,7 @@ def _of_run(
             f"{file} is of a run of task={config['task_name']}, whose network gives no classes of "
             "images; pass a run of task=classification or transfer"
         )
-    task = load_run(file)
+    task: Any = load_run(file)
     _check_count(len(task.class_names), class_names, str(file))
     return task.model, trained, task.data.normalisation, None
 

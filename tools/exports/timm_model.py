@@ -9,6 +9,7 @@ timm's scripts number class folders in another order; ``class_map.txt`` gives th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -69,13 +70,13 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: The weights are another model's, JSON cannot hold an option, or outputs differ.
     """
     held = held_by(request)
-    network = held.network
-    classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    network: Any = held.network
+    classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if held.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
-    if isinstance(network, LinearClassifier):
+    if classes:
         model.classifier = network.classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)
