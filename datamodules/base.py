@@ -149,8 +149,8 @@ class BaseDataModule(LightningDataModule):
         """Return what tells the targets from other ones, by the names in ``Family.targets``."""
         return {}
 
-    def predict_only(self) -> None:
-        """Serve prediction without the data set; a subclass takes the targets."""
+    def predict_only(self, *args: Any, **kwargs: Any) -> None:
+        """Serve prediction without the data set; a subclass names the targets that it takes."""
         if self.predict_path is not None:
             self.take(self.predict_path)
 

@@ -65,9 +65,7 @@ class ImageDataModule(BaseDataModule):
         """Return the classes in their order."""
         return {"classes": list(self.class_names)}
 
-    def predict_only(  # type: ignore[override]
-        self, class_names: Sequence[str], category_ids: Sequence[int] = ()
-    ) -> None:
+    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
         self.class_names, self.category_ids = tuple(class_names), tuple(category_ids)
         super().predict_only()

@@ -95,7 +95,8 @@ class Subject:
         """Names of the classes; empty without a classifier that has names."""
         if self.task is None:
             return ()
-        return tuple(getattr(self.task, "shown_names", self.task.class_names))
+        task: Any = self.task
+        return tuple(getattr(task, "shown_names", None) or getattr(task, "class_names", ()))
 
     def class_name(self, label: int) -> str:
         """A class in words, or its number."""

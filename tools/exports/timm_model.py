@@ -10,6 +10,7 @@ than ours: ``class_map.txt`` gives them this one.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import timm
 import torch
@@ -77,7 +78,7 @@ def export(request: ExportRequest) -> list[Path]:
         arguments["dense"] = True
     model = around(network.backbone, arguments)
     if classes:
-        model.classifier = network.classifier
+        model.classifier = cast("LinearClassifier", network).classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}

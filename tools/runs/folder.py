@@ -16,12 +16,13 @@ from typing import Any
 import yaml
 
 from tasks.engine.saved_config import CONFIG, read_config
+from tasks.engine.schedule_rule import RATE, REFERENCE
 from tasks.engine.sources import check_sources
 from tasks.engine.whole_files import write_whole
 from tools.cli.flat_config import flatten
 from tools.cli.network_names import name_of
 from tools.cli.processes import is_first_process
-from tools.config.automatic import AUTO, CHOSEN, RATE, REFERENCE, was_left_open
+from tools.config.automatic import AUTO, CHOSEN, was_left_open
 from tools.config.usual_values import is_usual, with_token_mixer_name
 from tools.runs import lock
 
