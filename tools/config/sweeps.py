@@ -38,7 +38,11 @@ def expanded(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
             continue
         if not sweep:
             raise ValueError(f"{argument} names several; pass -m {argument}")
-        names = select(value) if key == "backbone" else _options(key, value, fits, arguments)
+        if key == "backbone":  # names of another modality are refused later, patterns skip them
+            typed = value.split(",")
+            names = [name for name in select(value) if name in typed or fits(key, name)]
+        else:
+            names = _options(key, value, fits, arguments)
         found.append(f"{key}={','.join(names)}")
     return found
 
