@@ -150,7 +150,7 @@ class BaseDataModule(LightningDataModule):
         """Return what distinguishes the targets from others, named in ``Family.targets``."""
         return {}
 
-    def predict_only(self, *_: Any, **targets: Any) -> None:
+    def predict_only(self, *args: Any, **kwargs: Any) -> None:
         """Serve prediction alone, without reading a dataset; subclasses take the targets."""
         if self.predict_path is not None:
             self.set_predict_inputs(self.predict_path)

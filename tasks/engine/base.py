@@ -127,8 +127,6 @@ class BaseTask(Remembering, LightningModule):
         names = [*self.metric_names, *([] if self.why_no_loss else ["loss"]), self.family.monitor]
         return {name: self.family.direction(name) for name in names}
 
-    # ---- training
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimiser, and a schedule that moves at every step."""
         return optimizer_and_schedule(self)
@@ -180,8 +178,6 @@ class BaseTask(Remembering, LightningModule):
         """Refuse a batch of another form, such as the pairs that torchvision's data sets give."""
         check_batch(batch, self.family)
         return batch
-
-    # ---- evaluation
 
     @property
     def is_spare(self) -> bool:
@@ -272,8 +268,6 @@ class BaseTask(Remembering, LightningModule):
         for name, value in figures.items():
             self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
 
-    # ---- prediction
-
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
         """Predict inputs, prepared as in evaluation: of a task from ``tasks.load``.
@@ -343,8 +337,6 @@ class BaseTask(Remembering, LightningModule):
         """Draw the predictions for a batch of the datamodule."""
         raise NotImplementedError
 
-    # ---- targets
-
     def take_targets(self, datamodule: Any) -> None:
         """Read from the datamodule what the constructor does not take; nothing by default."""
 
@@ -363,8 +355,6 @@ class BaseTask(Remembering, LightningModule):
 
     def check_targets(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint of other targets; nothing to compare by default."""
-
-    # ---- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add targets, the network's options, and the average where loaders look first.

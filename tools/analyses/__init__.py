@@ -81,7 +81,7 @@ def check_applies(family: Family, name: str) -> None:
     if family.analysis(name) is None:
         known = ", ".join(family.analyses) or "none"
         raise ValueError(
-            f"analyse.py {name} does not apply to task={family.name}, whose networks take "
+            f"{name} does not apply to task={family.name}, whose networks take "
             f"{family.modality}s; its analyses: {known}"
         )
 

@@ -86,8 +86,8 @@ def coco(root: str | None, batch: int) -> Pipeline:
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
     if root is not None:
         return CocoDataModule(root, **options), "mmdet", build_toolkit_loader
-    scenes: dict[str, Any] = {"scene_size": SCENE, "num_train": 64, "num_val": 4}
-    return SampleDetection(**scenes, flip=0.5, **options), "mmdet", build_toolkit_loader
+    sample = SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    return sample, "mmdet", build_toolkit_loader
 
 
 def ade20k(root: str | None, batch: int) -> Pipeline:
@@ -95,8 +95,8 @@ def ade20k(root: str | None, batch: int) -> Pipeline:
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
     if root is not None:
         return ADE20KDataModule(root, **options), "mmseg", build_toolkit_loader
-    scenes: dict[str, Any] = {"scene_size": SCENE, "num_train": 64, "num_val": 4}
-    return SampleSegmentation(**scenes, **options), "mmseg", build_toolkit_loader
+    sample = SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+    return sample, "mmseg", build_toolkit_loader
 
 
 def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:

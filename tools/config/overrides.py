@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
+from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
@@ -147,6 +148,9 @@ def _task_filter(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     task = typed.get("task", usual_task())
 
     def fits(group: str, name: str) -> bool:
+        if group == "backbone":
+            family = families().get(task)
+            return family is None or catalogue().modality(name) == family.modality
         if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
             return True
         tasks = read_tasks(CONFIGS / group / f"{name}.yaml", group)

@@ -9,7 +9,7 @@ timm's scripts number class folders in another order; ``class_map.txt`` gives th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import timm
 import torch
@@ -70,14 +70,14 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: The weights are another model's, JSON cannot hold an option, or outputs differ.
     """
     held = held_by(request)
-    network: Any = held.network
+    network = held.network
     classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if held.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
     if classes:
-        model.classifier = network.classifier
+        model.classifier = cast("LinearClassifier", network).classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}
