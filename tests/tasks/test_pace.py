@@ -113,7 +113,7 @@ def test_a_line_has_no_figures_of_an_earlier_validation(clock, caplog):
 def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        pace.RichProgressBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
+        pace.DescribedBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
     )
     bar = pace.PaceBar(pace.Pace(), refresh_rate=5)
     trainer = SimpleNamespace(num_training_batches=10, max_steps=-1)
@@ -161,7 +161,7 @@ def test_what_is_shown_ends_where_training_does(
         assert f"  step 1/{end}  " in caplog.text
         assert f"epoch {epoch + 1}/{len(ends)}  " in caplog.text
         assert bar.total_train_batches == end
-        assert bar._get_train_description(epoch).strip() == f"Epoch {epoch}/{len(ends) - 1}"
+        assert bar.describe_epoch(epoch).strip() == f"Epoch {epoch}/{len(ends) - 1}"
         caplog.clear()
 
 

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import subprocess_script
 
 from datamodules.loading.workers import end_workers
+from tasks.engine.lightning_private import watching_processes
 from tasks.engine.signals import STATUSES, STOP, Stopped
 from tools.cli.processes import FIRST, end_with_parent, is_other_of_first, started
 from tools.runs.folder import ENVIRONMENT
@@ -144,20 +143,14 @@ def following_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(trainer: Trainer) -> Iterator[None]:
-    """Watch the processes that Lightning starts.
-
-    It takes the place of Lightning's watch, which kills the first process without a word.
-    """
+    """Watch the processes that Lightning starts."""
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
     def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
         STOP.others = others
         watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
 
-    with (
-        watching,
-        mock.patch.object(subprocess_script, "_launch_process_observer", watch_others),
-    ):
+    with watching, watching_processes(watch_others):
         yield
 
 

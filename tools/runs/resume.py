@@ -16,7 +16,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
 from tasks.engine.classes import check_classes
 from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
-from tasks.engine.loops import Position
+from tasks.engine.position import Position
 from tasks.engine.resume_checks import check_continues
 
 say = rank_zero_only(logging.getLogger(__name__).info)
