@@ -39,11 +39,11 @@ from tools.cli.arguments import number, parse
 from tools.cli.command import answer, exit_with
 from tools.cli.errors import one_line_errors
 from tools.cli.network_names import name_of
+from tools.cli.paths import ROOT
 from tools.cli.tables import write
 from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, read_spaces, typed_values
 
-ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = {
     "trials": "20", "metric": "", "direction": "maximize", "sampler": "tpe", "sampler_seed": "0",
     "name": "",

@@ -213,15 +213,15 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
         "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"], "checkpoints": "all",
         "optimizer": {**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
     }  # fmt: skip
-    facts = run_facts.of_run(config, trainer, data)
+    facts = run_facts.collect_facts(config, trainer, data)
     assert facts["global_batch"] == 48
     assert facts["learning_rate"] == pytest.approx(1e-3 * 48 / 1024)
     assert facts["checkpoint_step"] is None
     config["optimizer"]["reference_batch"] = None
-    assert run_facts.of_run(config, trainer, data)["learning_rate"] == 1e-3
+    assert run_facts.collect_facts(config, trainer, data)["learning_rate"] == 1e-3
     assert "left_out" not in facts["data"]
     data.left_out = "3 of 9 validation boxes (an option)"
-    facts = run_facts.of_run(config, trainer, data) | {"metrics": {"AP": 0.5}}
+    facts = run_facts.collect_facts(config, trainer, data) | {"metrics": {"AP": 0.5}}
     assert facts["data"]["left_out"] == data.left_out
     assert report.left_out(facts) == {"left out of evaluation": data.left_out}
     assert report.left_out(facts | {"metrics": {}}) == {}

@@ -147,7 +147,7 @@ def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
 def said(config, caplog):
     caplog.clear()
     caplog.set_level("INFO")
-    run_config.say_origin(config)
+    run_config.log_differences(config)
     return caplog.text
 
 

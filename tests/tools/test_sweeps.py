@@ -1,10 +1,15 @@
 """Sweeps: patterns as values, other processes, and the table at the end."""
 
+import pickle
+
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 
 from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
+from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
 from tools.config import run_config as run_config
 
@@ -54,6 +59,21 @@ def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
         overrides.prepare(["hydra/launcher=joblib"])
+
+
+def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
+    """In the order of the jobs; the files of the sweep are removed."""
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "o")}, "job": {"num": 0}}})
+    here = SweepOutcomes()
+    here.on_multirun_start(config)
+    for number in (10, 9):
+        elsewhere = pickle.loads(pickle.dumps(here))
+        config.hydra.job.num = number
+        returned = JobReturn(_return_value={"failed": number}, status=JobStatus.COMPLETED)
+        elsewhere.on_job_end(config, job_return=returned)
+    here.on_multirun_end(config)
+    assert SweepOutcomes.latest == [{"failed": 9}, {"failed": 10}]
+    assert not list((tmp_path / "o").iterdir())
 
 
 @pytest.mark.slow
@@ -112,8 +132,8 @@ def test_sweeps_over_groups_take_what_a_single_command_takes(typed):
     assert run_config._compose("run", fixed) is not None
     jobs = overrides._jobs(given)
     for job in (jobs[0], jobs[-1]):
-        words = run_config.with_removals(job)
-        alone = run_config.as_typed(words)
+        words = run_config.restore_removals(job)
+        alone = run_config.strip_pluses(words)
         config = run_config.config_of(words)
         assert config.backbone.name
         assert not any(run_config.REMOVED in word for word in alone)
@@ -130,7 +150,7 @@ def test_removals_of_a_sweep_are_removed_from_each_run():
     jobs = overrides._jobs(given[1:])
     assert len(jobs) == 10
     for job in (jobs[0], jobs[-1]):
-        words = run_config.with_removals(job)
+        words = run_config.restore_removals(job)
         assert "~schedule.min_lr" in words
         assert "min_lr" not in run_config.job_config(words)["schedule"]
 

@@ -25,13 +25,14 @@ from tasks.engine.loading import build_task
 from tasks.engine.saved_config import checkpoint_file, saved_run
 from tools.cli.literal import literal, quoted
 from tools.cli.network_names import name_of
+from tools.cli.paths import CONFIGS
 from tools.cli.typed_network import label as label_of
 from tools.cli.typed_network import read_networks, split_outside
 from tools.config.automatic import fixed
 from tools.config.config_checks import resolved
 from tools.config.lazy_groups import register
 from tools.config.name_checks import composed
-from tools.config.run_config import CONFIGS, job_config
+from tools.config.run_config import job_config
 
 BATCH = 16
 Size = tuple[int, int]

@@ -28,7 +28,7 @@ from tools.config.config_checks import resolved
 from tools.config.overrides import read
 from tools.config.run_config import job_config
 from tools.runs.components import build_parts
-from tools.runs.logger_setup import closing
+from tools.runs.logger_setup import closing_loggers
 
 # Longer than any benchmark, and without validation, which is no part of a step.
 ENDLESS = 10**6
@@ -180,6 +180,6 @@ def _timed(
     engine: Any = parts.engine
     turns = Turns(copy.deepcopy(parts.task), rounds, clock)
     engine.callbacks.append(turns)
-    with closing(engine.loggers), contextlib.suppress(EnoughRounds):
+    with closing_loggers(engine.loggers), contextlib.suppress(EnoughRounds):
         engine.fit(parts.task, datamodule=parts.datamodule)
     return turns.bare, turns.ours

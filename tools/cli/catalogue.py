@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
 from tasks.engine.plain_files import read_json
+from tools.cli.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "backbones"
 MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # of the cache
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from tools.cli.paths import ROOT
 from tools.cli.printable import printable
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(
     f"{ROOT / package}/" for package in ("backbones", "heads", "tasks", "datamodules", "tools")
 )

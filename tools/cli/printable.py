@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 
 LONGEST = 8_000  # characters of one message
 # Control characters but for tab and line feed, and those that reverse the order of letters.
@@ -28,3 +30,10 @@ def escape_logs() -> None:
     """Let the handlers of the root logger, which print bare messages, print no control codes."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter("%(message)s"))
+
+
+def escape_undecodable() -> None:
+    """Escape characters that the output streams cannot encode, such as those of file names."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tools.cli.arguments import select
+from tools.cli.nested_config import merge
 from tools.cli.ranges import check_ranges, count_jobs
 
 PREFIX = "backbone."
@@ -125,14 +126,12 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
 
 
 def merged(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with more of them, which win; those of a token mixer of another name go."""
-    both = dict(options)
-    for key, value in more.items():
-        old = both.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            names = {one["name"] for one in (old, value) if "name" in one}
-            value = merged(old, value) if len(names) < 2 else value
-        both[key] = value
+    """Merge more options into options; a token mixer of another name replaces the old one."""
+    both = merge(options, more)
+    old, new = options.get("token_mixer"), more.get("token_mixer")
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = {one["name"] for one in (old, new) if "name" in one}
+        both["token_mixer"] = both["token_mixer"] if len(names) < 2 else new
     return both
 
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.comparing.run_records import RunRecord
-from tools.config.run_config import CONFIGS
 
 UNKNOWN = "unknown"
 # Of ``data`` what concerns training alone, or how images are loaded. All else is evaluation.

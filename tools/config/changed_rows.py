@@ -13,10 +13,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import device_count, is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import fixed
-from tools.config.run_config import CONFIGS, compose_config
+from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
 
@@ -40,9 +41,9 @@ def adapt(config: dict[str, Any], like: str | None) -> None:
     """
     paper = config.get("paper")
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
-    row = experiments().get(str(name))
     if config["mode"] != "fit":
         return
+    row = experiments().get(str(name)) if name else None
     typed = config.get("overrides", ())
     if row is None:
         _say_each("", shorten(config, typed))

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from backbones.options import check_value, unknown
 from tasks.engine.saved_config import SOLVED, checkpoint_file
 from tools.cli.network_names import name_of
+from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, check_auto, fixed
 from tools.config.changed_rows import adapt
 from tools.config.lengths import with_numbers
 from tools.config.recipes import check_data, choice
-from tools.config.run_config import CONFIGS
 from tools.papers.experiments import find_experiment
 
 # Options at the top of the config and their types; those of the groups belong to what they build.

@@ -13,15 +13,14 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import listed, unknown
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NO_CHOICE = ("published",)  # the papers' tables
 WIDTH = 100
 # The most lines of the screen that a list of names takes, those of other groups one; with all of

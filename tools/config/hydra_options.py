@@ -10,14 +10,13 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 
+from tools.cli.paths import ROOT
 from tools.cli.processes import is_first_process
 
-ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ("--multirun", "-m")
 # Flags that Hydra answers itself, without running anything.
 ANSWERED = (

@@ -22,9 +22,10 @@ from tasks.engine.saved_config import CONFIG
 from tasks.engine.sources import check_sources
 from tools.cli.catalogue import catalogue
 from tools.cli.literal import quoted
+from tools.cli.paths import CONFIGS
 from tools.config.config_checks import GROUPS
 from tools.config.experiment_words import check_runs
-from tools.config.run_config import CONFIGS, config_of, line_of, option_groups
+from tools.config.run_config import config_of, line_of, option_groups
 from tools.papers.experiments import find_experiment
 
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from tools.cli.catalogue import catalogue
 from tools.cli.literal import literal
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.ranges import count_jobs
 from tools.cli.typed_network import one_token_mixer
@@ -23,7 +24,7 @@ from tools.config.hydra_options import SWEEP, check_hydra, is_of_hydra
 from tools.config.lazy_groups import register
 from tools.config.name_checks import check_names, composed
 from tools.config.recipes import without_null
-from tools.config.run_config import CONFIGS, for_hydra, line_of, option_groups
+from tools.config.run_config import for_hydra, line_of, option_groups
 from tools.config.sweeps import expanded
 
 

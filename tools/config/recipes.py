@@ -5,16 +5,15 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
 NO_RECIPE = "none"  # what ``recipe=null`` stands for
-DATA = Path(__file__).resolve().parents[2] / "configs" / "data"
 
 
 def without_null(overrides: Sequence[str]) -> list[str]:
@@ -56,7 +55,7 @@ def check_data(
     wanted = recipe.get("_data_")
     if wanted is None or wanted == like:
         return
-    file = read_yaml(DATA / f"{wanted}.yaml")
+    file = read_yaml(CONFIGS / "data" / f"{wanted}.yaml")
     if file["data"]["_target_"] == target:
         return
     if choice("experiment", typed):

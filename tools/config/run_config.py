@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -16,14 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, saved_run
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
+from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.recipes import without_null
 
 logger = logging.getLogger(__name__)
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REMOVED = "removed"  # where Hydra keeps the options that a sweep's command takes away
 EVALUATION = "evaluation"  # name under which Hydra finds the config of a run folder
 MODES = ("validate", "test", "predict")
@@ -72,15 +71,15 @@ def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> 
     """
     config = config_of(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return content | {"overrides": as_typed(overrides)}
+    return content | {"overrides": strip_pluses(overrides)}
 
 
-def as_typed(overrides: Sequence[str]) -> list[str]:
+def strip_pluses(overrides: Sequence[str]) -> list[str]:
     """Overrides of a job, the ``++`` of ``for_hydra`` taken off."""
     return [override.removeprefix("++") for override in overrides]
 
 
-def with_removals(overrides: Sequence[str]) -> list[str]:
+def restore_removals(overrides: Sequence[str]) -> list[str]:
     """Overrides of a job, in which ``for_hydra`` has put removals as values."""
     mark = f"++{REMOVED}."
     return [
@@ -126,7 +125,7 @@ def _forced(argument: str) -> str:
     return f"++{argument.lstrip('+')}"
 
 
-def say_origin(config: Mapping[str, Any]) -> None:
+def log_differences(config: Mapping[str, Any]) -> None:
     """Name in one line what an evaluation does otherwise than the run that it takes weights from.
 
     A checkpoint outside of a run folder has nothing to compare with, which is said instead.
@@ -284,12 +283,12 @@ def _with_values(
 ) -> DictConfig:
     """The typed values, by Hydra's rules, on a config that is in no file."""
     merged["backbone"] = {**merged["backbone"], "pretrained": None}
-    known, files = OmegaConf.create(merged), OmegaConf.create(dict(now))
+    known = OmegaConf.create(merged)
     lines = []
     for override in values:
         key, line = override.key_or_group, line_of(override)
         # Options that came after the run may be typed, and those that the run had added.
-        added = override.is_add() or (_has(files, key) and not _has(known, key))
+        added = override.is_add() or (_has(now, key) and not _has(merged, key))
         lines.append(f"++{line.lstrip('+')}" if added else line)
     name = f"{EVALUATION}.yaml"
     ConfigStore.instance().repo[name] = ConfigNode(name, known, None, None, None)
@@ -298,14 +297,12 @@ def _with_values(
     return config
 
 
-def _has(config: DictConfig, key: str) -> bool:
+def _has(config: Mapping[str, Any], key: str) -> bool:
     *parents, last = key.split(".")
     node: Any = config
     for parent in parents:
-        if not isinstance(node, DictConfig) or parent not in node:
-            return False
-        node = node._get_node(parent)
-    return isinstance(node, DictConfig) and last in node.keys()
+        node = node.get(parent) if isinstance(node, Mapping) else None
+    return isinstance(node, Mapping) and last in node
 
 
 def _plain(config: Any) -> dict[str, Any]:

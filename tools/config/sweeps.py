@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from backbones.options import listed
 from tools.cli.arguments import select
+from tools.cli.paths import CONFIGS
 from tools.papers.experiments import experiments
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "configs"
 GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
 SIGNS = "*?"
 

@@ -18,7 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.installation.packages import IN_VENV, ROOT, VENV, VersionOf, installed_version
+from tools.cli.paths import ROOT
+from tools.installation.packages import IN_VENV, VENV, VersionOf, installed_version
 
 # Distributions that write into the folders of the ones we use.
 ORIGINALS = {

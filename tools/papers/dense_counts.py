@@ -23,9 +23,11 @@ from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
 from tasks.engine.instantiate import build
+from tools.cli.nested_config import merge
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
-HEADS = Path(__file__).resolve().parents[2] / "configs" / "head"
+HEADS = CONFIGS / "head"
 PROPOSALS, MASKED = 1000, 100
 # Classes of COCO and ADE20K, and the size that papers count at, by task.
 CLASSES = {"detection": 80, "segmentation": 150}
@@ -56,20 +58,12 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
         raise ValueError(f"task={task} has no head={head}; it has {', '.join(known)}")
     content = _read(HEADS / f"{head}.yaml")
     content.pop("_tasks_")
-    return _merged(content, changes or {})
+    return merge(content, changes or {})
 
 
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = read_yaml(path)
     return content
-
-
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(one)
-    for key, value in other.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merged(result[key], value) if both else value
-    return result
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.cli.nested_config import merge
+
 
 @dataclass(frozen=True)
 class Training:
@@ -45,7 +47,7 @@ def training_of(
         ValueError: No pattern fits.
     """
     merged = {**shared, **own}
-    merged["overrides"] = _merged(shared.get("overrides", {}), own.get("overrides", {}))
+    merged["overrides"] = merge(shared.get("overrides", {}), own.get("overrides", {}))
     for key in ("recipe", "start"):
         if isinstance(merged.get(key), Mapping):
             merged[key] = _of_backbone(key, merged[key], backbone)
@@ -59,11 +61,3 @@ def _of_backbone(key: str, table: Mapping[str, str | None], backbone: str) -> st
         if fnmatch.fnmatchcase(backbone, pattern):
             return value
     raise ValueError(f"{key} has {', '.join(table)} and nothing for {backbone}")
-
-
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(one)
-    for key, value in other.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merged(result[key], value) if both else value
-    return result

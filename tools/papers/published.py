@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
-from pathlib import Path
 from typing import Any
 
+from tools.cli.paths import CONFIGS
 from tools.cli.typed_network import label
 from tools.cli.yaml_files import read_yaml
 from tools.papers.paper_training import Training, training_of
 from tools.papers.row_names import row_names
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "published"
+FOLDER = CONFIGS / "published"
 # Counts as papers print them; a change is against the row's base.
 COUNTS = ("params", "flops", "params_delta", "flops_delta")
 UNITS = {"params": "M", "flops": "G"}

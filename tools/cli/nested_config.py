@@ -1,4 +1,4 @@
-"""Nested configs as one dict by dotted names."""
+"""Nested configs: flat by dotted name, and merged deeply."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
+
+
+def merge(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the entries of another one, which win; nested ones are merged."""
+    result = dict(config)
+    for key, value in other.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both else value
+    return result
