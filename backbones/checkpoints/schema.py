@@ -64,7 +64,7 @@ class SealPart(OpenPart):
 
 
 class PositionPart(ClosedPart):
-    """See ``tasks.engine.loops.Position``."""
+    """See ``tasks.engine.position.Position``."""
 
     step: Count
     batches: Count
