@@ -579,7 +579,7 @@ def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
     build.__module__ = "mine.mixers"
     outside = dataclasses.replace(host, build=build)
     monkeypatch.setattr(standalone, "look_up", lambda _: (outside, "afbo"))
-    with pytest.raises(ValueError, match="needs the module mine.mixers; move that into"):
+    with pytest.raises(ValueError, match=r"needs the module mine\.mixers; move that into"):
         standalone.write_standalone(name, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
