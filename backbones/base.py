@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
-from backbones.layers.eager import in_graph
+from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
@@ -157,8 +157,9 @@ class Backbone(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every block in the backward pass instead of keeping its activations."""
+        convert = recompute if enable else keep_activations
         for name in self.block_names():
-            (recompute if enable else keep_activations)(self.get_submodule(name))
+            replace(self, name, convert(self.get_submodule(name)))
 
     @property
     def num_layers(self) -> int:
@@ -438,7 +439,7 @@ def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tup
 def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
     """Return a mixed tensor if it has the shape of the given one."""
     # In compilers and tracers each comparison adds a condition on sizes.
-    if in_graph() or (shape := getattr(mixed, "shape", None)) == given.shape:
+    if is_recording() or (shape := getattr(mixed, "shape", None)) == given.shape:
         return mixed
     made = type(mixed).__name__ if shape is None else tuple(shape)
     raise ValueError(

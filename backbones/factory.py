@@ -12,6 +12,7 @@ from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixi
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.fast import fast as convert_to_fast
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -47,6 +48,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "grad_checkpointing": False,
         "frozen_stages": -1,
         "norm_eval": None,
+        "fast": True,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
@@ -105,6 +107,7 @@ def create_backbone(
     grad_checkpointing: bool = False,
     frozen_stages: int = -1,
     norm_eval: bool | None = None,
+    fast: bool = True,
     **host_kwargs: Any,
 ) -> Backbone:
     """Build a registered backbone.
@@ -132,6 +135,8 @@ def create_backbone(
             1 for the first stage with its norm as well, and so on; blocks in a host without stages.
         norm_eval: Keep the running statistics of BatchNorm in training; by default only PosMLP does
             so, in dense prediction.
+        fast: Convert mixers and layers to their fast forms, which compute the same to rounding and
+            share all state with the plain ones; see ``backbones.fast``.
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
@@ -150,7 +155,7 @@ def create_backbone(
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
         "norm_eval": norm_eval,
     }  # fmt: skip
-    check_arguments(create_backbone, given, "backbone")
+    check_arguments(create_backbone, {**given, "fast": fast}, "backbone")
     _check_names(host_kwargs, keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
@@ -185,7 +190,8 @@ def create_backbone(
     if norm_eval is not None:
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
-    return backbone.train()
+    backbone.train()
+    return convert_to_fast(backbone) if fast else backbone
 
 
 def _record(

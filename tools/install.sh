@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv and installs the tested set (constraints.txt) from wheels, then compiles the operators
-# of backbones/kernels where there is a C++ compiler; without one mixers use torch's own.
+# of backbones/fast where there is a C++ compiler; without one mixers use torch's own.
 # Called by `make install`; may be called again at any time, after an interruption too.
 #   PYTHON=python3.12   the interpreter to use
 #   PORTABLE=1          operators for any processor of this kind, not just for this one
@@ -21,7 +21,7 @@ stop() {
 
 # Changes with the files that say what to install, with the place, and with what pip has installed since.
 fingerprint() {
-    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/kernels/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
+    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/fast/cpu/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
         sha256sum | cut -c1-16
 }
 
@@ -35,7 +35,7 @@ operators_fingerprint() {
         echo "${CXX:-} ${PORTABLE:-}"
         command -v g++ c++ || true
         grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
-        ls -ln --time-style=+%s backbones/kernels/compiled || true
+        ls -ln --time-style=+%s backbones/fast/cpu/compiled || true
     } 2>/dev/null | sha256sum | cut -c1-16
 }
 
@@ -45,7 +45,7 @@ operators_up_to_date() {
 
 # Whatever becomes of it, the installation holds; the line it prints says what there is now.
 compile_operators() {
-    echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
+    echo "      $("$py" -m backbones.fast.build ${PORTABLE:+--portable} 2>>"$log" || true)"
     operators_fingerprint >"$compiled"
 }
 

@@ -10,6 +10,7 @@ Axes: B images, C channels, H W map, p rows of a region.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,11 +23,11 @@ from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
-from backbones.layers.linear import linear
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
 from backbones.registry import register_host
 
+Linear = Callable[..., Tensor]
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
 SHIFT_STEPS = (2, 2, 1, 1)  # tokens by which the shift grows from block to block
 SHIFT_PERIODS = (2, 2, 3, 2)  # blocks until the shift returns to 0
@@ -90,15 +91,23 @@ class HireMixer(nn.Module):
         self.reweight = Reweight(dim, channels_first=True)
         self.proj = PointwiseConv2d(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows and columns mixed, three branches re-weighted: (B, C, H, W) -> (B, C, H, W)."""
+    def forward(self, x: Tensor, linear: Linear = F.linear) -> Tensor:
+        """Mix rows and columns and re-weight three branches: (B, C, H, W) -> (B, C, H, W).
+
+        Args:
+            x: (B, C, H, W).
+            linear: Multiplies input, weight and, if there is one, bias.
+        """
         y = to_nhwc(x)
-        down = self._regions(y.transpose(1, 2), self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
-        across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
+        rows = (self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
+        down = self._regions(y.transpose(1, 2), *rows, linear)
+        across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2, linear)
         down, across = to_nchw(down.transpose(1, 2)), to_nchw(across)
         return self.proj(self.reweight(down, across, self.mlp_c(x)))
 
-    def _regions(self, x: Tensor, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d) -> Tensor:
+    def _regions(
+        self, x: Tensor, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d, linear: Linear
+    ) -> Tensor:
         """Map every region of the lines of (B, lines, L, C); a line's start fills the last one."""
         length, p = x.shape[2], self.region
         if self.shift:

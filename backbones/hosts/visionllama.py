@@ -43,10 +43,8 @@ from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
 from backbones.layers.patch_embed import PatchEmbed
-from backbones.layers.rotary import Lattice
-from backbones.layers.rotary_complex import rotate
+from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.mixers.glu import gate
 from backbones.registry import register_host
 
 HEAD_DIM = 32
@@ -229,7 +227,7 @@ class BiasFreeSwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """W3 (SiLU(W1 x) * W2 x): (..., C) -> (..., C)."""
-        return self.c_proj(gate(F.silu, self.c_fc1(x), self.c_fc2(x)))
+        return self.c_proj(F.silu(self.c_fc1(x)) * self.c_fc2(x))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

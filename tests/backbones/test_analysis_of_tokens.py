@@ -68,7 +68,7 @@ def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
     mixer = build_mixer(name, dim=32, window=4)
     unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
     u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
-    mixed = unit.relation.mix(u)[0].flatten(0, 1)
+    mixed = unit.relation(u)[0].flatten(0, 1)
     groups = len(relation.matrix)
     for channel in range(u.shape[-1]):
         expected = relation.matrix[channel % groups] @ u[0, ..., channel].flatten()
@@ -89,7 +89,7 @@ def test_relations_of_maps_smaller_than_the_window(name):
     assert found.bias.shape == (2, 3)
     groups = len(found.matrix)
     u = tokens(1, 2, 3, 2 * groups)
-    mixed = backbone.mixer.gate.relation.mix(u)[0].flatten(0, 1)
+    mixed = backbone.mixer.gate.relation(u)[0].flatten(0, 1)
     for channel in range(u.shape[-1]):
         expected = found.matrix[channel % groups] @ u[0, ..., channel].flatten()
         torch.testing.assert_close(mixed[:, channel], expected + found.bias.flatten())

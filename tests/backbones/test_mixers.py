@@ -25,6 +25,7 @@ from backbones import (
 )
 from backbones.analysis.counting import count_macs
 from backbones.registry import find_mixer
+from tests.forms import every_form
 from tests.tensors import build_mixer, tokens
 
 DIM = 24
@@ -212,9 +213,11 @@ def takes_its_own_defaults(name):
     torch.testing.assert_close(build(name, **options)(x), build(name)(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_form
 @pytest.mark.parametrize("what", CHECKS, ids=lambda function: function.__name__)
-def test_every_mixer(what, name):
+def test_every_mixer(what, name, form, monkeypatch):
+    plainly = build
+    monkeypatch.setattr(f"{__name__}.build", lambda *a, **options: form(plainly(*a, **options)))
     what(name)
 
 

@@ -244,7 +244,7 @@ def test_other_windows_take_resampled_tables():
     # A sum over all tokens of a constant map keeps its size.
     ones = torch.ones(1, 7, 7, 4)
     torch.testing.assert_close(
-        grown.mix(ones).mean(), relation.mix(ones[:, :5, :5]).mean(), rtol=1e-5, atol=1e-5
+        grown(ones).mean(), relation(ones[:, :5, :5]).mean(), rtol=1e-5, atol=1e-5
     )
     ramp = torch.arange(25.0).reshape(25, 1)
     converted = large.convert_state_dict({"gate.relation.bias": ramp})["gate.relation.bias"]

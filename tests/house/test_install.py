@@ -97,10 +97,10 @@ case "$*" in
         mkdir -p $site/mixerlab-0.1.0.dist-info
         [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
     *"import heads"*) [ ! -e stale ] ;;
-    *kernels.build*)
+    *fast.build*)
         echo "operators: $(cat operators 2>&1)"
-        mkdir -p backbones/kernels/compiled
-        [ -e operators ] && cp --remove-destination operators backbones/kernels/compiled/a.so ;;
+        mkdir -p backbones/fast/cpu/compiled
+        [ -e operators ] && cp --remove-destination operators backbones/fast/cpu/compiled/a.so ;;
 esac
 """)
     path.chmod(0o755)
@@ -115,7 +115,7 @@ class Machine:
         self.bin.mkdir()
         for name in ("pyproject.toml", "constraints.txt", "Makefile", "tools/install.sh"):
             shutil.copy(ROOT / name, self.root / name)
-        sources = Path("backbones/kernels/csrc")
+        sources = Path("backbones/fast/cpu/csrc")
         shutil.copytree(ROOT / sources, self.root / sources)
         for name in COMMANDS:
             if found := shutil.which(name):
@@ -195,11 +195,11 @@ def test_operators_that_cannot_be_compiled_stop_nothing(machine):
     assert done.returncode == 0, done.stderr
     assert "      operators: " in done.stdout
     assert "Installed in" in done.stdout
-    assert "kernels.build --portable" not in machine.calls.read_text()
-    source = next((machine.root / "backbones/kernels/csrc").glob("*.cpp"))
+    assert "fast.build --portable" not in machine.calls.read_text()
+    source = next((machine.root / "backbones/fast/cpu/csrc").glob("*.cpp"))
     source.write_text("// changed")
     assert machine.install(PORTABLE="1").returncode == 0
-    assert "kernels.build --portable" in machine.calls.read_text()
+    assert "fast.build --portable" in machine.calls.read_text()
 
 
 def test_second_install_does_nothing(machine):
@@ -217,7 +217,7 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     """It installs no package again, and compiles again only where something else may come of it."""
     (machine.root / "operators").write_text("library")
     assert machine.install().returncode == 0
-    library = machine.root / "backbones/kernels/compiled/a.so"
+    library = machine.root / "backbones/fast/cpu/compiled/a.so"
     environment = {"CXX": "other"} if change == "CXX" else {}
     if change in ("deleted", "replaced"):
         library.unlink()
@@ -228,7 +228,7 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     again = machine.install(**environment)
     assert again.returncode == 0, again.stderr
     assert "up to date" in again.stdout
-    assert ("kernels.build" in machine.calls.read_text()) == (change != "nothing")
+    assert ("fast.build" in machine.calls.read_text()) == (change != "nothing")
     assert ("looking for the mixers' operators" in again.stdout) == (change != "nothing")
     assert not machine.pip_calls()
     assert library.is_file()

@@ -7,11 +7,13 @@ import logging
 import pytest
 import torch
 
-from backbones import create_mixer, list_mixers
+from backbones import create_mixer
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.fast import fast
 from tasks import compilation
 from tasks.compilation import MAX_SHAPES, check_compiler, compile_blocks
-from tests.families import SMALLEST, rest_slow, short
+from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
+from tests.forms import FORMS
 from tests.runs import arguments, composed, run_here
 from tools.command_line.lazy_groups import register
 from tools.running import parts
@@ -58,10 +60,10 @@ def test_every_block_of_a_host_is_one_graph(name):
     )
 
 
-@pytest.mark.parametrize("name", rest_slow(list_mixers(), ["afbo", "posmlp"]))
-def test_every_mixer_is_one_graph(name):
+@pytest.mark.parametrize(("name", "form"), rest_slow_pairs(FORMS, [("afbo", fast)]))
+def test_every_mixer_is_one_graph(name, form):
     torch._dynamo.reset()
-    mixer = create_mixer(name, 64, grid=(8, 8)).double()
+    mixer = form(create_mixer(name, 64, grid=(8, 8))).double()
     # Pooling has no parameters.
     x = torch.randn(2, 8, 8, 64, dtype=torch.float64, requires_grad=True)
     compiled = torch.compile(mixer, dynamic=False, **TRACED)

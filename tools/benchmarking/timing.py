@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones import kernels
+from backbones.fast import operators_serve, status
 from tools.command_line.arguments import number
 from tools.running.freed_memory import keep_freed_memory
 
@@ -43,11 +43,11 @@ def prepare(options: Mapping[str, str]) -> torch.dtype:
     device, dtype = "cpu", getattr(torch, options["dtype"])
     if options["device"] == "cuda":
         device = torch.cuda.get_device_name()
-        kernels.serves(torch.empty(1, device="cuda", dtype=dtype))  # a first trial, for the status
+        operators_serve(torch.empty(1, device="cuda", dtype=dtype))  # a first trial, for the status
     tell(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
         f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
-        f"{kernels.status()}"
+        f"{status()}"
     )
     return dtype
 

@@ -27,6 +27,7 @@ def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Re
     import torch
 
     from backbones import create_mixer
+    from backbones.fast import fast
 
     mixers, grids = mixer_list(options, words), [grid(item) for item in options["grid"].split(",")]
     dim = number("dim", options["dim"])
@@ -45,7 +46,7 @@ def token_records(options: dict[str, str], words: Sequence[str] = ()) -> list[Re
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as behind other layers
                 for name, own in mixers:
-                    mixer = placed(create_mixer(name, dim, grid=size, **own), options)
+                    mixer = placed(fast(create_mixer(name, dim, grid=size, **own)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
             if options["cuda_graphs"] == "true":
                 steps = [as_cuda_graph(step) for step in steps]

@@ -46,10 +46,10 @@ try:
 except Exception as error:  # of whatever kind, that is what is to be reported
     found["error"] = f"{{type(error).__name__}}: {{error}}"
 try:
-    from backbones import kernels
+    from backbones import fast
     for index in range(len(gpus)):
-        kernels.serves(torch.empty(1, device=f"cuda:{{index}}"))  # a first trial, for the status
-    found["kernels"] = kernels.status()
+        fast.operators_serve(torch.empty(1, device=f"cuda:{{index}}"))  # a trial, for the status
+    found["kernels"] = fast.status()
 except Exception as error:
     found["kernels"] = f"{{type(error).__name__}}: {{error}}"
 try:

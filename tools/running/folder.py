@@ -38,6 +38,7 @@ FREE_ON_RESUME = {
     "ckpt",
     "data.eval_batch_size",
     "data.num_workers",
+    "backbone.fast",
     "backbone.grad_checkpointing",
     "report",
     "data.root",

@@ -11,7 +11,6 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
-from backbones.layers.activations import GELU
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.mixers.metamixer.ffnified import branch_kernels
@@ -183,13 +182,13 @@ class SegHead(nn.Module):
 def stem(variant: Variant) -> nn.Sequential:
     """Build 3x3 convolutions (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4))."""
     width = variant.widths[0]
-    first = (ConvBN(3, STEM_WIDTH, 3, stride=2), GELU())
+    first = (ConvBN(3, STEM_WIDTH, 3, stride=2), nn.GELU())
     if not variant.seg:
         return nn.Sequential(*first, ConvBN(STEM_WIDTH, width, 3, stride=2))
     return nn.Sequential(
         *first,
         ConvBN(STEM_WIDTH, STEM_WIDTH, 3),
-        GELU(),
+        nn.GELU(),
         ConvBN(STEM_WIDTH, width, 3),
         ConvBN(width, width, 3, stride=2),
     )
@@ -198,7 +197,7 @@ def stem(variant: Variant) -> nn.Sequential:
 def _downsampling(dim: int, out: int, seg: bool, branches: bool) -> nn.Sequential:
     """Build a stage's downsampling (B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
     if seg:
-        return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), GELU(), ConvBN(2 * out, out))
+        return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), nn.GELU(), ConvBN(2 * out, out))
     kernels = [(7, 7), (3, 3)] if branches else [(7, 7)]
     return nn.Sequential(BranchedConv(dim, out, kernels, stride=2), SkipNormConv(out))
 

@@ -33,7 +33,6 @@ from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import same_size
-from backbones.layers.linear import multiply_faster
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
@@ -129,7 +128,6 @@ class SBM(HierarchicalBackbone):
             for _ in range(depth):
                 mixer = StarBilinearMapping(d, grid=grid, **options)
                 ffn = FFN(d, hidden_ratio=ratio, act="silu")
-                multiply_faster(ffn)
                 block = SBMBlock(mixer, ffn, rates.pop(0), num_encodings, shortcut, block_norm)
                 slot = Slot(d, ratio, grid, stage, len(blocks), dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
