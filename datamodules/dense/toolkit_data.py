@@ -249,7 +249,8 @@ class DenseDataModule(BaseDataModule):
         long, short = self.scale
         sizes = [(round(long * f), round(short * f)) for f in self.test_scales]
         choices: list[list[Step]] = [[self.resize_step(size) for size in sizes]]
-        choices.append([Flip(False), Flip(True)][: 1 + self.test_flip])
+        flips: list[Step] = [Flip(False), Flip(True)]
+        choices.append(flips[: 1 + self.test_flip])
         choices += [[step] for step in self.annotation_steps(annotated=annotated)]
         first = StrictImage(self.smallest_scale, self.maps)
         return [first, TestTimeAug([*choices, [self.pack_step()]])]
