@@ -20,7 +20,7 @@ from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
-from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, blocks_of, depths_of
+from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
 from backbones.replace import replace
 
 Layout = Literal["nhwc", "nchw", "tokens"]
@@ -177,10 +177,10 @@ class Backbone(nn.Module):
         Raises:
             ValueError: The network lacks blocks under the names of the rule.
         """
-        depths = depths_of((name for name, _ in self.named_parameters()), self.layer_names)
+        depths = count_depths((name for name, _ in self.named_parameters()), self.layer_names)
         if not depths or not all(depths):
             raise ValueError(
-                f"{self.name or type(self).__name__} has no blocks under a name that "
+                f"{self.name or type(self).__name__} lacks blocks under a name that "
                 f"{'its layer_names declares' if self.layer_names != USUAL else 'is known'}: name "
                 "its parts stages.N.blocks.M, counted from 0, or declare their names in its "
                 "attribute layer_names (backbones/parameters/layer_ids.py)"
@@ -192,7 +192,7 @@ class Backbone(nn.Module):
 
     def block_names(self) -> tuple[str, ...]:
         """Return the names of the blocks in order of depth."""
-        return blocks_of((name for name, _ in self.named_parameters()), self.layer_names)
+        return list_blocks((name for name, _ in self.named_parameters()), self.layer_names)
 
     def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
         """Return a block's output, or its gradient, as a map (B, C, H, W) without prefix tokens.
@@ -286,7 +286,7 @@ class Mixer(nn.Module):
         replaced: Keys and shapes of the host's module that it replaced; None for a host's own.
         is_related: True if that module was a mixer of the same class, so that its tensors may fit.
         value_layer: Name of the part that sums values by coefficients, such as an FFN's second
-            layer; its inputs are the mixer's coefficients. Empty if it has none.
+            layer; its inputs are the mixer's coefficients. Empty without one.
         channel_mappings: Names of the parts that map C to hidden channels; the outputs of two are
             multiplied.
         grid_axes: Axes of the parameters whose shapes follow the map size, by name, such as
@@ -314,7 +314,7 @@ class Mixer(nn.Module):
 
         Raises:
             ValueError: The subclass returns another shape, which a residual might broadcast, or
-                takes no prefix tokens.
+                refuses prefix tokens.
         """
         if prefix is not None and self.prefix_mixing == "joint":
             return _checked_pair(self.mix_joint(x, prefix), x, prefix, self)
@@ -418,7 +418,7 @@ def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
 
 
 def no_prefix(mixer: str) -> str:
-    """Return the message that a mixer takes no prefix tokens."""
+    """Return the message that a mixer refuses prefix tokens."""
     return (
         f"{mixer} takes no class tokens (prefix_mixing='none'); build the host without them, such "
         "as deit_t with class_token=False, or declare prefix_mixing='joint' or 'pooled' in the "
@@ -488,7 +488,7 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     The block records the place in either case, see ``Backbone.channel_places``.
 
     Raises:
-        ValueError: The host has class tokens and the mixer takes none.
+        ValueError: The host has class tokens that the mixer refuses.
     """
     cast("Any", block).filled = (*getattr(block, "filled", ()), name)
     if factory is None:

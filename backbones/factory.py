@@ -183,7 +183,7 @@ def create_backbone(
     if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
         cause = mixer_name if by_channel else token_name
-        logger.info("%s with %s has no class token and pools the map", host.name, cause)
+        logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
@@ -251,7 +251,7 @@ def _factory(
                 f"ffn, which they would build; type one, such as {host.name}_afbo"
             )
     if kind not in host.slots:
-        raise ValueError(f"{host.name} has no {kind}-mixer slot; it has {sorted(host.slots)}")
+        raise ValueError(f"{host.name} lacks a slot for {kind} mixers; it has {sorted(host.slots)}")
     entry = find_mixer(name, kind)
     _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
@@ -280,14 +280,14 @@ def _typed_name(token_mixer: Mapping[str, Any] | str | None) -> str | None:
 
 
 def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:
-    """Refuse class tokens if a replaced mixer takes none."""
+    """Refuse options with class tokens that a mixer cannot take."""
     wanted = without_prefix(host, *swapped)
     for option, value in given.items():
         if option in wanted and value != wanted[option]:
             entry = next(e for e in map(find_mixer, filter(None, swapped)) if not e.takes_prefix)
             able = [e.name for e in mixers().values() if e.kind == entry.kind and e.takes_prefix]
             raise ValueError(
-                f"{option}={value} gives {host.name} class tokens, but {entry.name} takes none "
+                f"{option}={value} gives {host.name} class tokens, but {entry.name} refuses them "
                 f"(prefix_mixing='none'); leave {option} out to pool the map, or use a "
                 f"{entry.kind} mixer that takes them, such as {able[0]}"
             )

@@ -166,7 +166,8 @@ def build_toolkit_backbone(
         raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
     dense = out_type == "featmap"
     built = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
-    backbone: Any = share_state(built, _toolkit_class(type(built)))
+    kind: Any = type(built)
+    backbone: Any = share_state(built, _toolkit_class(kind))
     num_maps = len(backbone.feature_info)
     chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
     if not chosen or not set(chosen) <= set(range(num_maps)):

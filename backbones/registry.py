@@ -124,7 +124,7 @@ def register_host(
         patch_size: Stride of the first map of the published network; for small images users may
             choose a smaller one.
         without_prefix: Options that build a host with class tokens without them, so that it pools
-            its map; they apply with mixers that take no prefix tokens.
+            its map; they apply with mixers that refuse prefix tokens.
         modality: Its inputs in the singular, such as "image" or "signal"; tasks of another
             modality reject the host.
 
@@ -408,7 +408,7 @@ def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
 
 
 def without_prefix(host: HostEntry, *mixers: str | None) -> Mapping[str, Any]:
-    """Return a host's options without class tokens if one of these mixers takes none."""
+    """Return a host's options without class tokens if one of these mixers refuses them."""
     taken = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
     return {} if taken else host.without_prefix
 

@@ -18,7 +18,7 @@ def replace(parent: nn.Module, name: str, new: nn.Module) -> None:
         new: Takes its place.
 
     Raises:
-        AttributeError: ``parent`` has no module of this name.
+        AttributeError: ``parent`` lacks a module of this name.
     """
     path, _, child = name.rpartition(".")
     holder = parent.get_submodule(path)

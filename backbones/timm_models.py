@@ -228,7 +228,7 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
 
 
 def _is_free(name: str) -> bool:
-    """Return True if timm itself has no model of this name."""
+    """Return True if timm itself lacks a model of this name."""
     return not timm.is_model(name) or timm.model_entrypoint(name).__module__ == __name__
 
 

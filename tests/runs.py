@@ -16,13 +16,12 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from tools.cli.errors import one_line_errors
+from tools.cli.paths import CONFIGS, ROOT
 from tools.config import run_config as run_config
 from tools.config.config_checks import resolve_config
 from tools.config.overrides import read_command
 from tools.run import run
 
-CONFIGS = run_config.CONFIGS
-ROOT = Path(__file__).resolve().parent.parent
 SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
 # A few steps of 64 pixels for each task; ++ as the sample files may or may not name an option.
 TINY = {

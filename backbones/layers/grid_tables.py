@@ -134,7 +134,7 @@ def common_source(
         stated: Map size of the file, where it is known.
 
     Returns:
-        The map size and the axes by table; None if there is no such size.
+        The map size and the axes by table, or None.
     """
     for source in [stated] if stated else _candidates([theirs for _, theirs in shapes.values()]):
         axes = {

@@ -49,7 +49,8 @@ def recompute(block: nn.Module) -> nn.Module:
     """Return a block with the same state that computes itself again in the backward pass."""
     if isinstance(block, Recomputed):
         return block
-    return share_state(block, _recomputed_class(type(block)))
+    kind: Any = type(block)
+    return share_state(block, _recomputed_class(kind))
 
 
 def keep_activations(block: nn.Module) -> nn.Module:

@@ -161,7 +161,7 @@ def fuse(module: M) -> M:
     """Replace every fusible part inside a module by its plain convolution, in place.
 
     What the module computes in evaluation mode stays the same up to rounding; what it computes in
-    training mode does not, as there is no batch to normalise by any more.
+    training mode changes, since batch norms are gone.
     """
     for name, child in module.named_children():
         setattr(module, name, child.fuse() if isinstance(child, Fusible) else fuse(child))
@@ -169,7 +169,7 @@ def fuse(module: M) -> M:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return True if a module has no fusible part left."""
+    """Return True if all fusible parts of a module are folded."""
     return not any(isinstance(part, Fusible) for part in module.modules())
 
 

@@ -57,7 +57,7 @@ def turning_angles(
     """Return the angle by which each pair of channels turns, (N, 1, d / 2)."""
     index = torch.arange(lattice.tokens, device=device)
     rows = index // lattice.width
-    # No remainder: ONNX's converter has none by a symbol.
+    # A quotient instead of a remainder by a symbol, which ONNX's converter lacks.
     places = torch.stack([index - rows * lattice.width, rows], dim=-1)
     places = (places * lattice.step).to(dtype) + lattice.offset
     # Quotients, since counts of multiply-adds take products of tables for those of a network.

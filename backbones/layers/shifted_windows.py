@@ -79,7 +79,7 @@ class AnyLength:
         position = torch.arange(self.padded, device=device)
         shifts = (size >= window if shift_single_window else size > window).long()
         by = shifts * shift
-        # No remainders by a symbol: ONNX's converter has none.
+        # Quotients instead of remainders by a symbol, which ONNX's converter lacks.
         source = position + by
         self.source = torch.where(source >= self.padded, source - self.padded, source)
         target = torch.arange(length, device=device) - by

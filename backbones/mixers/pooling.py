@@ -22,7 +22,7 @@ class Pooling(Mixer):
         dim: Channels C.
         kernel_size: Side of the neighbourhood, odd.
 
-    Shape: (B, H, W, C) -> (B, H, W, C). It has no parameters.
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 0.
 
     Raises:
         ValueError: An even kernel.

@@ -1,7 +1,7 @@
 """SwiGLU as EVA-02 builds it: a gated linear unit with a SiLU, in larger models with a norm inside.
 
 Source: Fang et al., "EVA-02: A Visual Representation for Neon Genesis", 2023,
-https://arxiv.org/abs/2303.11331 (its tiny and small models have no inner norm, base and large do);
+https://arxiv.org/abs/2303.11331 (base and large have the inner norm, tiny and small leave it out);
 Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202, Eq. 6.
 """
 

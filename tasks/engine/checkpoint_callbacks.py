@@ -1,7 +1,4 @@
-"""When the last checkpoint of a run is written, and an orderly end on a signal.
-
-Source: Lightning 2.6.6, whose handler of SIGTERM talks to other processes and saves nothing.
-"""
+"""Callback that saves the last checkpoint of a run regularly and on signals."""
 
 from __future__ import annotations
 
@@ -12,36 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.engine.loops import EpochLoop
+from tasks.engine.lightning_private import EpochLoop
 from tasks.engine.signals import STOP, Stopped
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
-
-
-class SignalConnector(_SignalConnector):
-    """Lightning's handlers of signals, without those that the run listens to itself.
-
-    Where SLURM requeues the job on a signal, that one is left to Lightning.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer)
-        environment = trainer._accelerator_connector.cluster_environment
-        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-            STOP.leave(environment.requeue_signal)
-
-    @staticmethod
-    def _register_signal(signum: Any, handlers: Any) -> None:
-        if signum not in STOP.taken:
-            _SignalConnector._register_signal(signum, handlers)
 
 
 class KeepLast(Checkpoint):
@@ -112,7 +89,8 @@ class KeepLast(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after a validation within an epoch."""
         loop = trainer.fit_loop.epoch_loop
-        within = not (trainer.is_last_batch or loop._is_training_done or trainer.should_stop)
+        assert isinstance(loop, EpochLoop)
+        within = not (trainer.is_last_batch or loop.training_done or trainer.should_stop)
         if trainer.state.fn == TrainerFn.FITTING and within:
             self._save(trainer)
             self._stop_if_told(trainer)

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.checkpoint_files import is_chosen
 from tasks.engine.gather import gather_objects, refuse_together
-from tasks.engine.loops import EpochLoop, Position
+from tasks.engine.lightning_private import EpochLoop, loop_state
+from tasks.engine.position import Position
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
 LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
@@ -65,7 +66,7 @@ class ExactResume(Callback):
         self._expected = position = self.position(checkpoint)
         _follow(checkpoint.get("callbacks", {}), Path(trainer.default_root_dir) / CHECKPOINTS)
         loops = {name: getattr(trainer, name).state_dict() for name in LOOPS}
-        checkpoint["loops"] = loops | {"fit_loop": position.loops(loops["fit_loop"])}
+        checkpoint["loops"] = loops | {"fit_loop": loop_state(loops["fit_loop"], position)}
         self._validated = -1 if position.validation_due else position.batches
         states = checkpoint["random_state"]
         self._restore = states[trainer.global_rank % len(states)]

@@ -1,8 +1,6 @@
 """Callbacks that watch a run's metrics: best checkpoints, early stopping, the gradients' norm.
 
-Source: Lightning 2.6.6, whose ``ModelCheckpoint`` and ``EarlyStopping`` end a run that lacks the
-metric that they watch. ``_monitor_candidates`` gives the former its figures, and
-``_save_topk_checkpoint`` saves by them.
+Lightning's ``ModelCheckpoint`` and ``EarlyStopping`` end a run that lacks the metric they watch.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tasks.engine.lightning_private import CompletedCheckpoint
+
 say = rank_zero_only(logging.getLogger(__name__).info)
 
 
@@ -32,7 +32,7 @@ def warn_absent(metric: str, effect: str) -> None:
 WORST = 1e30  # beyond every figure
 
 
-class BestCheckpoint(ModelCheckpoint):
+class BestCheckpoint(CompletedCheckpoint):
     """The best checkpoint by a metric; without the metric the latest one."""
 
     @property
@@ -40,16 +40,15 @@ class BestCheckpoint(ModelCheckpoint):
         """The key of the base class, by which checkpoints know the state."""
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
 
-    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
-        candidates = super()._monitor_candidates(trainer)
+    def complete(self, trainer: Trainer, metrics: dict[str, Tensor]) -> None:
+        """Replace a missing metric by a number that makes the latest checkpoint the best one."""
         assert self.monitor is not None
-        figure = candidates.get(self.monitor)
+        figure = metrics.get(self.monitor)
         if figure is None or not figure.isfinite():
             warn_absent(self.monitor, "best.ckpt is the latest checkpoint")
-            # Worse than all figures and improving, so that the latest is the best.
+            # Worse than all figures and improving.
             worst = WORST if self.mode == "min" else -WORST
-            candidates[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
-        return candidates
+            metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
 
 
 class StopEarly(EarlyStopping):
@@ -91,15 +90,20 @@ class TopCheckpoints(ModelCheckpoint):
             auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
         )  # fmt: skip
 
-    def _save_topk_checkpoint(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        assert self.monitor is not None
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save if the last validation has the metric."""
         if is_known(trainer, self.monitor):
-            super()._save_topk_checkpoint(trainer, candidates)
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save if the validation has the metric."""
+        if is_known(trainer, self.monitor):
+            super().on_validation_end(trainer, pl_module)
 
 
-def is_known(trainer: Trainer, metric: str) -> bool:
+def is_known(trainer: Trainer, metric: str | None) -> bool:
     """Return True if the last validation has a metric."""
-    figure = trainer.callback_metrics.get(metric)
+    figure = trainer.callback_metrics.get(str(metric))
     return figure is not None and bool(figure.isfinite())
 
 

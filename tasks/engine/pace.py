@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
 
 from tasks.engine.batches import batch_size
+from tasks.engine.lightning_private import DescribedBar
 
 
 class Pace(Callback):
@@ -119,7 +119,7 @@ def latest(task: Any) -> dict[str, Any]:
     return {} if loss is None else {"train/loss": loss}
 
 
-class PaceBar(RichProgressBar):
+class PaceBar(DescribedBar):
     """Lightning's bar with the images per second and the time left of the whole training."""
 
     def __init__(self, pace: Pace, refresh_rate: int = 5) -> None:
@@ -146,11 +146,12 @@ class PaceBar(RichProgressBar):
         """Where the bar of an epoch ends."""
         return batches_to_run(self.trainer)
 
-    def _get_train_description(self, current_epoch: int) -> str:
-        text = f"Epoch {current_epoch}"
+    def describe_epoch(self, epoch: int) -> str:
+        """Return ``Epoch 0/9``, padded to the width of the validation's description."""
+        text = f"Epoch {epoch}"
         epochs = epochs_to_run(self.trainer)
         text += f"/{epochs - 1}" if epochs > 0 else ""
-        return f"{text:{len(self.validation_description)}}"  # as long as the other, not to flicker
+        return f"{text:{len(self.validation_description)}}"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """What stands behind the bar."""

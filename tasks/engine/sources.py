@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import backbones
+
+ROOT = Path(backbones.__file__).parents[1]
 FOLDER = "source"  # in a run folder
 ROOMS = ("backbones/mixers", "backbones/hosts")
 

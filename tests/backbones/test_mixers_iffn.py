@@ -355,13 +355,13 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     nn.init.normal_(plain.backbone.pos_embed)
     path = tmp_path / "plain.pth"
     torch.save(plain.state_dict(), path)
-    with pytest.warns(UserWarning, match="class token and this DeiT has none.*class_token=True"):
+    with pytest.warns(UserWarning, match="class token, which this DeiT lacks.*class_token=True"):
         report = adopt(
             create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
         )
     assert "cls_token" in report.skipped
     without = create_backbone("deit_t_iffn")
-    with pytest.warns(UserWarning, match="class token and this DeiT has none"):
+    with pytest.warns(UserWarning, match="class token, which this DeiT lacks"):
         adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
     torch.testing.assert_close(without.pos_embed, plain.backbone.pos_embed[:, 1:])
     assert all(".mlp." in key for key in report.initialised)
@@ -382,7 +382,9 @@ def test_weights_without_a_class_token(tmp_path):
     small = create_backbone("deit_t", class_token=False, img_size=64)
     adopt(small, in_memory(dict(tensors), "file"))
     assert small.pos_embed.shape == (1, 16, 192)
-    with pytest.raises(ValueError, match=r"have no class token .* build it with class_token=False"):
+    with pytest.raises(
+        ValueError, match=r"lack the class token .* build it with class_token=False"
+    ):
         adopt(create_backbone("deit_t"), in_memory(dict(tensors), "file"))
 
 

@@ -174,7 +174,7 @@ def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
 
 @pytest.mark.parametrize("base", ["resnet18", "posmlp_t_sgu"])
 def test_a_token_mixer_as_a_suffix_is_refused_where_none_can_be(base):
-    message = f"called '{base}_sbm': sbm is a token mixer; {base} has no place for another one"
+    message = f"called '{base}_sbm': sbm is a token mixer; the only token mixer of {base} is"
     with pytest.raises(ValueError, match=message):
         create_backbone(f"{base}_sbm")
     with pytest.raises(ValueError, match="token"):
@@ -220,7 +220,7 @@ def test_other_kinds_are_refused(registering):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda dim, *, width: 0, "mine has no default for its option width; give it one"),
+        (lambda dim, *, width: 0, "option width of mixer mine needs a default; add one"),
         (lambda dim, hidden_ratio=4, act=1: 0, r"by position.*write \(dim, \*, hidden_ratio, act,"),
         (lambda dim, *, act=torch.nn.GELU: 0, "mine has the default act=<class .*cannot be typed"),
         (lambda dim, *, sizes=(1, {2: 3}): 0, "mine has the default sizes=.*cannot be typed"),
@@ -416,7 +416,7 @@ def test_a_mixer_of_no_width_is_refused(dim):
 def test_host_without_the_slot_refuses_a_mixer(registering):
     register_host("closed", slots=("token",), source="this test")(deit_t)
     assert list_backbones("closed*") == ["closed"]
-    with pytest.raises(ValueError, match="closed has no channel-mixer slot; it has"):
+    with pytest.raises(ValueError, match="closed lacks a slot for channel mixers; it has"):
         create_backbone("closed", mixer={"hidden_ratio": 2})
 
 

@@ -54,7 +54,7 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
 def test_a_lock_that_is_no_file_is_named(what, tmp_path):
     put(tmp_path / lock.LOCK, what)
     with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
-        with lock.held(tmp_path):
+        with lock.acquire(tmp_path):
             pass
 
 

@@ -36,7 +36,7 @@ MISTAKES = {
     "task=detection +head.num_roi=3": "did you mean num_rois",
     "task=detection +head.options.rpn_head.anchor_generator.scale=3": "has no 'scale' there",
     "protocol=linear_probe": "no option 'protocol'",
-    "backbone=swin_t,swin_s": "add --multirun",
+    "backbone=swin_t,swin_s": "pass -m backbone=swin_t,swin_s for a run of each",
     "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
     "task=classification takes recipe=cifar100_scratch, recipe=convnext, ",
     "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
@@ -117,7 +117,7 @@ MISTAKES = {
     "+=x": "+=x names no option",
     "trainer.precision=fp16-true": "is not one of 64, 32, 16, transformer-engine, ",
     "trainer.precision=16-true": "AdamW's eps of 1e-08 is 0",
-    "data.num_workers=10000": "data.num_workers=10000 is too high",
+    "data.num_workers=10000": "data.num_workers=10000 is out of range; give a number from 0 to",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] must be a number of CPU processes",
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
     "trainer.accelerator=mps": "Lightning refuses the options of trainer",
@@ -144,23 +144,23 @@ MISTAKES = {
     # What does not go together.
     "mode=train": "mode=train is not one of fit, validate, test, predict",
     "mode=test": "pass ckpt=",
-    "mode=test ckpt=/nowhere": "there is no checkpoint or run folder at /nowhere",
-    "mode=test ckpt=/nowhere resume=true": "pass ckpt=<run folder> alone",
-    "ckpt=/nowhere": "pass resume=true",
+    "mode=test ckpt=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
+    "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
+    "ckpt=HERE/nowhere": "pass resume=true",
     "resume=true": "there is no run to resume in",
-    "resume=true ckpt=/nowhere": "there is no checkpoint or run folder at /nowhere",
+    "resume=true ckpt=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
     "input=/tmp": "pass mode=predict",
-    "backbone.pretrained=/nowhere": "there is no checkpoint or run folder at /nowhere",
+    "backbone.pretrained=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
     "task=detection head=upernet": "task=detection takes head=cascade_mask_rcnn, ",
     "task=segmentation head=mask_rcnn": "task=segmentation takes head=ffnet_seg, ",
     "head=retinanet": "task=classification takes head=frozen, head=linear",
     "task=detection data=cifar100": "task=detection takes data=coco",
     "data=coco": "task=classification takes data=cifar10",
     "task=transfer": "backbone.pretrained=",
-    # What is not there.
+    # Missing files and devices; HERE is an empty folder.
     "data=imagenet": "data=imagenet data.root=/data/imagenet",
-    "data=imagenet data.root=/nowhere": "data.root /nowhere is not a folder",
-    "task=detection data=coco data.root=/tmp": "folder /tmp/train2017 does not exist",
+    "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
+    "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",
     "trainer=ddp": "torch sees no GPU",
     "trainer=fsdp": "pass trainer=ddp_cpu for several CPU processes or trainer=cpu for one",
@@ -172,7 +172,9 @@ MISTAKES = {
 def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
     if "no GPU" in MISTAKES[typed] and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    given = typed.split()
+    here = tmp_path / "here"
+    here.mkdir()
+    given = typed.replace("HERE", str(here)).split()
     task = next((a[5:] for a in given if a.startswith("task=") and a[5:] in TINY), "classification")
     named = {argument.lstrip("+").partition("=")[0] for argument in given}
     other = tuple(f"{group}." for group in ("data", "head") if group in named)  # other options
@@ -182,7 +184,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
         if argument.partition("=")[0] not in named and not argument.lstrip("+").startswith(other)
     ]
     text = refused([*base, *given], tmp_path, capsys)
-    assert MISTAKES[typed] in text
+    assert MISTAKES[typed].replace("HERE", str(here)) in text
     if task != "transfer":
         assert len(text.splitlines()) == 1
 

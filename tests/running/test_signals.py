@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from datamodules.loading import workers
 from tasks.engine import signals
-from tasks.engine.checkpoint_callbacks import SignalConnector
+from tasks.engine.lightning_private import SignalConnector
 from tasks.engine.signals import SIGNALS, STOP, Stopped
 from tests.runs import ROOT, arguments
 
@@ -88,7 +88,7 @@ class TestListening:
         """Such as the wait of a library for another process, which returns to Python too late."""
         code = (
             f"import hashlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
-            "from tasks import signals\n"
+            "from tasks.engine import signals\n"
             "signals.GRACE = 0.1\n"
             "with signals.STOP.listening():\n"
             "    print('begun', flush=True)\n"

@@ -116,7 +116,7 @@ def test_a_line_has_no_figures_of_an_earlier_validation(clock, caplog):
 def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        pace.RichProgressBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
+        pace.DescribedBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
     )
     bar = pace.PaceBar(pace.Pace(), refresh_rate=5)
     trainer = SimpleNamespace(num_training_batches=10, max_steps=-1)
@@ -164,7 +164,7 @@ def test_what_is_shown_ends_where_training_does(
         assert f"  step 1/{end}  " in caplog.text
         assert f"epoch {epoch + 1}/{len(ends)}  " in caplog.text
         assert bar.total_train_batches == end
-        assert bar._get_train_description(epoch).strip() == f"Epoch {epoch}/{len(ends) - 1}"
+        assert bar.describe_epoch(epoch).strip() == f"Epoch {epoch}/{len(ends) - 1}"
         caplog.clear()
 
 
@@ -216,15 +216,15 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
         "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"], "checkpoints": "all",
         "optimizer": {**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
     }  # fmt: skip
-    facts = run_facts.of_run(config, trainer, data)
+    facts = run_facts.collect_facts(config, trainer, data)
     assert facts["global_batch"] == 48
     assert facts["learning_rate"] == pytest.approx(1e-3 * 48 / 1024)
     assert facts["checkpoint_step"] is None
     config["optimizer"]["reference_batch"] = None
-    assert run_facts.of_run(config, trainer, data)["learning_rate"] == 1e-3
+    assert run_facts.collect_facts(config, trainer, data)["learning_rate"] == 1e-3
     assert "left_out" not in facts["data"]
     data.left_out = "3 of 9 validation boxes (an option)"
-    facts = run_facts.of_run(config, trainer, data) | {"metrics": {"AP": 0.5}}
+    facts = run_facts.collect_facts(config, trainer, data) | {"metrics": {"AP": 0.5}}
     assert facts["data"]["left_out"] == data.left_out
     assert report.left_out(facts) == {"left out of evaluation": data.left_out}
     assert report.left_out(facts | {"metrics": {}}) == {}

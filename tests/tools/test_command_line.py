@@ -22,17 +22,17 @@ def test_bugs_keep_their_traceback(capsys):
         raise ValueError("not ours")
 
 
-def test_our_message_is_found_below_errors_of_libraries(capsys):
+def test_our_message_is_found_below_errors_of_libraries(tmp_path, capsys):
     def library():
         try:
-            checkpoint_file("/nowhere")
+            checkpoint_file(tmp_path / "nowhere")
         except ValueError as error:
             raise RuntimeError("the library gave up") from error
 
     with pytest.raises(SystemExit) as ended, one_line_errors():
         library()
     assert ended.value.code == 2
-    assert "no checkpoint or run folder at /nowhere" in capsys.readouterr().err
+    assert f"no checkpoint or run folder at {tmp_path}/nowhere" in capsys.readouterr().err
 
 
 def test_full_disk_is_one_line(capsys):

@@ -282,3 +282,11 @@ def test_config_files_have_no_unread_lines():
             continue
         first = next(line for line in path.read_text().splitlines() if "@package" not in line)
         assert first.startswith("# "), path
+
+
+def test_private_keys_are_explained():
+    files = [path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "published"]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    private = [line for line in lines if re.search(r"(^|[\s{])_(?!target_)[a-z_]+_:", line)]
+    assert len(private) > 50
+    assert not [line for line in private if " # " not in line]

@@ -12,7 +12,7 @@ from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
 from tools.runs.folder import differences
-from tools.runs.outcome import failure_noted, read_failure
+from tools.runs.outcome import read_failure, recording_failure
 
 SAID = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
@@ -83,6 +83,6 @@ def test_a_broken_config_is_reported_when_a_run_is_resumed_or_listed(content, tm
 
 
 def test_a_failure_with_a_file_name_that_is_not_utf_8_is_noted(tmp_path):
-    with pytest.raises(ValueError, match="is broken"), failure_noted(tmp_path):
+    with pytest.raises(ValueError, match="is broken"), recording_failure(tmp_path):
         raise ValueError("/data/\udcff.jpg is broken")
     assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"

@@ -21,7 +21,7 @@ from tasks.engine.loading import check_options
 from tasks.engine.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.cli import processes
-from tools.cli.yaml_files import LOADER
+from tools.cli.yaml_files import LOADER, read_yaml
 from tools.comparing.paper_figures import compared, measured_on
 from tools.config import changed_rows, overrides
 from tools.config import experiment_configs as group
@@ -29,6 +29,7 @@ from tools.config import help as run_help
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.config.run_config import job_config
+from tools.papers import published
 from tools.papers.experiments import describe, experiments, find_experiment
 from tools.papers.published import list_papers, load_rows
 from tools.runs import report
@@ -63,6 +64,18 @@ def _experiments_are_options():
 
 def others_slow(names, *fast):
     return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in names]
+
+
+def test_rows_are_read_only_where_an_experiment_is_typed(monkeypatch):
+    read = []
+    monkeypatch.setattr(published, "read_yaml", lambda path: read.append(path) or read_yaml(path))
+    experiments.cache_clear()
+    for typed in (["task=detection"], ["recipe=deit", "data=imagenet", "data.root=/data"]):
+        command = overrides.read_command(typed)
+        resolve_config(job_config(command.overrides, command.config))
+    assert not read
+    overrides.read_command(["experiment=afbo_t2_deit_t_afbo", "data.root=/data"])
+    assert len(read) == len(list_papers())
 
 
 def test_every_row_with_a_metric_has_a_name_of_its_own():

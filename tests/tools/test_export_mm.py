@@ -464,7 +464,7 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
+        (["backbone=deit_t"], "to= is missing: pass to=mmdet|mmseg"),
         (["to=timm"], "backbone=NAME is missing"),
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
@@ -579,7 +579,7 @@ def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
     build.__module__ = "mine.mixers"
     outside = dataclasses.replace(host, build=build)
     monkeypatch.setattr(standalone, "look_up", lambda _: (outside, "afbo"))
-    with pytest.raises(ValueError, match=r"deit_t_afbo needs the module mine.mixers; move it into"):
+    with pytest.raises(ValueError, match=r"needs the module mine\.mixers; move that into"):
         standalone.write_standalone(name, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 

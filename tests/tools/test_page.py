@@ -241,7 +241,7 @@ def test_the_page_of_a_real_run(reported, tmp_path):
     drawn = set(analyses()) - refused - {"report"}
     assert drawn < set(found.anchors)
     assert not refused & set(found.anchors)
-    assert "deit_t has no matrix over tokens" in text
+    assert "deit_t lacks a matrix over tokens" in text
     pictures = sum(one.startswith("data:") for one in found.references)
     assert pictures > 10
     check_shown(reported / "report.html", tmp_path, pictures)

@@ -31,8 +31,8 @@ from tools.comparing.table import pareto
 from tools.config.lazy_groups import register_groups
 from tools.papers.published import load_rows
 from tools.runs.fingerprints import fingerprints
-from tools.runs.folder import differences, opened
-from tools.runs.outcome import failure_noted
+from tools.runs.folder import differences, open_run_folder
+from tools.runs.outcome import recording_failure
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
@@ -328,7 +328,7 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     cut = run("backbone=deit_t", seed=1, finished=False)
     (cut / "metrics.csv").write_text("step,epoch,train/loss\n4,0,1.5\n9,1,1.2\n14,1")
     failed = run("backbone=deit_t", seed=2, finished=False)
-    with pytest.raises(ValueError, match="the loss"), failure_noted(failed):
+    with pytest.raises(ValueError, match="the loss"), recording_failure(failed):
         raise ValueError("the loss is nan\nat once")
     half = run("backbone=deit_t", seed=3)
     (half / "summary.json").write_text('{"metrics": {"top1": 1')
@@ -356,11 +356,11 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
 
 
 def test_resuming_removes_the_note_of_a_failure(tmp_path):
-    with pytest.raises(ZeroDivisionError), failure_noted(tmp_path):
+    with pytest.raises(ZeroDivisionError), recording_failure(tmp_path):
         1 / 0  # noqa: B018
-    with failure_noted(tmp_path):
+    with recording_failure(tmp_path):
         assert not list(tmp_path.iterdir())
-    with pytest.raises(KeyboardInterrupt), failure_noted(tmp_path):
+    with pytest.raises(KeyboardInterrupt), recording_failure(tmp_path):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
@@ -628,7 +628,7 @@ def test_folders_carry_the_token_mixer(tmp_path):
     for words, name in (([], "deit_t"), ([f"{TOKENS}sbm"], "deit_t+sbm"),
                         ([f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "deit_t+ggqpe")):  # fmt: skip
         config = composed("backbone=deit_t", *words, f"output_dir={tmp_path}")
-        with opened(config) as folder:
+        with open_run_folder(config) as folder:
             assert folder.parent.name == name
     assert network_name("posmlp_t_lrpe", {"name": "lrpe", "window": 7}) == "posmlp_t_lrpe"
     assert network_name("deit_t", {"rank": 3}) == network_name("deit_t", None) == "deit_t"

@@ -132,7 +132,7 @@ def test_a_summary_is_valid_json():
 
 def test_null_in_a_summary_is_nan(folder):
     (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
-    assert read_run(folder).reason == "top1 is no number"
+    assert read_run(folder).reason == "top1 must be a finite number"
 
 
 def test_read_text_names_unreadable_files(tmp_path):

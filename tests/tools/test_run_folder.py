@@ -34,7 +34,7 @@ def folder_config(output_dir):
 
 
 def refuse_a_run(config):
-    with pytest.raises(ValueError, match="refused"), run_folder.opened(config):
+    with pytest.raises(ValueError, match="refused"), run_folder.open_run_folder(config):
         raise ValueError("refused")
 
 
@@ -45,7 +45,7 @@ def test_a_rejected_run_leaves_no_new_folder(tmp_path, monkeypatch):
     (tmp_path / "t").mkdir()
     refuse_a_run(folder_config(tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == ["t"]
-    with run_folder.opened(folder_config(tmp_path)) as folder:
+    with run_folder.open_run_folder(folder_config(tmp_path)) as folder:
         refuse_a_run(folder_config(tmp_path))
     assert folder.is_dir()
 
@@ -54,7 +54,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     config = folder_config(tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv(run_folder.ENVIRONMENT, str(tmp_path / "of_the_first"))
-    with run_folder.opened(config) as folder:
+    with run_folder.open_run_folder(config) as folder:
         assert folder == tmp_path / "of_the_first"
     assert not list(tmp_path.iterdir())
 
@@ -87,27 +87,27 @@ class TestToResume:
         other = run("2026-01-03_00-00-00_seed-1", seed=1)
         run("2026-01-04_00-00-00_test", mode="test")
         run_folder.mark_latest(other)
-        assert run_folder.to_resume({**config, "resume": True}) == own
-        assert run_folder.to_resume({**config, "seed": 1}, sweep=True) == other
+        assert run_folder.find_run_to_resume({**config, "resume": True}) == own
+        assert run_folder.find_run_to_resume({**config, "seed": 1}, sweep=True) == other
 
     def test_a_run_whose_folder_lacks_the_token_mixers_name(self, config, run):
         named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
         old = run("2026-01-01_00-00-00", backbone=named["backbone"])
         old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
         assert run_folder._parent(named).name == "deit_t+sbm"
-        assert run_folder.to_resume(named) == old
+        assert run_folder.find_run_to_resume(named) == old
         with pytest.raises(ValueError, match=r"no run to resume in .*deit_t\+sbm"):
-            run_folder.to_resume({**named, "seed": 5})
+            run_folder.find_run_to_resume({**named, "seed": 5})
 
     def test_loading_logging_and_length_are_free(self, config, run):
         own = run("2026-01-01_00-00-00")
         free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},
                 "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
-        assert run_folder.to_resume({**config, **free}) == own
-        said = run_folder.other_length(own, {**config, **free})
+        assert run_folder.find_run_to_resume({**config, **free}) == own
+        said = run_folder.describe_new_length(own, {**config, **free})
         assert said == "trainer.max_epochs=20, before 2"
-        run_folder.keep_config(own, {**config, **free, "resume": True})
-        assert run_folder.other_length(own, {**config, **free}) is None
+        run_folder.update_config(own, {**config, **free, "resume": True})
+        assert run_folder.describe_new_length(own, {**config, **free}) is None
         kept = yaml.safe_load((own / "config.yaml").read_text())
         assert (kept["trainer"], kept["resume"]) == ({"max_epochs": 20}, False)
 
@@ -115,16 +115,16 @@ class TestToResume:
         own = run("2026-01-01_00-00-00")
         for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
             with pytest.raises(ValueError, match=r"other settings .seed: 0 then, 5 now"):
-                run_folder.to_resume({**config, "seed": 5, "ckpt": ckpt})
+                run_folder.find_run_to_resume({**config, "seed": 5, "ckpt": ckpt})
 
     def test_an_option_newer_than_the_run_is_shared_with_its_default(self, config, run):
         data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
         own = run("2026-01-01_00-00-00", data=data)
         newer = {**config, "data": {**data, "skip_unusable_boxes": False}}
-        assert run_folder.to_resume(newer) == own
+        assert run_folder.find_run_to_resume(newer) == own
         newer["data"]["skip_unusable_boxes"] = True
         with pytest.raises(ValueError, match="skip_unusable_boxes: None then, True now"):
-            run_folder.to_resume(newer)
+            run_folder.find_run_to_resume(newer)
 
     def test_a_run_older_than_auto_keeps_its_values(self, config, run):
         """Data configs had values then, and have auto now."""
@@ -136,10 +136,10 @@ class TestToResume:
                "trainer": {"max_epochs": "auto", "check_val_every_n_epoch": "auto"}}  # fmt: skip
         own = run("2026-01-01_00-00-00", **then, overrides=["data=folder", "data.root=/data"])
         resumed = {**config, **now}
-        assert run_folder.to_resume(resumed) == own
+        assert run_folder.find_run_to_resume(resumed) == own
         automatic.reuse_choices(resumed, own)
         assert {key: resumed[key] for key in then} == then
-        assert run_folder.other_length(own, resumed) is None
+        assert run_folder.describe_new_length(own, resumed) is None
 
     @pytest.mark.parametrize(
         "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
@@ -147,7 +147,7 @@ class TestToResume:
     def test_a_typed_value_is_not_automatic(self, config, run, typed):
         run("2026-01-01_00-00-00", optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
         with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.001 then, auto now"):
-            run_folder.to_resume({**config, "optimizer": {"lr": "auto"}})
+            run_folder.find_run_to_resume({**config, "optimizer": {"lr": "auto"}})
 
     def test_initial_weights_may_have_moved(self, config, run, tmp_path):
         there, other = tmp_path / "there.ckpt", str(tmp_path / "other.ckpt")
@@ -156,16 +156,16 @@ class TestToResume:
         own = run("2026-01-01_00-00-00", backbone=begun)
         now = {**config, "backbone": {"name": "b", "pretrained": other}}
         with pytest.raises(ValueError, match=r"backbone\.pretrained: .*there\.ckpt then"):
-            run_folder.to_resume(now)
+            run_folder.find_run_to_resume(now)
         there.unlink()
-        assert run_folder.to_resume(now) == own
+        assert run_folder.find_run_to_resume(now) == own
         for start in (None, False, True):
             now["backbone"] = {"name": "b", "pretrained": start}
             with pytest.raises(ValueError, match=r"backbone\.pretrained: "):
-                run_folder.to_resume(now)
+                run_folder.find_run_to_resume(now)
             named = {**now, "ckpt": str(own)}
-            assert run_folder.to_resume(named) == own
-            run_folder.keep_start(named, own)
+            assert run_folder.find_run_to_resume(named) == own
+            run_folder.restore_start(named, own)
             assert named["backbone"] == begun
 
     def test_a_teacher_may_have_moved(self, config, run, tmp_path):
@@ -173,30 +173,30 @@ class TestToResume:
         task = {"_target_": "t", "distillation": {"checkpoint": str(there)}}
         own = run("2026-01-01_00-00-00", task=task)
         now = {**config, "task": {**task, "distillation": {"checkpoint": "other.ckpt"}}}
-        assert run_folder.to_resume(now) == own
+        assert run_folder.find_run_to_resume(now) == own
         there.touch()
         for ckpt in (None, str(own)):
             with pytest.raises(ValueError, match=r"task\.distillation\.checkpoint: "):
-                run_folder.to_resume({**now, "ckpt": ckpt})
+                run_folder.find_run_to_resume({**now, "ckpt": ckpt})
 
     def test_an_unstarted_job_of_a_sweep_starts(self, config, run, caplog):
         with pytest.raises(ValueError, match="there is no run to resume in"):
-            run_folder.to_resume(config)
+            run_folder.find_run_to_resume(config)
         run("2026-01-01_00-00-00", seed=1)
         run("2026-01-02_00-00-00", begun=False)
         with caplog.at_level("INFO"):
-            assert run_folder.to_resume(config, sweep=True) is None
+            assert run_folder.find_run_to_resume(config, sweep=True) is None
         assert "a new one begins" in caplog.text
         with pytest.raises(ValueError, match="ended before its first checkpoint"):
-            run_folder.to_resume(config)
+            run_folder.find_run_to_resume(config)
 
     def test_a_running_run_is_rejected(self, config, run):
         own = run("2026-01-01_00-00-00")
-        with run_lock.held(own):
+        with run_lock.acquire(own):
             for ckpt in (None, str(own)):
                 with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on .*since"):
-                    run_folder.to_resume({**config, "ckpt": ckpt})
-        assert run_folder.to_resume(config) == own
+                    run_folder.find_run_to_resume({**config, "ckpt": ckpt})
+        assert run_folder.find_run_to_resume(config) == own
 
 
 def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
@@ -213,10 +213,13 @@ class TestLock:
         (folder / run_lock.LOCK).write_text(json.dumps({**own, **content}))
 
     def test_it_is_acquired_and_released(self, tmp_path):
-        with run_lock.held(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} on"):
+        with (
+            run_lock.acquire(tmp_path),
+            pytest.raises(ValueError, match=f"process {os.getpid()} on"),
+        ):
             run_lock.refuse_if_held(tmp_path)
         run_lock.refuse_if_held(tmp_path)
-        with pytest.raises(SystemExit), run_lock.held(tmp_path):
+        with pytest.raises(SystemExit), run_lock.acquire(tmp_path):
             raise SystemExit(143)
         assert not list(tmp_path.iterdir())
 
@@ -226,7 +229,7 @@ class TestLock:
         process.wait()
         ended = {"pid": process.pid} if kind == "ended" else {"born": 1}
         self.write(tmp_path, **ended)
-        with caplog.at_level("INFO"), run_lock.held(tmp_path):
+        with caplog.at_level("INFO"), run_lock.acquire(tmp_path):
             assert f"Taking over {tmp_path.name} from process" in caplog.text
         assert not list(tmp_path.iterdir())
 
@@ -240,7 +243,7 @@ class TestLock:
 
     def test_the_owner_refreshes_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run_lock, "HEARTBEAT", 0.01)
-        with run_lock.held(tmp_path):
+        with run_lock.acquire(tmp_path):
             path = tmp_path / run_lock.LOCK
             os.utime(path, (1, 1))
             until = time.monotonic() + 60
@@ -254,11 +257,11 @@ class TestLock:
             run_lock.refuse_if_held(tmp_path)
 
     def test_the_other_processes_of_a_run_and_evaluations_take_none(self, tmp_path, monkeypatch):
-        with run_lock.held(tmp_path, "test"):
+        with run_lock.acquire(tmp_path, "test"):
             assert not list(tmp_path.iterdir())
-        with run_lock.held(tmp_path):
+        with run_lock.acquire(tmp_path):
             monkeypatch.setenv("LOCAL_RANK", "1")
-            with run_lock.held(tmp_path):
+            with run_lock.acquire(tmp_path):
                 pass
             assert (tmp_path / run_lock.LOCK).exists()
             monkeypatch.delenv("LOCAL_RANK")

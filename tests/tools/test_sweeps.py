@@ -1,10 +1,15 @@
 """Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
+import pickle
+
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 
 from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
+from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
 from tools.config import run_config as run_config
 
@@ -54,6 +59,21 @@ def test_a_missing_launcher_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
         overrides.process_arguments(["hydra/launcher=joblib"])
+
+
+def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
+    """In the order of the jobs; the files of the sweep are removed."""
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "o")}, "job": {"num": 0}}})
+    here = SweepOutcomes()
+    here.on_multirun_start(config)
+    for number in (10, 9):
+        elsewhere = pickle.loads(pickle.dumps(here))
+        config.hydra.job.num = number
+        returned = JobReturn(_return_value={"failed": number}, status=JobStatus.COMPLETED)
+        elsewhere.on_job_end(config, job_return=returned)
+    here.on_multirun_end(config)
+    assert SweepOutcomes.latest == [{"failed": 9}, {"failed": 10}]
+    assert not list((tmp_path / "o").iterdir())
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from tools.config.config_checks import resolve_config
 from tools.config.overrides import read_command
 from tools.config.run_config import job_config
 from tools.runs.components import build_parts
-from tools.runs.logger_setup import closing
+from tools.runs.logger_setup import closing_loggers
 
 # Longer than any benchmark; also puts validations, which belong to no step, out of reach.
 ENDLESS = 10**6
@@ -182,6 +182,6 @@ def _time_steps(
     engine: Any = parts.engine
     turns = PlainSteps(copy.deepcopy(parts.task), rounds, clock)
     engine.callbacks.append(turns)
-    with closing(engine.loggers), contextlib.suppress(EnoughRounds):
+    with closing_loggers(engine.loggers), contextlib.suppress(EnoughRounds):
         engine.fit(parts.task, datamodule=parts.datamodule)
     return turns.bare, turns.ours

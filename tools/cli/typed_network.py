@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.engine.family import Family
 from tools.cli.arguments import select_backbones
+from tools.cli.nested_config import deep_merge
 from tools.cli.ranges import check_ranges, count_jobs
 from tools.cli.usual_family import usual_family
 
@@ -131,14 +132,12 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
 
 
 def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge options; later ones win, and another token mixer's options are replaced as a whole."""
-    both = dict(options)
-    for key, value in more.items():
-        old = both.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            names = {one["name"] for one in (old, value) if "name" in one}
-            value = merge_options(old, value) if len(names) < 2 else value
-        both[key] = value
+    """Merge more options into options; a token mixer of another name replaces the old one."""
+    both = deep_merge(options, more)
+    old, new = options.get("token_mixer"), more.get("token_mixer")
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = {one["name"] for one in (old, new) if "name" in one}
+        both["token_mixer"] = both["token_mixer"] if len(names) < 2 else new
     return both
 
 

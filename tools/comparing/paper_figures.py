@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.engine.family import Published, families, find_family
 from tasks.engine.saved_config import IDENTITY, saved_run
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
 from tools.config.default_values import TOKEN_MIXER
 from tools.config.recipes import REQUIRED

@@ -13,7 +13,7 @@ from tasks.engine.plain_files import DamagedFile
 from tasks.engine.run_files import read_rows, read_run_config, read_summary
 from tasks.engine.saved_config import CONFIG
 from tools.cli.catalogue import catalogue
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
 from tools.config.default_values import name_token_mixer
 from tools.runs.outcome import read_failure
 

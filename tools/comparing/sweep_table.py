@@ -1,45 +1,62 @@
-"""Run a sweep, and print the table of its runs."""
+"""The outcomes of a sweep's runs and their table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, ClassVar
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 
 from tools.comparing.run_records import read_run
 from tools.comparing.side_by_side import DEFAULTS, show
 from tools.comparing.table import setting
 
 
-def outcomes_of(main: Callable[[], Any]) -> list[Mapping[str, Any]]:
-    """Run a function of ``hydra.main``; return what the runs of its sweep returned.
+class SweepOutcomes(Callback):
+    """Collect what the runs of a sweep return; Hydra itself drops it.
 
-    Hydra itself returns nothing for a sweep. It would also compose configs again for the mode and
-    for each run, although the check of the command has already done so.
+    A launcher may run a job in another process or on another machine, so each run leaves its
+    outcome in a file beside the sweep's run folders.
     """
-    from hydra._internal.hydra import Hydra
-    from hydra.plugins.sweeper import Sweeper
 
-    original, kept = Hydra.multirun, []
+    latest: ClassVar[list[Mapping[str, Any]]] = []  # of this process's last sweep, in their order
+    _files: ClassVar[tempfile.TemporaryDirectory[str] | None] = None
 
-    def multirun(hydra: Hydra, *args: Any, **options: Any) -> Any:
-        kept.extend(original(hydra, *args, **options))
+    def __init__(self) -> None:
+        self.folder: Path | None = None
 
-    with (
-        mock.patch.object(Hydra, "multirun", multirun),
-        mock.patch.object(Hydra, "get_mode", return_value=None),
-        mock.patch.object(Sweeper, "validate_batch_is_legal", return_value=None),
-    ):
-        main()
-    return [job.return_value for batch in kept for job in batch]
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Make the folder of the outcomes, which goes when this process ends."""
+        root = Path(config.hydra.sweep.dir).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        SweepOutcomes._files = tempfile.TemporaryDirectory(prefix=".sweep-", dir=root)
+        self.folder = Path(SweepOutcomes._files.name)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Write the outcome of a run, in the process of the run."""
+        if self.folder is not None and job_return.status == JobStatus.COMPLETED:
+            text = json.dumps(job_return.return_value)
+            (self.folder / f"{config.hydra.job.num:06d}.json").write_text(text)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Read the outcomes of all runs."""
+        assert self.folder is not None
+        assert SweepOutcomes._files is not None
+        files = sorted(self.folder.glob("*.json"))
+        SweepOutcomes.latest = [json.loads(file.read_text()) for file in files]
+        SweepOutcomes._files.cleanup()
 
 
 def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> None:
-    """Print the table of a sweep's training runs, if any of them is finished.
+    """Print the table of a sweep's finished training runs.
 
     Args:
-        outcomes: The results of the runs.
+        outcomes: Results of the runs, with the run folder of each.
         swept: The settings that differ between the runs; they name the rows.
     """
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]

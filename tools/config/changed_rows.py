@@ -41,9 +41,9 @@ def adapt_row(config: dict[str, Any], like: str | None) -> None:
     """
     paper = config.get("paper")
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
-    row = experiments().get(str(name))
     if config["mode"] != "fit":
         return
+    row = experiments().get(str(name)) if name else None
     typed = config.get("overrides", ())
     if row is None:
         _log_lines("", shorten_phases(config, typed))

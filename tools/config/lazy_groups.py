@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, KeysView, Mapping
+from typing import Any, Self
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
@@ -16,51 +16,56 @@ from tools.config.recipes import NO_RECIPE, register_resolvers
 from tools.papers.experiments import experiments
 
 
-class LazyGroup(dict[str, ConfigNode | None]):
-    """Hydra group that builds its configs on demand, a millisecond each.
+class LazyGroup(dict[str, ConfigNode]):
+    """Group of Hydra's that makes a config when it is looked up.
 
-    A launcher pickles it into another process; unpickling there registers all groups anew.
+    All 950 backbones together would take 0.6 s. A launcher composes a sweep's runs in other
+    processes; unpickling there registers the groups and resolvers anew.
 
     Args:
-        name: The group's name.
-        options: Names of its options.
-        content: Returns the content of an option's config file.
-        package: Place of that content in the config; default: under the group's name.
+        name: Name of the group.
+        names: Return the names of its options.
+        content: Return what a config file of an option would hold.
+        package: Where in the config the content goes; by default under the group's name.
     """
 
     def __init__(
         self,
         name: str,
-        options: Iterable[str],
+        names: Callable[[], Collection[str]],
         content: Callable[[str], Mapping[str, Any]],
         package: str | None = None,
     ) -> None:
-        super().__init__((f"{option}.yaml", None) for option in options)
-        self.name, self.content, self.package = name, content, package
+        super().__init__()
+        self.name, self.names, self.content, self.package = name, names, content, package
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_group, (self.name,)
 
-    def __getitem__(self, file: str) -> ConfigNode:
-        config = super().__getitem__(file)
-        if config is None:
-            node = OmegaConf.create(dict(self.content(file.removesuffix(".yaml"))))
-            config = ConfigNode(file, node, group=self.name, package=self.package, provider=None)
-            self[file] = config
-        return config
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __contains__(self, file: object) -> bool:
+        # Hydra looks None up where no option is chosen, which needs no names.
+        return file != "None.yaml" and str(file).removesuffix(".yaml") in self.names()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """Return the file names that the options would have."""
+        return {f"{name}.yaml": None for name in self.names()}.keys()
+
+    def __missing__(self, file: str) -> ConfigNode:
+        node = OmegaConf.create(dict(self.content(file.removesuffix(".yaml"))))
+        self[file] = ConfigNode(file, node, group=self.name, package=self.package, provider=None)
+        return self[file]
 
 
 def register_groups() -> None:
     """Register the backbones and experiments as groups, and the resolvers of recipes."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
-    # Hydra deep-copies this singleton, with all backbones in it, for every group that it lists.
-    setattr(ConfigStore, "__deepcopy__", lambda self, memo: self)  # noqa: B010
-    rows = experiments()
-    known = catalogue()
     for group in (
-        LazyGroup("backbone", known.list_backbones(), _backbone_config),
-        LazyGroup("experiment", rows, lambda name: experiment_config(rows[name]), "_global_"),
+        LazyGroup("backbone", lambda: catalogue().backbones, _backbone_config),
+        LazyGroup("experiment", experiments, _experiment_config, "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
     ConfigStore.instance().store(NO_RECIPE, {}, "recipe", "_global_")
@@ -73,6 +78,10 @@ def _backbone_config(name: str) -> dict[str, Any]:
     schema = known.schema(name)
     waiting = [key for key, value in known.prefix_options(name, None).items() if value]
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
+
+
+def _experiment_config(name: str) -> dict[str, Any]:
+    return experiment_config(experiments()[name])
 
 
 def _restore_group(name: str) -> LazyGroup:

@@ -187,5 +187,5 @@ def _unknown_key_message(error: Exception, overrides: Sequence[str]) -> str:
     near = difflib.get_close_matches(last, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
-    more = f". To add an option, type +{key}=..." if path else ""
+    more = f". For an option that the config lacks, type +{key}=..." if path else ""
     return f"unknown option {shortened(last)!r} of {where}; {hint}known: {listed(known)}{more}"

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, saved_run
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
@@ -280,12 +280,12 @@ def _apply_values(
 ) -> DictConfig:
     """Apply the typed values, by Hydra's rules, to a config that is in no file."""
     merged["backbone"] = {**merged["backbone"], "pretrained": None}
-    known, files = OmegaConf.create(merged), OmegaConf.create(dict(now))
+    known = OmegaConf.create(merged)
     lines = []
     for override in values:
         key, line = override.key_or_group, typed_text(override)
         # Options that are newer than the run may be typed, and options that the run had added.
-        added = override.is_add() or (_has_key(files, key) and not _has_key(known, key))
+        added = override.is_add() or (_has_key(now, key) and not _has_key(merged, key))
         lines.append(f"++{line.lstrip('+')}" if added else line)
     name = f"{EVALUATION}.yaml"
     ConfigStore.instance().repo[name] = ConfigNode(name, known, None, None, None)
@@ -294,14 +294,12 @@ def _apply_values(
     return config
 
 
-def _has_key(config: DictConfig, key: str) -> bool:
+def _has_key(config: Mapping[str, Any], key: str) -> bool:
     *parents, last = key.split(".")
     node: Any = config
     for parent in parents:
-        if not isinstance(node, DictConfig) or parent not in node:
-            return False
-        node = node._get_node(parent)
-    return isinstance(node, DictConfig) and last in node.keys()
+        node = node.get(parent) if isinstance(node, Mapping) else None
+    return isinstance(node, Mapping) and last in node
 
 
 def _to_dict(config: Any) -> dict[str, Any]:

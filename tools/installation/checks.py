@@ -18,7 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.installation.packages import IN_VENV, ROOT, VENV, VersionOf, installed_version
+from tools.cli.paths import ROOT
+from tools.installation.packages import IN_VENV, VENV, VersionOf, installed_version
 
 # Distributions that overwrite the files of the ones we use.
 ORIGINALS = {

@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tools.cli.paths import ROOT
+
 VENV = ROOT / ".venv"
 IN_VENV = Path(sys.prefix).resolve() == VENV
 
@@ -41,6 +42,7 @@ FEATURES = {
     "hydra-joblib-launcher": "hydra/launcher=joblib",
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
+    "schedulefree": "optimizer.name=schedulefree_*",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
     "wandb": "logger=wandb",

@@ -24,7 +24,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
 from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
-from tools.cli.flat_config import deep_merge
+from tools.cli.nested_config import deep_merge
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.cli.flat_config import deep_merge
+from tools.cli.nested_config import deep_merge
 
 
 @dataclass(frozen=True)

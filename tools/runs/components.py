@@ -24,7 +24,7 @@ from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
 from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
-from tools.runs.folder import keep_config, mark_latest
+from tools.runs.folder import mark_latest, update_config
 from tools.runs.source import Source, keep_source, read_source
 
 
@@ -126,7 +126,7 @@ def work(
         parts: Of the run.
         config: Of the run.
         folder: Of the run.
-        new_length: From ``folder.other_length``.
+        new_length: From ``folder.describe_new_length``.
     """
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
     if config["mode"] == "predict":
@@ -144,7 +144,7 @@ def work(
     report.announce(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
         resume.announce(parts.start, new_length)
-        keep_config(folder, config)
+        update_config(folder, config)
         report.reopen(folder)
     keep, started = config["checkpoints"], time.perf_counter()
     try:

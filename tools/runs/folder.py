@@ -19,7 +19,7 @@ from tasks.engine.saved_config import CONFIG, read_config
 from tasks.engine.schedule_rule import RATE, REFERENCE
 from tasks.engine.sources import check_sources
 from tasks.engine.whole_files import write_whole
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.config.automatic import AUTO, CHOSEN, is_automatic
@@ -69,17 +69,17 @@ OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
 
 @contextlib.contextmanager
-def opened(
+def open_run_folder(
     config: Mapping[str, Any], resumed: Path | None = None, swept: Sequence[str] = ()
 ) -> Iterator[Path]:
-    """The run folder of a config: a new one with its config.yaml, or the one to go on with.
+    """Open the run folder of a config: a new one with its config.yaml, or the one to resume.
 
-    A new folder is removed again if the block, which is to prepare the run, fails, and with it the
-    folders around it that were made for it and hold nothing else.
+    If the block, which prepares the run, fails, a new folder is removed again, with its empty
+    parents that were made for it.
 
     Args:
         config: Of the run.
-        resumed: The folder to go on with, from ``to_resume``.
+        resumed: The folder to go on with, from ``find_run_to_resume``.
         swept: The options that a sweep varies and their values, for the folder's name.
 
     Raises:
@@ -111,8 +111,8 @@ def opened(
 
 
 @contextlib.contextmanager
-def kept(folder: Path) -> Iterator[None]:
-    """Say it where a run fails because its folder was removed meanwhile.
+def explaining_removal(folder: Path) -> Iterator[None]:
+    """Replace the errors of a run whose folder was removed meanwhile by one that says so.
 
     Raises:
         ValueError: The folder is gone.
@@ -179,7 +179,7 @@ def mark_latest(folder: Path) -> None:
     temporary.replace(latest)
 
 
-def to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
+def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
     """The run folder to go on with: the one ``ckpt`` lies in, or the newest with these settings.
 
     None for a job of a sweep that has not begun: it begins.
@@ -307,20 +307,20 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def other_length(folder: Path, config: Mapping[str, Any]) -> str | None:
+def describe_new_length(folder: Path, config: Mapping[str, Any]) -> str | None:
     """In words, how long a run was to be and how long it now is, if these differ."""
     before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
 
 
-def keep_start(config: dict[str, Any], folder: Path) -> None:
+def restore_start(config: dict[str, Any], folder: Path) -> None:
     """Let the config of a resumed run name the weights that the run began with."""
     start = read_config(folder / CONFIG)["backbone"].get("pretrained")
     config["backbone"] = {**config["backbone"], "pretrained": start}
 
 
-def keep_config(folder: Path, config: Mapping[str, Any]) -> None:
+def update_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Let config.yaml say what a resumed run goes on with."""
     if not is_first_process():
         return

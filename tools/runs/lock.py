@@ -27,11 +27,11 @@ SILENCE = 10 * HEARTBEAT  # after which a holder on another machine is taken for
 
 
 @contextlib.contextmanager
-def held(folder: Path, mode: str = "fit") -> Iterator[None]:
-    """Hold the lock of a run folder while its run trains.
+def acquire(folder: Path, mode: str = "fit") -> Iterator[None]:
+    """Acquire the lock of a run folder while its run trains.
 
-    It ends with the block, and with the process in any case. The first process of a run holds it
-    for all of them; an evaluation needs none.
+    It is released after the block, or when the process ends. The first process of a run acquires it
+    for all; an evaluation needs no lock.
 
     Raises:
         ValueError: Another run trains in the folder.

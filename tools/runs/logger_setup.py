@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.options import check_arguments, unknown
 from tasks.engine.loggers import RunLog, TensorBoardLog
 from tasks.engine.whole_files import is_own_file, write_whole
-from tools.cli.flat_config import flatten
+from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -193,7 +193,7 @@ MAKERS: dict[str, Callable[..., RunLog]] = {
 
 
 @contextlib.contextmanager
-def closing(loggers: Sequence[Logger]) -> Iterator[None]:
+def closing_loggers(loggers: Sequence[Logger]) -> Iterator[None]:
     """End the runs of other programs with ours: a sweep's next run is another one there too."""
     status = "failed"
     try:

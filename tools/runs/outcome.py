@@ -14,7 +14,7 @@ FAILURE = "error.txt"
 
 
 @contextlib.contextmanager
-def failure_noted(folder: Path) -> Iterator[None]:
+def recording_failure(folder: Path) -> Iterator[None]:
     """Leave the message of an error in the run folder; a signal leaves none.
 
     The note of an earlier attempt goes when the run goes on.
@@ -25,11 +25,11 @@ def failure_noted(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note_failure(folder, user_message(error) or str(error) or type(error).__name__)
+        record_failure(folder, user_message(error) or str(error) or type(error).__name__)
         raise
 
 
-def note_failure(folder: Path, text: str) -> None:
+def record_failure(folder: Path, text: str) -> None:
     """Write the note of a failure, unless the process that failed first has written one."""
     # Where nothing can be written, a full disk may be the error itself.
     with (

@@ -12,17 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from unittest import mock
+from typing import TYPE_CHECKING
 
-import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import subprocess_script
-
-from datamodules.loading.workers import end_workers
 from tasks.engine.signals import STATUSES, STOP, Stopped
 from tools.cli.processes import FIRST_PROCESS, end_with_parent, find_launcher, is_child_process
 from tools.runs.folder import ENVIRONMENT
-from tools.runs.outcome import note_failure
+from tools.runs.outcome import record_failure
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 POLL = 1.0  # seconds between two looks at the other processes
 GRACE = 20.0  # seconds in which the first process may notice by itself that another one has ended
@@ -64,9 +62,13 @@ def processes(trainer: Trainer) -> Iterator[None]:
             raise
         raise _cause(trainer, parent, statuses) from error
     else:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
     finally:
+        from datamodules.loading.workers import end_workers
+
         others.clear()
         STOP.others = ()
         end_workers()
@@ -79,7 +81,9 @@ def _is_lost(error: BaseException) -> bool:
     text = str(error)
     if "in use" in text.lower() or "EADDRINUSE" in text:
         return False
-    return isinstance(error, torch.distributed.DistError) or "gloo" in text
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or "gloo" in text
 
 
 def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseException:
@@ -128,7 +132,7 @@ def first_process() -> int:
 
 
 @contextlib.contextmanager
-def following_first() -> Iterator[None]:
+def following_first_process() -> Iterator[None]:
     """Let a process that Lightning has started end with the first one, from its beginning on."""
     if not is_child_process():
         yield
@@ -144,20 +148,16 @@ def following_first() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(trainer: Trainer) -> Iterator[None]:
-    """Watch the processes that Lightning starts.
+    """Watch the processes that Lightning starts."""
+    from tasks.engine.lightning_private import watching_processes
 
-    It takes the place of Lightning's watch, which kills the first process without a word.
-    """
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 
     def watch_others(others: list[subprocess.Popen[bytes]]) -> None:
         STOP.others = others
         watching.enter_context(_watching(partial(_failed, others), folder, GRACE))
 
-    with (
-        watching,
-        mock.patch.object(subprocess_script, "_launch_process_observer", watch_others),
-    ):
+    with watching, watching_processes(watch_others):
         yield
 
 
@@ -204,7 +204,7 @@ def _watch(
     if ended.wait(grace):
         return
     if text:
-        note_failure(folder, text)
+        record_failure(folder, text)
         logging.shutdown()
         print(f"error: {text}", file=sys.stderr, flush=True)
     os._exit(REFUSED)

@@ -15,7 +15,7 @@ from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
 from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
-from tasks.engine.loops import Position
+from tasks.engine.position import Position
 from tasks.engine.resume_checks import check_continues
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -64,16 +64,16 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     return Start(path, position, checkpoint)
 
 
-def announce(start: Start, other_length: str | None) -> None:
+def announce(start: Start, new_length: str | None) -> None:
     """Say where a run goes on, and what becomes of the schedule if it is to be of another length.
 
     Args:
         start: The checkpoint.
-        other_length: From ``folder.other_length``.
+        new_length: From ``folder.describe_new_length``.
     """
     say(f"Going on after step {start.position.step}, from {start.path.name}")
-    if other_length:
-        say(f"{other_length}: from here on the learning rate is that of a run of the new length")
+    if new_length:
+        say(f"{new_length}: from here on the learning rate is that of a run of the new length")
 
 
 def _last_ones(folder: Path) -> list[Path]:

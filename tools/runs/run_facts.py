@@ -22,7 +22,7 @@ from tasks.engine.pace import Pace
 from tools.runs.fingerprints import fingerprints
 
 
-def of_run(
+def collect_facts(
     config: Mapping[str, Any], trainer: Trainer, datamodule: BaseDataModule
 ) -> dict[str, Any]:
     """Facts of a run that has come to its end, for summary.json."""

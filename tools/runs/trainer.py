@@ -22,12 +22,12 @@ from backbones.options import check_arguments, check_value
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.callbacks import ChannelsLast, ProgressLines
-from tasks.engine.checkpoint_callbacks import KeepLast, SignalConnector
+from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.checkpoint_files import BEST, LAST, AtomicCheckpointIO, keep_only
 from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
+from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.loops import exact_loops
 from tasks.engine.monitors import BestCheckpoint
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
@@ -134,8 +134,8 @@ def make_trainer(
         ImportError,
     ) as error:
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
-    exact_loops(trainer)
-    trainer._signal_connector = SignalConnector(trainer)
+    use_exact_loops(trainer)
+    use_own_signals(trainer)
     _say_crowded(trainer)
     return trainer
 

@@ -44,7 +44,7 @@ class FastSCFBO(FastModule, SCFBO):
 
     def compute(self, x: Tensor, prefix: Tensor | None = None) -> Any:
         """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C)."""
-        size, tokens = x.shape[1:3], x.flatten(1, 2)
+        size, tokens = (x.shape[1], x.shape[2]), x.flatten(1, 2)
         count = 0 if prefix is None else prefix.shape[1]
         if prefix is not None:
             tokens = torch.cat([prefix, tokens], dim=1)

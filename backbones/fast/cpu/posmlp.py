@@ -12,6 +12,8 @@ Axes: C channels, h hidden channels, s groups.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,12 +23,7 @@ from backbones.fast.cpu.linear import multiplies, select_linear
 from backbones.fast.eval_cache import EvalCache
 from backbones.layers.windows import Pattern, batched_products, mix_windows
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
-from backbones.mixers.posmlp.relations import (
-    LookupRelation,
-    QuadraticRelation,
-    TokenFC,
-    TokenRelation,
-)
+from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
 
 TOKENS_PER_CHANNEL = 4  # from where on the order of weights costs less than that of maps
 
@@ -76,9 +73,7 @@ class FastRelation(FastModule):
 
     operators_on = ()
 
-    def compute(
-        self: TokenRelation, u: Tensor, shifted: bool = False, contiguous: bool = False
-    ) -> Tensor:
+    def compute(self: Any, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:
         """Return M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""
         sources = [value for name, value in self.named_parameters() if name != "bias"]
 
@@ -89,8 +84,9 @@ class FastRelation(FastModule):
             question = (rows, columns, u.dtype)
             return kept.get(sources, question, lambda: self.exact_matrix(rows, columns, u))
 
-        is_recorded = torch.is_grad_enabled()
-        products = batched if multiplies(u) and not is_recorded else batched_products
+        # The operator computes no gradient.
+        is_ours = multiplies(u) and not torch.is_grad_enabled()
+        products = batched if is_ours else batched_products
         return mix_windows(
             u, self.window, shifted, self.groups, matrix, self.bias,
             contiguous=contiguous, products=products,

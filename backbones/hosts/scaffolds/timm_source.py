@@ -1,4 +1,4 @@
-"""timm as the source of host networks and of their published weights."""
+"""Host networks and published weights from timm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Module:
-    """Build a timm network without classifier, with its published weights if the config asks.
+    """Build a timm network without classifier, with published weights if ``config.pretrained``.
 
     Raises:
-        ValueError: There are no weights, or they cannot be downloaded; says which file to fetch.
+        ValueError: timm publishes no weights, or the download fails; names the file to fetch.
     """
     options = {"num_classes": 0, "drop_path_rate": config.drop_path_rate, **options}
     if not config.pretrained:
@@ -63,13 +63,13 @@ def extend_all(container: nn.Module, kind: type[M]) -> list[M]:
     return [extend(container, name, kind) for name in names]
 
 
-def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
-    """A new convolution over patches of another size in the place of one of timm's.
+def create_patch_conv(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
+    """Return timm's patch convolution with another patch size and new weights.
 
     Args:
-        side: Of a patch.
-        conv: The one to replace.
-        init: Fills the weights as timm does; biases are 0.
+        side: Side of a patch in pixels.
+        conv: timm's convolution.
+        init: timm's initialisation of the weights; biases are 0.
     """
     new = nn.Conv2d(conv.in_channels, conv.out_channels, side, side)
     init(new.weight)
@@ -78,13 +78,13 @@ def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.
 
 
 def refuse_pretrained(name: str, config: HostConfig) -> None:
-    """Refuse to fetch weights of a host that timm does not have.
+    """Check that ``config.pretrained`` is False for a host that timm lacks.
 
     Raises:
-        ValueError: The config asks for them.
+        ValueError: It is True.
     """
     if config.pretrained:
         raise ValueError(
-            f"timm has no weights of {name}; download those of its authors and pass "
+            f"timm publishes no weights of {name}; download its authors' and pass "
             "pretrained=<their path>"
         )

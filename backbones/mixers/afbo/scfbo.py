@@ -6,6 +6,7 @@ Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs),
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch.nn.functional as F
@@ -21,7 +22,11 @@ Order = Literal["cs", "sc"]
 Act = Literal["silu", "gelu", "relu"]
 ActOn = Literal["a", "b", "ab", "post"]
 Init = Literal["ours", "timm"]
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
 
 
 class SCFBO(Mixer):

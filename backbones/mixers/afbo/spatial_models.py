@@ -30,7 +30,7 @@ def create_spatial_model(
             full convolution, "none".
         channels: C.
         kernel_size: k, odd; spatial attention has its own.
-        bias: Whether a convolution adds one; the others have none.
+        bias: Whether a convolution adds one.
 
     Raises:
         ValueError: Unknown name or an even kernel.

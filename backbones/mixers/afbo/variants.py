@@ -25,7 +25,7 @@ from backbones.registry import register_mixer
 
 MappingName = Literal["dense", "block", "gccm", "occm"]
 
-GROUPING = ("g1", "g2", "window", "rounds", "pairing")  # which dense mappings have no use for
+GROUPING = ("g1", "g2", "window", "rounds", "pairing")  # unused by dense mappings
 
 # (G1, G2) is (2, 4) but on these; the package says why.
 HOST_GROUPS = {
@@ -35,7 +35,7 @@ HOST_GROUPS = {
         *("mixer_*", "cyclemlp_*", "hiremlp_*"),
     )
 }
-# A spatial model has nothing to see around a class token.
+# A class token is alone, without neighbours for a spatial model.
 HOST_OVERRIDES = {"lvt_*": {"swap_class_ffn": False}}
 
 

@@ -27,7 +27,7 @@ What the paper leaves open, and what the code that its authors released for DeiT
   ``init`` and ``DepthwiseBlock``. The release begins with ones and zeros in Arb, as ``init="ones"``
   does, and leaves the depthwise convolution at torch's default, which ours is not.
 * The release keeps alpha and beta as (1, 1, h / N), which timm's rule gives weight decay; here they
-  are vectors, which have none.
+  are vectors, which timm's rule exempts.
 
 The two options of the release make its network; its checkpoints load with them and are refused
 without them, see ``checkpoint_conversion``.

@@ -9,7 +9,7 @@ host's FFN stays.
 Source: Wang et al., PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Eq. 9 to 15, Fig. 1
 to 3; Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050. What the paper leaves open:
 
-* Class tokens have no place in a window, so hosts with one are refused.
+* Windows hold tokens of the map only, so hosts with a class token are refused.
 * LRPE has a LayerNorm before M in Eq. 10 and 11 and none in the authors' released code, which is
   followed; ``norm=True`` adds it.
 * Windows are shifted in every second block where the host is built for dense prediction (Sec. 5.5).

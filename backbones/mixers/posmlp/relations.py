@@ -30,7 +30,7 @@ from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, vis
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]
-SINGULAR = 1e-4  # share of a layer's largest eigenvalue; the paper gives no number
+SINGULAR = 1e-4  # share of a layer's largest eigenvalue; ours, the paper leaves it open
 TINY = 1e-6  # standard deviation of a token matrix that shall start as zero
 
 
@@ -121,7 +121,7 @@ class TokenFC(TokenRelation):
 class LookupRelation(TokenRelation):
     """One weight per offset and group, LRPE or GLRPE. Parameters: s (2w - 1)^2 + N.
 
-    There is no softmax. Starts as zero, as in the released code.
+    The weights stay without softmax and start as zero, as in the released code.
 
     Args:
         window: Side w.

@@ -73,7 +73,7 @@ class BilinearMapping(nn.Module):
 
         They have the type of matrix products: autocast would cast expanded factors once per image.
         """
-        factors = (self.space_read, self.space_write)
+        factors: tuple[Tensor, Tensor] = (self.space_read, self.space_write)
         if not same_size(size, self.grid):
             factors = resample_factors(*factors, size, self.resample)
         device, dtype = factors[0].device.type, factors[0].dtype

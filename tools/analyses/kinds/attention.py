@@ -80,12 +80,12 @@ def _measure(
     """Measure each head's mean distance and each image's maps; add rollouts to ``rolled``."""
     import torch
 
-    from backbones.analysis.attention import attention_of, rollout
+    from backbones.analysis.attention import record_attention, rollout
 
     distances: dict[str, list[Tensor]] = {}
     maps: dict[str, list[Tensor]] = {}
     for batch in subject.batches():
-        found = attention_of(subject.backbone, batch.images)
+        found = record_attention(subject.backbone, batch.images)
         for name, one in found.items():
             distances.setdefault(name, []).append(one.distances())
             maps.setdefault(name, []).extend(one.maps().mean(1))
