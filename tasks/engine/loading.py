@@ -20,7 +20,7 @@ from tasks.engine.instantiate import build
 from tasks.engine.old_names import with_current_targets
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
-from tasks.engine.saved_config import checkpoint_file, saved_run
+from tasks.engine.saved_config import open_saved
 
 # Tasks without a usual way to prepare an image.
 DENSE = ("tasks.detection.task.DetectionTask", "tasks.segmentation.task.SegmentationTask")
@@ -111,10 +111,10 @@ def open_task(path: str | Path) -> BaseTask:
     Raises:
         ValueError: The file does not say how its task was built.
     """
-    run = saved_run(path)
-    checkpoint = open_checkpoint(checkpoint_file(path) if run is None else run.checkpoint)
+    found = open_saved(path)
+    checkpoint = found.checkpoint
     classes = classes_of(checkpoint)
-    saved = _config_in(checkpoint) if run is None else run.config
+    saved = _config_in(checkpoint) if found.run is None else found.run.config
     if classes is None:
         raise ValueError(f"{checkpoint.path} does not name its classes; it is not of a run of ours")
     config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}

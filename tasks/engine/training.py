@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.batch_norm import share_statistics
 from tasks.engine.batches import Batch, batch_size, batches_of_step
-from tasks.engine.ema import WeightEMA
+from tasks.engine.ema import ScheduleFreeAverage, WeightEMA
 from tasks.engine.gather import refuse_together
-from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tasks.engine.optim import SCHEDULE_FREE, build_optimizer, learning_rate_factor, scaled_lr
 from tasks.engine.param_groups import schedule_rate
 
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -47,6 +47,8 @@ class Training(LightningModule):
         batch = self._images_per_step() if options.get("reference_batch") else None
         self.check_training(self.trainer.strategy, batch or 1)
         optimizer = build_optimizer(self.model, self._rules, batch, **options)
+        if options["name"] in SCHEDULE_FREE:
+            self.ema = ScheduleFreeAverage(optimizer, self.model)
         steps = int(self.trainer.estimated_stepping_batches)
         slow = None if self.ema is None else self.ema.slow_for(steps)
         if slow is not None:
@@ -77,11 +79,23 @@ class Training(LightningModule):
         Raises:
             ValueError: An average of sharded weights, or a rate above the one for this batch.
         """
-        if self.ema is not None and isinstance(strategy, FSDPStrategy):
-            raise ValueError(
-                "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
-            )
         options = self.optimizer_options
+        free = options["name"] in SCHEDULE_FREE
+        if isinstance(strategy, FSDPStrategy) and (free or self.ema is not None):
+            remedy = "another optimizer.name" if free else "task.ema=null"
+            raise ValueError(
+                f"sharded weights have no average: pass {remedy}, or trainer=ddp to keep it"
+            )
+        if free and self.schedule_options["name"] != "constant":
+            raise ValueError(
+                f"optimizer.name={options['name']} averages the weights instead of lowering the "
+                "rate: pass schedule.name=constant, with a warm-up or without"
+            )
+        if free and type(self.ema) is WeightEMA:
+            raise ValueError(
+                f"optimizer.name={options['name']} keeps its own average of the weights: pass "
+                "task.ema=null"
+            )
         rate = scaled_lr(options["lr"], options.get("reference_batch"), batch)
         learning_rate_factor(1, 1, rate, **self.schedule_options)
 
