@@ -13,15 +13,12 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from lightning import LightningDataModule
-from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-from datamodules.files.class_order import ClassOrder, other_orders
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, reject_system_folder
+from datamodules.files.folders import reject_system_folder
 from datamodules.files.headers import check_each
-from datamodules.files.unlabelled import UnlabelledImages, collect_images
-from datamodules.loading.memory import FLOAT, check_fits_memory, check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
@@ -37,7 +34,7 @@ from datamodules.loading.workers import Loader, hurry_workers, init_worker
 
 # Limits of loader processes; further ones only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
-TRIED = 100  # images that a preview tries in place of broken ones
+TRIED = 100  # samples that a preview tries in place of broken ones
 Split = Literal["train", "val", "predict"]
 SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
 
@@ -51,32 +48,26 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size: Samples per evaluation batch and process; None means ``batch_size``.
         num_workers: Loader processes per training process; 0 loads in the process itself.
         seed: Seed of order and augmentation; results are the same for any ``num_workers``.
-        predict_path: Image or folder to predict; None means the validation images.
+        predict_path: File or folder to predict; None means the validation data.
 
     Attributes:
-        class_names: Names of the classes, in label order; known after ``setup``.
-        category_ids: The dataset's own id per label, where ids and labels differ.
-        class_order: Order in which folder names become labels; None if files number the classes.
-        upright: True if images are rotated by their EXIF orientation.
+        unit: Name of its samples, in the plural.
+        input_shape: Shape of one input without its batch; empty for images, which have options.
         layout: Expected contents of the folder, for error messages.
         repeated_augmentation: Repetitions of each training sample; see ``EpochSampler``.
         fixed_order: True if every epoch uses the order of the first one.
         example: Command-line options that select this dataset, for error messages.
-        warned_absent: True once classes missing from validation are checked and logged.
         parts: Subsets that are evaluated one by one; see ``robustness``.
         left_out: What an option excludes from evaluation, as text; known after ``setup``.
         made_by: Keyword arguments and ``_target_`` that rebuild this datamodule.
     """
 
+    input_shape: tuple[int, ...] = ()
     layout: ClassVar[str] = ""
     example: ClassVar[str] = ""
-    upright: ClassVar[bool] = False
-    class_names: tuple[str, ...] = ()
-    category_ids: tuple[int, ...] = ()
-    class_order: ClassOrder | None = None
+    unit: ClassVar[str] = "samples"
     repeated_augmentation: int = 1
     fixed_order: bool = False
-    warned_absent: bool = False
     parts: Sequence[Any] = ()
     left_out: str = ""
     made_by: dict[str, Any]
@@ -119,39 +110,6 @@ class BaseDataModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.eval_batch_size = check_minimum("eval_batch_size", eval_batch_size, 1)
 
-    def check_memory(self, size: tuple[int, int], options: str) -> None:
-        """Check that a batch fits into the machine's memory.
-
-        Args:
-            size: Height and width of the largest image of a batch.
-            options: Options that decide the size, for the message.
-
-        Raises:
-            ValueError: A batch is larger than the memory; the message names its size.
-        """
-        height, width = size
-        for name in ("batch_size", "eval_batch_size"):
-            count = getattr(self, name)
-            check_fits_memory(
-                f"a batch of {count:,} images of {height:,}x{width:,} pixels (data.{name})",
-                count * 3 * height * width * FLOAT,
-                f"lower data.{name} or {options}",
-            )
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes; known after ``setup``."""
-        if not self.class_names:
-            raise ValueError(
-                f"the classes of {type(self).__name__} are known after setup(); call it first"
-            )
-        return len(self.class_names)
-
-    @property
-    def other_orders(self) -> dict[str, tuple[str, ...]]:
-        """The classes in each other ``data.class_order`` that would number them differently."""
-        return other_orders(self.class_names, self.class_order)
-
     @property
     def folder(self) -> Path:
         """Folder of the dataset, checked to exist."""
@@ -172,40 +130,51 @@ class BaseDataModule(LightningDataModule):
         if not self._datasets:
             self._datasets = {**self.build()}
             if self.predict_path is not None:
-                self.set_predict_images(self.predict_path)
+                self.set_predict_inputs(self.predict_path)
 
-    def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
-        """Set the classes and serve prediction alone, without reading a dataset."""
-        self.class_names, self.category_ids = tuple(class_names), tuple(category_ids)
+    @property
+    def head_arguments(self) -> dict[str, Any]:
+        """Arguments of a head besides the backbone, such as the number of classes."""
+        return {}
+
+    @property
+    def task_arguments(self) -> dict[str, Any]:
+        """Arguments of a task besides the model, such as the names of the classes."""
+        return {}
+
+    def target_facts(self) -> dict[str, Any]:
+        """Return the entries of summary.json about the targets, named in ``Family.targets``."""
+        return {}
+
+    def target_identity(self) -> dict[str, Any]:
+        """Return what distinguishes the targets from others, named in ``Family.targets``."""
+        return {}
+
+    def predict_only(self, *args: Any, **kwargs: Any) -> None:
+        """Serve prediction alone, without reading a dataset; subclasses take the targets."""
         if self.predict_path is not None:
-            self.set_predict_images(self.predict_path)
+            self.set_predict_inputs(self.predict_path)
 
-    def set_predict_images(self, images: Any) -> None:
-        """Set the images to predict, in any form that ``collect_images`` takes."""
-        self._datasets["predict"] = self._unlabelled(images)
+    def set_predict_inputs(self, inputs: Any) -> None:
+        """Set the inputs to predict, in any form that ``unlabelled_dataset`` takes."""
+        self._datasets["predict"] = self.unlabelled_dataset(inputs)
 
-    def with_predict_images(self, images: Any) -> Self:
-        """Return a copy that predicts these images; this datamodule stays unchanged.
+    def with_predict_inputs(self, inputs: Any) -> Self:
+        """Return a copy that predicts these inputs; this datamodule stays unchanged.
 
-        Calls in several threads therefore share no images.
+        Calls in several threads therefore share no inputs.
         """
         served = copy.copy(self)
-        served._datasets = {**self._datasets, "predict": self._unlabelled(images)}
+        served._datasets = {**self._datasets, "predict": self.unlabelled_dataset(inputs)}
         return served
 
-    def _unlabelled(self, images: Any) -> NamedDataset:
-        found = UnlabelledImages(collect_images(images), self.predict_sample, upright=self.upright)
-        return TolerantDataset(found, found.name)
-
-    def predict_sample(self, image: Image.Image, name: str, index: int) -> Any:
-        """Return the sample of an image to predict, prepared as in evaluation.
+    def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
+        """Return the dataset of inputs to predict, prepared as in evaluation.
 
         Args:
-            image: 8-bit RGB.
-            name: File of the image, for messages and results.
-            index: Position among the images to predict.
+            inputs: A path, or the argument of a program's ``predict``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} predicts its validation data only")
 
     def predict_name(self, index: int) -> str:
         """Return the file name of a sample of ``predict_dataloader``."""
@@ -235,7 +204,7 @@ class BaseDataModule(LightningDataModule):
                 count = len(self.dataset(split))
                 done = check_each(check, count, started + seconds)
                 counts[split] = done
-                checked.append(f"{done:,} of {count:,} {name} images")
+                checked.append(f"{done:,} of {count:,} {name} {self.unit}")
         if checked:
             log(f"Files checked: {', '.join(checked)} ({time.monotonic() - started:.0f} s)")
         for line in self.notices(counts):
@@ -245,30 +214,22 @@ class BaseDataModule(LightningDataModule):
         """Return one line per finding in the data that may be unintended.
 
         Args:
-            checked: Images per split that ``file_check`` has seen.
+            checked: Samples per split that ``file_check`` has seen.
         """
         count = len(self.dataset("train"))
         if count >= self.batch_size:
             return []
         return [
-            f"The training set has {count} image{'s' * (count != 1)}, fewer than data.batch_size="
-            f"{self.batch_size}: each step uses all of them"
+            f"The training set has {count} {self.unit[: None if count != 1 else -1]}, fewer than "
+            f"data.batch_size={self.batch_size}: each step uses all of them"
         ]
-
-    def absent_notice(self, absent: Sequence[int]) -> list[str]:
-        """Return the notice of classes, by label, that occur in training only; [] if all occur."""
-        self.warned_absent = True
-        if not absent:
-            return []
-        named = first_few([self.class_names[label] for label in absent], 10)
-        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {named}"]
 
     def file_check(self, split: Split) -> Callable[[int], None] | None:
         """Return a check of a sample's files by index; None to skip the check."""
         return None
 
     def build(self) -> dict[Split, SeededDataset]:
-        """Check the files, set ``class_names`` and return the datasets."""
+        """Check the files and return the datasets; know the targets from then on."""
         raise NotImplementedError
 
     def seeded(self, dataset: SizedDataset, describe: Callable[[int], str]) -> SeededDataset:
@@ -321,7 +282,7 @@ class BaseDataModule(LightningDataModule):
     def preview_batch(self, count: int) -> Any:
         """Return a batch of up to ``count`` samples to draw, evenly spaced over prediction's.
 
-        Broken images are replaced by others.
+        Broken samples are replaced by others.
         """
         dataset = self._to_predict()
         spaced = range(0, len(dataset), max(1, len(dataset) // count))[:count]
@@ -331,7 +292,7 @@ class BaseDataModule(LightningDataModule):
         return (self.collate() or default_collate)(list(itertools.islice(kept, len(spaced))))
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of images per split."""
+        """Return the number of samples per split."""
         return {split: len(dataset) for split, dataset in self._datasets.items()}
 
     def batches(self, split: Literal["train", "val"], world_size: int) -> int:

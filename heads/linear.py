@@ -16,6 +16,8 @@ from backbones.layers.classifier import Classifier
 from backbones.options import Remembering
 from heads.losses import Targets, classification_losses
 
+TARGETS = ("LinearClassifier", "LinearProbe")
+
 
 class LinearClassifier(Remembering, nn.Module):
     """Image classifier: a backbone with its own norm, pooling and classifier.
@@ -28,8 +30,13 @@ class LinearClassifier(Remembering, nn.Module):
         label_smoothing: Share of the target spread over all classes, in training only.
         drop: Dropout before the classifier.
 
+    Attributes:
+        keeps_classifier: True if a training may start from a trained classifier.
+
     Shape: (B, 3, H, W) -> (B, K).
     """
+
+    keeps_classifier = True
 
     def __init__(
         self,
@@ -48,6 +55,11 @@ class LinearClassifier(Remembering, nn.Module):
         self.backbone = backbone
         self.classifier = self._make_classifier(num_classes, drop)
         self.label_smoothing = label_smoothing
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return int(self.classifier.out_features)
 
     @classmethod
     def from_pretrained(cls, name: str, path: str | Path, **backbone_options: Any) -> Self:
@@ -108,6 +120,8 @@ class LinearProbe(LinearClassifier):
 
     Source: He et al., "Masked Autoencoders", CVPR 2022, App. A.1 (linear probing).
     """
+
+    keeps_classifier = False
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
         super().__init__(backbone, num_classes)

@@ -64,7 +64,7 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     from tools.analyses.subjects import open_subjects
     from tools.analyses.writing import write_findings
 
-    subjects = open_subjects(options, words)
+    subjects = open_subjects({"analysis": analysis.name, **options}, words)
     findings = analysis.analyse(subjects, options)
     first = subjects[0].folder
     beside = Path("analyses") if first is None else first / "analyses"

@@ -23,7 +23,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             sbm     softmax attention, and SBM (sbm_t)
   task=classification       loop: any task; options of run.py such as data.batch_size=64
                             head=retinanet logger=csv may follow (default: backbone=deit_t)
-                            data: classification, detection or segmentation
+                            data: {pipelines}
   root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
@@ -71,10 +71,12 @@ from pathlib import Path
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import families
 from tools.bench import growth
 from tools.bench import timed_networks as networks
 from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
 from tools.cli.arguments import parse_image_size, parse_integer, parse_options
+from tools.cli.catalogue import catalogue
 from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import (
@@ -87,6 +89,7 @@ from tools.cli.typed_network import (
     read_options,
     split_backbone_options,
 )
+from tools.cli.usual_family import usual_family, usual_task
 from tools.comparing.hosts import notes_on
 
 SWITCH = ("false", "true")
@@ -104,12 +107,12 @@ DEFAULTS = {
         **SHARED, "batch": "1",
     },
     "data": {
-        "task": "classification", "root": "", "batch": "8", "rounds": "300", "threads": "1",
+        "task": usual_task(), "root": "", "batch": "8", "rounds": "300", "threads": "1",
         "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
         "format": "table",
     },
     "loop": {
-        "task": "classification", "backbone": "deit_t", "device": "cpu", "dtype": "float32",
+        "task": usual_task(), "backbone": "deit_t", "device": "cpu", "dtype": "float32",
         "rounds": "100", "threads": "", "clock": "wall", "keep_memory": "true",
         "format": "table",
     },
@@ -120,7 +123,7 @@ CHOICES = {
     "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
-PIPELINES = ("classification", "detection", "segmentation")
+PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
 COLUMNS = {
     "task": ("task", "{}"),
@@ -148,7 +151,8 @@ COLUMNS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
-    text = (__doc__ or "").replace("{hosts}", DEFAULTS["mixers"]["host"])
+    text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
+    text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
     return run_command("benchmark.py", text, run_benchmark, arguments, needs_arguments=True)
 
@@ -187,9 +191,10 @@ def run_benchmark(typed: Sequence[str]) -> None:
 
 def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
     """Return the networks per host: the plain host, which is the baseline, and each mixer in it."""
-    from backbones import backbone_schema, list_backbones, list_hosts, list_mixers
+    from backbones import backbone_schema, list_backbones, list_mixers
 
-    hosts = _match_names(options["host"], list_hosts(), "host")
+    known = catalogue().hosts_for(usual_family().modality)
+    hosts = _match_names(options["host"], known, "host")
     mixers = _match_names(options["mixer"], list_mixers("channel"), "channel mixer")
     asked = set(options["mixer"].split(","))
     runs: list[list[Network]] = []

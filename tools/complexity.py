@@ -8,11 +8,9 @@ usage: python tools/complexity.py [key=value ...]
                                 backbone.mixer.g2=2,4,6, each is counted
   paper=PAPER                   the rows of one paper with its figures: {papers}
   table=NUMBER                  with paper=, only that table
-  task=detection                count whole detectors, or with task=segmentation segmentors,
-                                part by part
-  head=mask_rcnn                with task=: a file of configs/head (default: mask_rcnn, upernet)
-  image_size=224                side or HEIGHTxWIDTH (default: 224, with task=detection 800x1280,
-                                with task=segmentation 512x2048, with paper= the row's)
+  task=TASK                     count the whole model of a task: {tasks}
+  head=NAME                     with task=: a file of configs/head (default: {heads})
+  image_size=224                side or HEIGHTxWIDTH (default: {sizes}, with paper= the row's)
   rule=RULE                     how MACs are counted (default: macs, with paper= the paper's rule)
                                 macs: convolutions, linear layers, matrix products, FFTs (a complex
                                 FFT of n points is 2 n log2 n, a real one half of that) and complex
@@ -22,9 +20,9 @@ usage: python tools/complexity.py [key=value ...]
   format=table                  table, json or csv
 
 The classification network is counted: the backbone with 1000 classes and one image, built for
-image_size unless backbone.img_size is typed. With task=, the whole model is counted with 80 classes
-(COCO) or 150 (ADE20K). As in MMDetection, the second stage sees 1000 proposals, of which 100 get
-masks. Auxiliary heads only count parameters.
+image_size unless backbone.img_size is typed. Models of the MM toolkits are counted part by part,
+with 80 classes (COCO) or 150 (ADE20K). As in MMDetection, the second stage sees 1000 proposals, of
+which 100 get masks. Auxiliary heads only count parameters.
 With paper=, diff is ours minus reported, in M and G. Where the paper prints a change relative to
 the plain host, diff compares the changes. A count "agrees" if ours, rounded or truncated to the
 printed digits, equals it (a change: rounded). Otherwise the verdict gives the difference and its
@@ -50,20 +48,22 @@ from pathlib import Path
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.bench.timed_networks import NUM_CLASSES
+from tasks.engine.family import Family, families, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import network_label, read_networks, split_backbone_options
+from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
+COUNTED = {name: one.counted for name, one in families().items() if one.counted}
 DEFAULTS = {
     "backbone": "*",
     "paper": "",
     "table": "",
-    "task": "classification",
+    "task": "",
     "head": "",
     "image_size": "",
     "rule": "",
@@ -75,7 +75,7 @@ UNCOUNTED = {
 }
 CHOICES = {
     "rule": ("macs", "fvcore", "torchprofile"),
-    "task": ("classification", "detection", "segmentation"),
+    "task": tuple(COUNTED),
     "format": FORMATS,
 }
 COLUMNS = {
@@ -105,7 +105,11 @@ PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
-    text = (__doc__ or "").format(papers=", ".join(list_papers()))
+    heads = ", ".join(f"{one.head} of {name}" for name, one in COUNTED.items())
+    sizes = ", ".join(f"{one.size} of {name}" for name, one in COUNTED.items() if one.size)
+    text = (__doc__ or "").format(
+        papers=", ".join(list_papers()), tasks=", ".join(COUNTED), heads=heads, sizes=sizes
+    )
     return run_command("complexity.py", text, print_counts, arguments)
 
 
@@ -130,15 +134,26 @@ def print_counts(arguments: Sequence[str]) -> None:
 
 def _print_host_notes(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
     """Print to standard error which networks differ in more than their mixers."""
-    dense = options["task"] != "classification"
+    family = counted_family(options)
     if options["paper"]:
         names = select_backbones(options["backbone"])
-        shown = [row for row in rows if row.backbone in names and row.task == "classification"]
+        shown = [row for row in rows if row.backbone in names and is_counted(row)]
         networks = [(row.backbone, dict(row.options)) for row in shown]
     else:
-        networks = read_networks(options["backbone"], words)
-    for line in notes_on(networks, dense=dense):
+        networks = read_networks(options["backbone"], words, family)
+    for line in notes_on(networks, dense=bool(COUNTED[family.name].parts)):
         print(f"complexity.py: {line}", file=sys.stderr)
+
+
+def counted_family(options: dict[str, str]) -> Family:
+    """Return the family that is counted."""
+    return find_family(options["task"] or usual_task())
+
+
+def is_counted(row: Row) -> bool:
+    """Return True for a paper's row that is counted anew; others have their counts in its YAML."""
+    counted = COUNTED.get(row.task)
+    return counted is not None and counted.rows
 
 
 def select_rows(paper: str, table: str) -> list[Row]:
@@ -159,12 +174,12 @@ def select_rows(paper: str, table: str) -> list[Row]:
 
 def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
     """Check that the options apply to what is counted."""
-    dense = options["task"] != "classification"
-    if options["head"] and not dense:
-        raise ValueError(
-            f"head={options['head']} needs a task: pass task=detection or task=segmentation"
-        )
-    if dense and options["paper"]:
+    counted = COUNTED[counted_family(options).name]
+    if options["head"] and not options["task"]:
+        raise ValueError(f"head={options['head']} needs a task: pass task={'|'.join(COUNTED)}")
+    if counted.shape and options["image_size"]:
+        raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
+    if options["task"] not in ("", usual_task()) and options["paper"]:
         raise ValueError(f"paper= has rows of all tasks; leave task={options['task']} out")
     for word in words:
         key = word.lstrip("+").partition("=")[0]
@@ -181,18 +196,22 @@ def count_records(
     parse_image_size(options["image_size"])  # checks the size before anything is built
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
-    if options["task"] != "classification":
-        return dense_records(options, words)
     if not options["paper"]:
+        family = counted_family(options)
+        if COUNTED[family.name].parts:
+            return dense_records(options, words)
+        count = functools.partial(count, task=family.name, head=options["head"])
         size = parse_image_size(options["image_size"])
-        networks = {network_label(one): one for one in read_networks(options["backbone"], words)}
+        networks = {
+            network_label(one): one for one in read_networks(options["backbone"], words, family)
+        }
         return [
             network_record(typed, *count(name, json.dumps(own), size))
             for typed, (name, own) in networks.items()
         ]
     names, records = select_backbones(options["backbone"]), []
     for row in rows:
-        if row.backbone in names and row.task != "classification":
+        if row.backbone in names and not is_counted(row):
             records.append(paper_record(row, (row.params, row.exact_macs), None))
         elif row.backbone in names:
             size = parse_image_size(options["image_size"], row.image_size)
@@ -206,40 +225,51 @@ def count_records(
 
 
 @functools.cache
-def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tuple[int, int]:
-    """Count parameters and multiply-adds of a backbone with its classifier; options are JSON."""
+def count_model(
+    name: str, options: str, size: tuple[int, int], rule: str, task: str = "", head: str = ""
+) -> tuple[int, int]:
+    """Count parameters and multiply-adds of a whole model that takes one tensor.
+
+    Args:
+        name: Name of the backbone.
+        options: Options of the backbone, as JSON.
+        size: (H, W) of the image; ignored by a family with inputs of one shape.
+        rule: How multiply-adds are counted.
+        task: Name of the family; by default that of configs/run.yaml.
+        head: Name of the head; by default the family's usual one.
+    """
     import torch
 
     from backbones import create_backbone
     from backbones.analysis.counting import count_macs, count_parameters
-    from heads.linear import LinearClassifier
+    from tasks.engine.instantiate import build
+    from tools.papers.dense_counts import head_config
 
+    task = task or usual_task()
+    counted = COUNTED[task]
     # Tables that depend on the map size are built for this image size.
-    built = {"img_size": size, **json.loads(options)}
+    built = {**({} if counted.shape else {"img_size": size}), **json.loads(options)}
+    config = {"head": head_config(task, head or counted.head)}
     # fvcore runs the model, so it needs weights; the other rules only need shapes.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
-        model = LinearClassifier(create_backbone(name, **built), NUM_CLASSES)
-    return count_parameters(model), count_macs(model, size, rule)
+        model = build(config, "head", backbone=create_backbone(name, **built), **counted.targets)
+    shape = counted.shape or (3, *size)
+    return count_parameters(model), count_macs(model, rule=rule, shape=shape)
 
 
 def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]:
     """Count every part of a detector or segmentor with each backbone, and the whole."""
-    from tools.papers.dense_counts import (
-        CLASSES,
-        HEADS_BY_TASK,
-        SIZES,
-        count_dense_parts,
-        head_config,
-    )
+    from tools.papers.dense_counts import count_dense_parts, head_config
 
     task, rule = options["task"], options["rule"] or "macs"
-    head = options["head"] or HEADS_BY_TASK[task]
+    counted = COUNTED[task]
+    head = options["head"] or counted.head
     head_config(task, head)  # checks the head before anything is built
-    size = parse_image_size(options["image_size"] or SIZES[task])
+    size, classes = parse_image_size(options["image_size"] or counted.size), counted.targets
     records = []
-    for name, own in read_networks(options["backbone"], words):
+    for name, own in read_networks(options["backbone"], words, find_family(task)):
         parts = count_dense_parts(
-            name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule
+            name, json.dumps(own), task, head, "{}", classes["num_classes"], size, rule
         )
         whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
         for part, params, macs in [*parts, whole]:

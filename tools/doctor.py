@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.cli.command import exit_with
 from tools.installation.checks import FILES, Check, check_python, run_checks
-from tools.installation.packages import IN_VENV, VENV, Package, list_packages
+from tools.installation.packages import IN_VENV, VENV, Package, list_packages, tasks_with
 
 
 def core_is_fine(rows: Iterable[Package], checks: Iterable[Check]) -> bool:
-    """Return True if classification and transfer can run."""
+    """Return True if the tasks that need no extra packages can run."""
     missing = any(row.group == "" and row.status == "missing" for row in rows)
     return not missing and not any(check.core and check.level == "problem" for check in checks)
 
@@ -53,14 +53,20 @@ def summary(rows: list[Package], checks: list[Check]) -> str:
             return "Nothing can run until the file above is fixed."
         remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
         return f"Nothing can run with this Python. Type: {'make install' if IN_VENV else remedy}"
-    dense_missing = any(row.group == "dense" and row.status == "missing" for row in rows)
-    if dense_missing or any(check.level == "problem" for check in checks):
-        return "Classification and transfer can run; detection and segmentation need the above."
-    return "All four tasks can run."
+    from tasks.engine.family import families
+
+    lacking = {task for row in rows if row.status == "missing" and row.group
+               for task in tasks_with(row.name, row.group)}  # fmt: skip
+    if any(check.level == "problem" for check in checks):
+        lacking |= {family.name for family in families().values() if family.needs}
+    ready = [name for name in families() if name not in lacking]
+    if not lacking:
+        return f"All {len(ready)} tasks can run: {', '.join(ready)}."
+    return f"Can run: {', '.join(ready)}. Need the above: {', '.join(sorted(lacking))}."
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report; return 0 if classification and transfer can run, else 1."""
+    """Print the report; return 0 if the tasks that need no extra packages can run, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(arguments)

@@ -33,12 +33,23 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import ANY
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
-from tools.exports import TARGETS, ExportRequest, Target, checkpoint_of, exporter, new_folder
+from tools.cli.usual_family import usual_family
+from tools.exports import (
+    TARGETS,
+    ExportRequest,
+    Target,
+    check_exported,
+    checkpoint_of,
+    exporter,
+    family_of_run,
+    new_folder,
+)
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
@@ -85,6 +96,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
+    check_exported(run, to)
     name, typed = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
     )
@@ -124,9 +136,9 @@ def progress_printer() -> Callable[[str], None]:
 
 
 def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
-    """Return the image size of a classification run, at which its graphs are recorded."""
+    """Return the image size of a classifier's run, at which its graphs are recorded."""
     records = "what" in target.settings
-    classifies = run is not None and run.get("task_name") in ("classification", "transfer")
+    classifies = run is not None and family_of_run(run).export_of(ANY) == "classifier"
     side = run["data"].get("image_size") if run is not None and records and classifies else None
     return "" if side is None else str(side)
 
@@ -139,7 +151,7 @@ def list_exports(options: dict[str, str]) -> list[Record]:
             exporter(to)  # raises with the nearest name
     size = parse_image_size(options["image_size"])
     records, say = [], progress_printer()
-    for name in select_backbones(options["backbone"]):
+    for name in select_backbones(options["backbone"], usual_family()):
         reasons = {}
         for to in targets:  # onnx and torch_export take a minute each
             say(f"{name} to {to}")

@@ -85,7 +85,7 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     if "pretrained" in typed:
         raise ValueError("backbone.pretrained is not supported here: pass the file as ckpt=")
     given = merge_options(run_options(None if run is None else run.config, name), typed)
-    dense = run is not None and run.config["task_name"] in ("detection", "segmentation")
+    dense = run is not None and bool(run.config["backbone"].get("dense"))
     backbone = create_backbone(name, **{"dense": dense, **given}).eval()
     if saved is not None:
         adopt(backbone, saved.checkpoint, trained=True)

@@ -8,8 +8,8 @@ usage: python tools/search.py [run.py's arguments ...] KEY=SPACE ... [trials=20]
                               schedule.warmup=range(0,5)             whole numbers below 5
                               backbone=swin_t,deit_t  or choice(..)  names, numbers, true, false
   trials=20                 total number of finished trials, including those of earlier calls
-  metric=top1               of the final test (default: top1, AP or mIoU)
-  direction=maximize        or minimize
+  metric=top1               of the final test (default: the task's main one)
+  direction=maximize        or minimize (default: the metric's own)
   sampler=tpe               or random
   sampler_seed=0            decides the first trials
   name=NAME                 of the search (default: <task>_<backbone>); its folder is
@@ -32,6 +32,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import find_family
 from tasks.engine.plain_files import read_json
 from tasks.engine.run_files import read_summary
 from tasks.engine.signals import STATUSES
@@ -41,11 +42,10 @@ from tools.cli.errors import one_line_errors
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import ROOT
 from tools.cli.tables import write
-from tools.comparing.table import HEADLINE
 from tools.searching.space import Space, format_values, read_spaces
 
 DEFAULTS = {
-    "trials": "20", "metric": "", "direction": "maximize", "sampler": "tpe", "sampler_seed": "0",
+    "trials": "20", "metric": "", "direction": "", "sampler": "tpe", "sampler_seed": "0",
     "name": "",
 }  # fmt: skip
 CHOICES = {"direction": ("maximize", "minimize"), "sampler": ("tpe", "random")}
@@ -83,10 +83,10 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces, fixed = read_spaces(typed)
     wanted = parse_integer("trials", options["trials"])
-    folder, metric = _open_folder(spaces, fixed, options)
+    folder, metric, direction = _open_folder(spaces, fixed, options)
     try:
         with FileLock(folder / "lock", timeout=0):
-            study = _open_study(folder, options)
+            study = _open_study(folder, direction, options)
             _requeue_interrupted(study)
             _run_trials(study, spaces, fixed, wanted, metric, folder)
             _print_results(study, metric)
@@ -98,8 +98,8 @@ def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
 
 def _open_folder(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
-) -> tuple[Path, str]:
-    """Check the first and last value of each space; return the search's folder and metric."""
+) -> tuple[Path, str, str]:
+    """Check the first value of each space; return folder, metric and direction of the search."""
     from tools.config.overrides import read_command
     from tools.config.run_config import job_config
 
@@ -107,13 +107,15 @@ def _open_folder(
     command = read_command([*fixed, *(space.first for space in spaces)])
     config = job_config(command.overrides, command.config)
     task, backbone = config["task_name"], config_network_name(config["backbone"])
-    metric = options["metric"] or HEADLINE.get(task, "")
+    family = find_family(task)
+    metric = options["metric"] or family.table_metric
+    direction = options["direction"] or f"{family.direction(metric)}imize"
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"
     folder = Path(config["output_dir"]) / "searches" / (options["name"] or usual)
     settings = {
         "spaces": [str(space) for space in spaces], "fixed": sorted(fixed), "metric": metric,
-        "direction": options["direction"],
+        "direction": direction,
     }  # fmt: skip
     path = folder / SETTINGS
     if path.exists():
@@ -133,20 +135,19 @@ def _open_folder(
     else:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=2) + "\n")
-    return folder, metric
+    return folder, metric, direction
 
 
-def _open_study(folder: Path, options: Mapping[str, str]) -> Any:
+def _open_study(folder: Path, direction: str, options: Mapping[str, str]) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
 
     directions = {"maximize": StudyDirection.MAXIMIZE, "minimize": StudyDirection.MINIMIZE}
-    direction = directions[options["direction"]]
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(
-        study_name=folder.name, storage=storage, direction=direction,
+        study_name=folder.name, storage=storage, direction=directions[direction],
         load_if_exists=True,
     )  # fmt: skip
     # The plain seed would draw the first trials again when a search continues.

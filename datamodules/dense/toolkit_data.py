@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from datamodules.base import BaseDataModule
 from datamodules.dense.bgr import load_bgr, to_bgr, to_planes
 from datamodules.files.integers import integer_list
+from datamodules.images.base import ImageDataModule
 from datamodules.loading.memory import FLOAT, check_fits_memory
 from datamodules.loading.sampling import SeededDataset
 
@@ -143,7 +143,7 @@ class Pipeline:
         return results
 
 
-class DenseDataModule(BaseDataModule):
+class DenseDataModule(ImageDataModule):
     """Base of the datamodules that use the MM toolkits' datasets.
 
     Attributes:

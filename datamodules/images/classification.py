@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.base import Split, check_minimum
 from datamodules.files.decoding import load_rgb
+from datamodules.images.base import ImageDataModule
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
 
@@ -59,7 +60,7 @@ class ImageFiles:
         return make_sample(self.transform(image), int(self.labels[index]), index)
 
 
-class ClassificationDataModule(BaseDataModule):
+class ClassificationDataModule(ImageDataModule):
     """Base of the classification datasets.
 
     Batches have ``image`` (B, 3, image_size, image_size), normalised, and the int64 tensors (B,)

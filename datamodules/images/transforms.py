@@ -23,6 +23,8 @@ from torchvision import transforms
 from datamodules.base import check_probability, check_range
 from datamodules.files.decoding import MAX_PIXELS
 
+TARGETS = ("LightAugmentation", "PaperAugmentation")
+
 Transform = Callable[[Image.Image], Tensor]
 
 

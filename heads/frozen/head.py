@@ -15,6 +15,8 @@ from heads.frozen.few_shot import FewShot
 from heads.frozen.logistic import Logistic
 from heads.frozen.neighbours import Neighbours
 
+TARGETS = ("FrozenFeatures",)
+
 # Ordered: the first method in use gives the headline metrics.
 METHODS: Mapping[str, Callable[..., Method]] = {
     "logistic": Logistic,
@@ -39,6 +41,8 @@ class FrozenFeatures(nn.Module):
     Raises:
         ValueError: All methods are None, or an option is unknown.
     """
+
+    solves = True  # from features, without training
 
     def __init__(
         self,

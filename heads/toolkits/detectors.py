@@ -23,6 +23,8 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
+TARGETS = ("build_detector",)
+
 # Merging of several views in MMDetection's own configs (configs/retinanet).
 MERGE = {"nms": {"type": "nms", "iou_threshold": 0.5}, "max_per_img": 100}
 # Names that work without ``base``, and MMDetection's model configs for them.

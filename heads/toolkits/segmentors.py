@@ -23,6 +23,8 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
+TARGETS = ("build_segmentor",)
+
 # Names that work without ``base``, and MMSegmentation's model configs for them.
 SEGMENTORS = {"upernet": "upernet_r50"}
 # Our decode heads, by their names in configs.

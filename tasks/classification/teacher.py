@@ -20,6 +20,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_value
 from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier
+from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
 from tasks.engine.saved_config import checkpoint_file, open_saved
 
@@ -235,12 +236,12 @@ def _of_run(
         raise ValueError(
             f"{file} is of a run of {trained}, not of {name}; leave {OPTION}.teacher out"
         )
-    if config["task"]["_target_"] != "tasks.classification.task.ClassificationTask":
+    if config["task"]["_target_"] != FAMILY.task:
         raise ValueError(
             f"{file} is of a run of task={config['task_name']}, whose network gives no classes of "
             "images; pass a run of task=classification or transfer"
         )
-    task = load_run(file)
+    task: Any = load_run(file)
     _check_count(len(task.class_names), class_names, str(file))
     return task.model, trained, task.data.normalisation, None
 

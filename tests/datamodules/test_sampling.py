@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
+from datamodules.images.base import ImageDataModule
 from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
 
 
@@ -25,7 +26,6 @@ class Noise:
 
 class NoiseModule(BaseDataModule):
     def build(self):
-        self.class_names = ("noise",)
         data = self.seeded(torch.utils.data.Subset(Noise(), range(10)), lambda i: f"noise{i}.jpg")
         return {"train": data, "val": data}
 
@@ -228,7 +228,7 @@ def test_misuse_is_explained():
         NoiseModule("unused", batch_size=1, num_workers=-1)
     module = NoiseModule("unused", batch_size=1)
     with pytest.raises(ValueError, match=r"setup\(\)"):
-        module.num_classes  # noqa: B018
+        ImageDataModule("unused", batch_size=1).num_classes  # noqa: B018
     with pytest.raises(ValueError, match=r"setup\(\)"):
         module.train_dataloader()
 

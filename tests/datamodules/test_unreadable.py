@@ -11,16 +11,21 @@ from datamodules import ClassFoldersDataModule, SegmentationFolderDataModule
 from datamodules.dense.toolkit_data import StrictImage, check_not_thin
 from datamodules.images.corrupted_copies import CopyOptions, write_copy
 from datamodules.loading.sampling import Unreadable
-from tasks.engine.prediction import UNREADABLE, Prediction
+from tasks.classification.family import FAMILY
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import UNREADABLE
 
 LONG = "é" * 125 + "x"  # 251 bytes
 
 
-class Names(Prediction):
+class Names(BaseTask):
     """A task that returns the names of images."""
 
-    ema = None
+    family = FAMILY
     is_spare = False
+
+    def __init__(self):
+        super().__init__(nn.Linear(1, 1))
 
     def describe(self, batch, datamodule):
         return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]

@@ -16,7 +16,7 @@ WINDOWS = {"test_crop": 48, "test_stride": 32}
 
 def batches(name, batch_size, **options):
     data = serving_data(task_of(name), batch_size, **options)
-    data.set_predict_images(pictures())
+    data.set_predict_inputs(pictures())
     return list(data.predict_dataloader())
 
 

@@ -296,7 +296,7 @@ def test_doctor_finds_classification_usable_without_the_mm_packages():
     found = [checks.check_operators(checks.EMPTY_PROBE, versions())]
     assert doctor.core_is_fine(rows, found)
     text = doctor.format_report(rows, found)
-    assert "Classification and transfer can run; detection and segmentation need" in text
+    assert "Can run: classification, transfer. Need the above: detection, segmentation." in text
 
 
 def test_doctor_needs_the_core():

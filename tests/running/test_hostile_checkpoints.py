@@ -43,7 +43,7 @@ def trained(sample_cache, tmp_path_factory):
     )  # fmt: skip
     data.setup()
     task = task_of()
-    trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+    trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
     trainers.fit(trainer, task, data)
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True), options
 

@@ -60,7 +60,7 @@ def train(sample_cache, options, tmp_path):
         task = tiny_task(schedule={"name": "cosine", "warmup": 0.5})
         chosen = {**options, "max_epochs": 3, "limit_val_batches": 2, **given}
         trainer = trainers.make_trainer(
-            chosen, folder, task.monitor, training=True, checkpoint_every=every
+            chosen, folder, task.monitor, task.mode, training=True, checkpoint_every=every
         )
         if kill is not None:
             trainer.callbacks.insert(0, KillAt(*kill))

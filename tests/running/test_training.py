@@ -128,7 +128,7 @@ class TestTraining:
             own = {name: options.pop(name) for name in TASK & options.keys()}
             task = tiny_task(**usual | own)
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
-            trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+            trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
             trainer.callbacks[:0] = extra
             with contextlib.suppress(Stopped), STOP.listening():
                 start = find_start(folder, None, task, options) if resume else None

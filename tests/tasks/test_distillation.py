@@ -362,7 +362,7 @@ def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, fil
             distillation={"type": "hard", "teacher": SMALL, "checkpoint": str(file)},
         )  # fmt: skip
         trainer = trainers.make_trainer(
-            options, folder, task.monitor, training=True, checkpoint_every=None
+            options, folder, task.monitor, task.mode, training=True, checkpoint_every=None
         )
         if stop is not None:
             trainer.callbacks.insert(0, Stop(stop))

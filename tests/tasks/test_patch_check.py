@@ -375,7 +375,7 @@ def train(sample_cache, tmp_path, deit, one_thread):
         )  # fmt: skip
         chosen = {**options, "max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
         chosen |= given
-        trainer = trainers.make_trainer(chosen, folder, task.monitor, training=True)
+        trainer = trainers.make_trainer(chosen, folder, task.monitor, task.mode, training=True)
         start = find_start(folder, None, task, chosen) if resume else None
         trainers.fit(trainer, task, data, start=start)
         return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

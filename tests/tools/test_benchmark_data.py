@@ -39,9 +39,9 @@ def test_both_pipelines_are_in_the_table(small, capsys, task, other):
 
 @pytest.mark.slow
 def test_timms_batches_are_like_ours(small):
-    ours = pipelines.build_datamodule("classification", None, 3)
+    ours, name, load = pipelines.class_folders(None, 3)
     ours.setup()
-    name, theirs = pipelines.build_counterpart("classification", ours)
+    theirs = load(ours)
     assert name == "timm"
     images, labels = next(iter(theirs))
     batch = next(iter(ours.train_dataloader()))
@@ -57,9 +57,9 @@ def test_timms_batches_are_like_ours(small):
 
 def test_the_toolkit_reads_the_masks_that_we_read(small):
     """Compare pixel by pixel, without randomness in the pipelines."""
-    ours = pipelines.build_datamodule("segmentation", None, 2)
+    ours, _, load = pipelines.ade20k(None, 2)
     ours.setup()
-    _, theirs = pipelines.build_counterpart("segmentation", ours)
+    theirs = load(ours)
     own = ours.dataset("train").dataset
     assert len(theirs.dataset) == len(own)
     strict = {StrictImage, StrictMask, Packed}
@@ -78,7 +78,7 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
 @pytest.mark.slow
 def test_each_epoch_has_other_random_numbers(small):
     """Otherwise the cost of one random draw would be measured again and again."""
-    ours = pipelines.build_datamodule("classification", None, 100)
+    ours, _, _ = pipelines.class_folders(None, 100)
     ours.setup()
     loader = ours.train_dataloader()
     batches = itertools.islice(pipelines.repeat_batches(loader), len(loader) + 1)

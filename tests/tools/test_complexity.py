@@ -20,7 +20,8 @@ from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
-from tools.papers.dense_counts import CLASSES, count_dense_parts
+from tools.complexity import COUNTED
+from tools.papers.dense_counts import count_dense_parts
 from tools.papers.published import list_papers, load_rows
 
 SCRIPT = Path(complexity.__file__)
@@ -590,7 +591,7 @@ def count_row(row):
     typed = {key: value for key, value in row.options.items() if key != "fused"}
     return count_dense_parts(
         row.backbone, json.dumps(typed), row.task, row.head, json.dumps(dict(row.head_options)),
-        row.classes or CLASSES[row.task], tuple(row.counted_at), row.rule,
+        row.classes or COUNTED[row.task].targets["num_classes"], tuple(row.counted_at), row.rule,
     )  # fmt: skip
 
 

@@ -15,13 +15,14 @@ from datamodules.sample.datamodules import (
     SampleSegmentation,
     SampleTransfer,
 )
+from tasks.classification.family import FAMILY
 from tasks.engine.instantiate import build
 from tasks.engine.loading import check_options
 from tasks.engine.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.cli import processes
 from tools.cli.yaml_files import LOADER, read_yaml
-from tools.comparing.paper_figures import IMAGENET, compared, measured_on
+from tools.comparing.paper_figures import compared, measured_on
 from tools.config import changed_rows, overrides
 from tools.config import experiment_configs as group
 from tools.config import help as run_help
@@ -462,7 +463,7 @@ def test_a_run_of_a_row_is_compared_with_the_paper():
 @pytest.mark.parametrize(
     "name",
     others_slow(
-        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == IMAGENET],
+        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == FAMILY.published.data],
         "posmlp_t1_posmlp_t_sgu",
     ),
 )

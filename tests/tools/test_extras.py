@@ -14,7 +14,7 @@ from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 
-METRICS = ("top1", "top5")
+METRICS = {"top1": "max", "top5": "max", "loss": "min"}
 NO_STOP = {"early_stopping": {"patience": None}}
 
 

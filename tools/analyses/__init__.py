@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import Family
 from tools.cli.tables import Columns, Record
 
 if TYPE_CHECKING:
@@ -69,6 +70,20 @@ def analyses() -> dict[str, Analysis]:
     return {
         found.name: _read(found.name) for found in sorted(pkgutil.iter_modules(package.__path__))
     }
+
+
+def check_applies(family: Family, name: str) -> None:
+    """Refuse an analysis that a family does not define.
+
+    Raises:
+        ValueError: Names those that it does.
+    """
+    if family.analysis(name) is None:
+        known = ", ".join(family.analyses) or "none"
+        raise ValueError(
+            f"{name} does not apply to task={family.name}, whose networks take "
+            f"{family.modality}s; its analyses: {known}"
+        )
 
 
 def find_analysis(name: str) -> Analysis:

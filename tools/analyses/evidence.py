@@ -9,7 +9,7 @@ Axes: B images, K classes, (H, W) the images with padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from backbones.options import unknown
-from tasks.detection.task import DetectionTask
-from tasks.segmentation.task import SegmentationTask
+from tasks.engine.family import imported
 from tools.analyses.subjects import Batch, Size, Subject
 
 
@@ -41,9 +40,12 @@ class Evidence:
 
 def amount_of(subject: Subject) -> str:
     """Return the kind of ``Evidence.amounts``: "probability", "pixels" or "boxes"."""
-    if isinstance(subject.task, SegmentationTask):
-        return "pixels"
-    return "boxes" if isinstance(subject.task, DetectionTask) else "probability"
+    return _finder(subject).amounts
+
+
+def _finder(subject: Subject) -> Finder:
+    found: Finder = imported(subject.family.analyses["evidence"])
+    return found
 
 
 def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
@@ -57,17 +59,14 @@ def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
     Raises:
         ValueError: The network lacks a classifier, or has one logit for two classes.
     """
-    kind = amount_of(subject)
-    if kind == "probability":
+    finder = _finder(subject)
+    if finder.find is None:
         logits = subject.logits(images)
         return Evidence(logits, logits.softmax(-1), logits.argmax(1))
     task: Any = subject.task
     count = len(task.class_names)
-    find = _of_segmentor if kind == "pixels" else _of_detector
-    scores, amounts = find(task.model.model, images, batch.inside, count)
-    # For pixels the class of most; for boxes the highest scores, since many boxes are doubtful.
-    predicted = (amounts if kind == "pixels" else scores).argmax(1)
-    return Evidence(scores, amounts, predicted)
+    scores, amounts = finder.find(task.model.model, images, batch.inside, count)
+    return Evidence(scores, amounts, (amounts if finder.by_amount else scores).argmax(1))
 
 
 def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
@@ -172,3 +171,24 @@ def _meta(images: Tensor, inside: Size) -> dict[str, Any]:
         "ori_shape": inside, "img_shape": inside, "pad_shape": padded,
         "batch_input_shape": padded, "scale_factor": (1.0, 1.0),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finder:
+    """How a family's networks find evidence.
+
+    Attributes:
+        amounts: What ``Evidence.amounts`` are.
+        find: Function (model, images, inside, classes) -> (scores, amounts); None for logits.
+        by_amount: True if the class of the largest amount is predicted, as of pixels; False if
+            that of the largest score is, as of boxes, many of which are doubtful.
+    """
+
+    amounts: str
+    find: Callable[..., tuple[Tensor, Tensor]] | None = None
+    by_amount: bool = False
+
+
+LOGITS = Finder("probability")
+PIXELS = Finder("pixels", _of_segmentor, by_amount=True)
+BOXES = Finder("boxes", _of_detector)

@@ -19,7 +19,7 @@ import yaml
 from tasks.engine.plain_files import read_yaml
 from tasks.engine.run_files import read_classes, read_summary
 from tasks.engine.whole_files import write_whole
-from tools.analyses import Analysis, Findings, analyses
+from tools.analyses import Analysis, Findings, analyses, check_applies
 from tools.analyses.elements import (
     Section,
     document,
@@ -95,14 +95,21 @@ def page(
         *_analyses(subject, options, say, chosen),
         Section("settings", "Settings", _settings(folder, summary)),
     ]
-    return document(subject.label, _head(subject.label, folder, summary), sections)
+    return document(subject.label, _head(subject, folder, summary), sections)
 
 
 def write_page(folder: Path) -> Path:
     """Write report.html into the folder of a finished run, and return its path."""
     from tools.analyses.subjects import open_subjects
 
-    typed = {"ckpt": str(folder), "backbone": "", "input": "", "images": "16", "image_size": ""}
+    typed = {
+        "analysis": REPORT,
+        "ckpt": str(folder),
+        "backbone": "",
+        "input": "",
+        "images": "16",
+        "image_size": "",
+    }
     path = folder / "report.html"
     # The run has already logged its data, and its folder must stay its last line.
     data = logging.getLogger("datamodules")
@@ -128,6 +135,7 @@ def _analyses(
         command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
         about = f"{text(rest)} · {command}" if rest else command
         try:
+            check_applies(subject.family, name)
             content = _analysis(subject, analysis, options)
         except ValueError as error:
             refused[name] = str(error)
@@ -171,14 +179,14 @@ def _figures(found: Findings) -> Iterator[str]:
             yield picture(path, name, name if len(drawn) > 1 else "")
 
 
-def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
+def _head(subject: Subject, folder: Path, summary: Mapping[str, Any]) -> str:
     """Return the head of the page: the run and its main figures."""
     known = [str(summary["task"])] if "task" in summary else []
     data = summary.get("data") or {}
     if "name" in data:
         counts = data.get("images", {}).items()
         images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
-        known.append(f"{data['name'].rpartition('.')[2]} ({images} images)")
+        known.append(f"{data['name'].rpartition('.')[2]} ({images} {subject.family.unit})")
     facts = " · ".join([*known, f"run {folder.name}"])
     first = dict(list(_metrics(summary).items())[:TILES])
     costs = _cost(summary)
@@ -186,7 +194,7 @@ def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
         operations, _, size = costs["backbone MACs"].partition(" at ")
         first["parameters"] = costs["parameters"].partition(" (")[0]
         first[f"backbone MACs at {size}"] = operations
-    return f'<h1>{text(label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
+    return f'<h1>{text(subject.label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
 
 
 def _results(folder: Path, summary: Mapping[str, Any]) -> str:

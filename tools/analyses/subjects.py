@@ -19,14 +19,17 @@ from datamodules.images.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
+from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_task
+from tasks.engine.loading import build_task, targets_in
 from tasks.engine.saved_config import Saved, open_saved
+from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote, quote_arguments
 from tools.cli.typed_network import network_label as label_of
 from tools.cli.typed_network import read_networks, split_outside_brackets
+from tools.cli.usual_family import usual_family, usual_task
 from tools.config.automatic import apply_fixed_schedule
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
@@ -64,6 +67,7 @@ class Subject:
         label: Its name in figures.
         backbone: In evaluation mode, with frozen parameters.
         model: Images to logits, or None without a classifier.
+        family: Task family of the network; without a run, that of configs/run.yaml.
         task: The run's task, or None.
         data: The data module of its images, or None.
         folder: The run's folder, or None.
@@ -77,6 +81,7 @@ class Subject:
     backbone: Backbone
     model: Callable[[Tensor], Tensor] | None
     task: BaseTask | None = None
+    family: Family = field(default_factory=usual_family)
     data: Any = None
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
@@ -90,7 +95,8 @@ class Subject:
         """Return the names of the classes; empty if unknown."""
         if self.task is None:
             return ()
-        return tuple(getattr(self.task, "shown_names", self.task.class_names))
+        task: Any = self.task
+        return tuple(getattr(task, "shown_names", None) or getattr(task, "class_names", ()))
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number."""
@@ -185,7 +191,8 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
     """Open every checkpoint or network that is typed, in order.
 
     Args:
-        options: ``ckpt``, ``backbone``, ``input``, ``images``, ``image_size``.
+        options: ``analysis``, its name; ``ckpt``, ``backbone``, ``input``, ``images``,
+            ``image_size``.
         words: Typed ``backbone.KEY=VALUE`` and ``data.KEY=VALUE``.
 
     Raises:
@@ -228,6 +235,8 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
         raise ValueError(
             f"ckpt={path} has {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
+    family = find_family(run.config["task_name"])
+    check_applies(family, options["analysis"])
     typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
@@ -236,33 +245,26 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     if square and "image_size" in config["data"]:
         config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    _learn_classes(data, saved.checkpoint, options)
+    targets = targets_in(config, saved.checkpoint)
+    if targets is None:
+        data.prepare_data()
+        data.setup()
+    else:
+        data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(saved.checkpoint)
     task.data = data
     task.eval().requires_grad_(False)
     backbone: Backbone = task.model.backbone
-    model = task.model if isinstance(task.model, LinearClassifier) else None
+    model = task.model if getattr(task.model, "keeps_classifier", None) is not None else None
     return _sized(
         Subject(
             config_network_name(config["backbone"]),
-            backbone, model, task, data, run.folder, config,
+            backbone, model, task, family, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
     )  # fmt: skip
-
-
-def _learn_classes(data: Any, checkpoint: Any, options: Mapping[str, str]) -> None:
-    """Take the classes from a checkpoint if possible, else from the dataset on disk."""
-    from tasks.engine.classes import classes_of
-
-    classes = classes_of(checkpoint)
-    if classes is None:
-        data.prepare_data()
-        data.setup()
-    else:
-        data.predict_only(classes.names, classes.category_ids)
 
 
 def _of_file(
@@ -307,7 +309,7 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
     given, square = options["input"], _square(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
-        config = _config(["task=classification", f"data={given}", *_of("data.", words), *size])
+        config = _config([f"task={usual_task()}", f"data={given}", *_of("data.", words), *size])
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
     data: Any = ClassificationDataModule(image_size=square or 224, num_workers=0,

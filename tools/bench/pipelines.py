@@ -11,7 +11,7 @@ import copy
 import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -28,12 +28,15 @@ from datamodules import (
 from datamodules.dense.masks import StrictMask
 from datamodules.dense.toolkit_data import StrictImage
 from datamodules.images.transforms import PaperAugmentation, guard_posterize
+from tasks.engine.family import find_family, imported
 from tools.bench.timing import interleave, print_status, set_up_process, summarise_ratios
 from tools.cli.arguments import parse_integer
 from tools.cli.tables import Record
 
 # Sides of sample images, close to those of the usual datasets.
 PHOTOGRAPH, SCENE = 384, 512
+# Our datamodule, the library of the other loader of its files, and the function that builds it.
+Pipeline = tuple[BaseDataModule, str, Callable[[Any], DataLoader[Any]]]
 
 
 def time_pipelines(options: Mapping[str, str]) -> list[Record]:
@@ -41,11 +44,12 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     rounds = parse_integer("rounds", options["rounds"], least=2)
     batch = parse_integer("batch", options["batch"])
     set_up_process(options)
-    ours = build_datamodule(options["task"], options["root"] or None, batch)
+    pipeline = imported(find_family(options["task"]).pipeline)
+    ours, name, load = pipeline(options["root"] or None, batch)
     with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import
         ours.prepare_data()
         ours.setup()
-        name, other = build_counterpart(options["task"], ours)
+        other = load(ours)
     print_status(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
     batches = [repeat_batches(other), repeat_batches(ours.train_dataloader())]
     steps = [lambda own=own: next(own) and None for own in batches]
@@ -62,35 +66,37 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     ]
 
 
-def build_datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
-    """Build a task's training data, loaded in this process; by default sample data.
+def class_folders(root: str | None, batch: int) -> Pipeline:
+    """Return class folders, by default of sample digits, and timm's loader.
 
     Args:
-        task: "classification", "detection" or "segmentation".
-        root: Folder of real data: class folders, COCO or ADE20K.
+        root: Folder of real data; None for sample data.
         batch: Images per batch.
     """
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
-    if task == "classification":
-        if root is None:
-            sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
-            sample.prepare_data()
-            root = str(sample.folder)
-        return ImageFolderDataModule(root, image_size=224, **options)
-    if task == "detection":
-        if root is not None:
-            return CocoDataModule(root, **options)
-        return SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    if root is None:
+        sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
+        sample.prepare_data()
+        root = str(sample.folder)
+    return ImageFolderDataModule(root, image_size=224, **options), "timm", build_timm_loader
+
+
+def coco(root: str | None, batch: int) -> Pipeline:
+    """Return COCO's layout, by default of sample scenes, and MMDetection's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
     if root is not None:
-        return ADE20KDataModule(root, **options)
-    return SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+        return CocoDataModule(root, **options), "mmdet", build_toolkit_loader
+    sample = SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    return sample, "mmdet", build_toolkit_loader
 
 
-def build_counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
-    """Return the name and the loader of another library for the same files."""
-    if task == "classification":
-        return "timm", build_timm_loader(ours)
-    return ("mmdet" if task == "detection" else "mmseg"), build_toolkit_loader(ours)
+def ade20k(root: str | None, batch: int) -> Pipeline:
+    """Return ADE20K's layout, by default of sample scenes, and MMSegmentation's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
+    if root is not None:
+        return ADE20KDataModule(root, **options), "mmseg", build_toolkit_loader
+    sample = SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+    return sample, "mmseg", build_toolkit_loader
 
 
 def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.cli.catalogue import catalogue
 from tools.cli.typed_network import Network, network_label, read_networks
+from tools.cli.usual_family import usual_family, usual_task
 from tools.papers.published import list_papers, load_rows
 
 NUM_CLASSES = 1000  # of ImageNet-1K, used in the papers' counts and times
@@ -64,6 +66,8 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     from heads.linear import LinearClassifier
 
     name, own = network
+    known, family = catalogue(), usual_family()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
     return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
 
 
@@ -95,7 +99,7 @@ def find_paper_ratio(network: Network, baseline: Network) -> float | None:
 def _latencies(paper: str) -> dict[str, float]:
     """Return milliseconds by network, from the first table that reports them."""
     found: dict[str, float] = {}
-    for row in load_rows(paper, "classification"):
+    for row in load_rows(paper, usual_task()):
         if "latency_ms" in row.reported:
             name = network_label((row.backbone, non_default_options(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])

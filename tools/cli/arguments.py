@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from tasks.engine.family import Family
 from tools.cli.ranges import INTEGER, SIDE, find_range
 
 DIGITS = 20  # longer than any number in range
@@ -102,15 +103,26 @@ def _shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
-def select_backbones(text: str) -> list[str]:
-    """List the registered names that comma-separated names and patterns stand for."""
+def select_backbones(text: str, family: Family | None = None) -> list[str]:
+    """List the registered names that comma-separated names and patterns stand for.
+
+    Args:
+        text: As typed.
+        family: Task family of the networks; patterns skip those of another modality.
+
+    Raises:
+        ValueError: A name is unknown, or of another modality than the family's.
+    """
     from tools.cli.catalogue import catalogue
 
     known, names = catalogue(), []
     for item in text.split(","):
-        found = known.list_backbones(item)
+        found = known.list_backbones(item, family.modality if family else "")
         if not found and any(sign in item for sign in "*?["):
             raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
         # Raises for an unknown name with the nearest ones, and accepts names that are not listed.
         names += found or [known.schema(item)["name"]]
+        if family and not found:
+            hosts = known.hosts_for(family.modality)
+            family.check_host(names[-1], known.modality(names[-1]), hosts)
     return list(dict.fromkeys(names))

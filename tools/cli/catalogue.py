@@ -32,8 +32,9 @@ class Catalogue:
     """The registry's content in plain values.
 
     Attributes:
-        backbones: Name -> host, options with defaults, True if it takes a token mixer, and the
-            options that switch off the host's class tokens; in the registry's order.
+        backbones: Name -> host, options with defaults, True if it takes a token mixer, the
+            options that switch off the host's class tokens, and the modality of its inputs; in
+            the registry's order.
         hosts: Names.
         mixers: Name -> kind, source, options with defaults and meanings, summary, and True if it
             takes class tokens.
@@ -45,9 +46,25 @@ class Catalogue:
     mixers: Mapping[str, Mapping[str, Any]]
     unfit: Mapping[str, str]
 
-    def list_backbones(self, pattern: str = "*") -> list[str]:
-        """List the names that match a shell pattern."""
-        return [name for name in self.backbones if fnmatch.fnmatchcase(name, pattern)]
+    def list_backbones(self, pattern: str = "*", modality: str = "") -> list[str]:
+        """List the names that match a shell pattern, of one modality or of all."""
+        return [
+            name
+            for name, entry in self.backbones.items()
+            if fnmatch.fnmatchcase(name, pattern) and modality in ("", entry["modality"])
+        ]
+
+    def hosts_for(self, modality: str) -> list[str]:
+        """List the hosts of a modality."""
+        return [name for name in self.hosts if self.backbones[name]["modality"] == modality]
+
+    def modality(self, backbone: str) -> str:
+        """Return the modality of a backbone's inputs, such as "image".
+
+        Raises:
+            ValueError: The name is unknown, or the pair does not fit.
+        """
+        return str(self._find(backbone)["modality"])
 
     def list_mixers(self, kind: Literal["channel", "token"]) -> list[str]:
         """List the mixers of a kind."""
@@ -135,6 +152,7 @@ def _build_catalogue(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalog
                 "host": look_up(name)[0].name, "schema": backbone_schema(name),
                 "takes_token_mixer": takes_token_mixer(*look_up(name)),
                 "without_prefix": dict(look_up(name)[0].without_prefix),
+                "modality": look_up(name)[0].modality,
             }
             for name in list_backbones()
         },

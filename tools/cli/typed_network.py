@@ -9,9 +9,11 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tasks.engine.family import Family
 from tools.cli.arguments import select_backbones
 from tools.cli.nested_config import deep_merge
 from tools.cli.ranges import check_ranges, count_jobs
+from tools.cli.usual_family import usual_family
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
@@ -24,7 +26,9 @@ def split_backbone_options(arguments: Sequence[str]) -> tuple[list[str], list[st
     return words, [one for one in arguments if one not in words]
 
 
-def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
+def read_networks(
+    text: str, words: Sequence[str] = (), family: Family | None = None
+) -> list[Network]:
     """Parse comma-separated names and patterns, with options that apply to all of them.
 
     Args:
@@ -32,14 +36,16 @@ def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
             ``deit_t_afbo backbone.mixer.g2=6,deit_t``.
         words: Options such as ``backbone.mixer.g2=6``; each of several values, as in
             ``backbone.mixer.g2=4,6``, makes a network.
+        family: Task family of the networks; by default that of configs/run.yaml.
 
     Raises:
-        ValueError: A name or option is unknown; the message suggests the nearest.
+        ValueError: A name or option is unknown; the message suggests the nearest. Or a network
+            has another modality than the family.
     """
-    networks = []
+    networks, family = [], family or usual_family()
     for item in split_outside_brackets(text, ","):
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
-        for name in select_backbones(typed):
+        for name in select_backbones(typed, family):
             for chosen in expand_values([*words, *filter(None, own)]):
                 networks.append((name, read_options(chosen, name, known_options(name))))
     return networks

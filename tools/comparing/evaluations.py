@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.engine.family import families
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.comparing.run_records import RunRecord
@@ -41,15 +42,17 @@ def evaluation_of(run: RunRecord) -> dict[str, Any]:
     """
     data = run.summary.get("data") or {}
     prints, images = data.get("fingerprints") or {}, data.get("images") or {}
-    known = bool(prints.get("classes") and prints.get("val"))
+    family = families().get(run.task)
+    targets, unit = (family.targets, family.unit) if family else (("classes",), "images")
+    validated = f"validation {unit}"
     found: dict[str, Any] = {"data": data_name(run)}
-    if known:
-        found["classes"] = f"{data.get('classes')} ({prints['classes'][:6]})"
-        found["validation images"] = f"{images.get('val')} ({prints['val'][:6]})"
+    if all(prints.get(name) for name in (*targets, "val")):
+        found |= {name: f"{data.get(name)} ({prints[name][:6]})" for name in targets}
+        found[validated] = f"{images.get('val')} ({prints['val'][:6]})"
     else:
         found["data.root"] = None if on_sample_data(run) else run.config.get("data.root")
-        found["classes"] = UNKNOWN
-        found["validation images"] = images.get("val", UNKNOWN)
+        found |= dict.fromkeys(targets, UNKNOWN)
+        found[validated] = images.get("val", UNKNOWN)
     for key, value in sorted(run.config.items()):
         if is_evaluation(key) and value is not None and value != USUAL.get(key):
             found[key] = value

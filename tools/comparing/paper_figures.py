@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.family import Published, families, find_family
 from tasks.engine.saved_config import IDENTITY, open_saved
 from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
@@ -14,44 +15,12 @@ from tools.config.default_values import TOKEN_MIXER
 from tools.config.recipes import REQUIRED
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
-from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs.folder import may_differ
 
 SAMPLE = "datamodules.sample.datamodules."
 
-# ImageNet, represented by the first of the data modules that read it.
-IMAGENET = "datamodules.images.image_folder.ImageFolderDataModule"
-CONTAINERS = (
-    "datamodules.images.class_folders.ClassFoldersDataModule",
-    "datamodules.images.image_tars.ImageTarsDataModule",
-    "datamodules.images.image_parquet.ImageParquetDataModule",
-)
-# The data that a paper's rows of a task were measured on.
-PUBLISHED_ON = {
-    "classification": IMAGENET,
-    "transfer": "datamodules.images.cifar100.CIFAR100DataModule",
-    "detection": "datamodules.dense.coco.CocoDataModule",
-    "segmentation": "datamodules.dense.ade20k.ADE20KDataModule",
-}
-# ImageNet's robustness sets and their metrics, besides mce for imagenet_c.
-ROBUSTNESS_DATA = "datamodules.images.robustness.RobustnessDataModule"
-SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
-# Options of these data that must equal the row's.
+# Options of the data of an evaluation on several sets that must equal the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
-# Further data of single rows, by the ``data`` of their ``train``, with the number of test images.
-ALSO_PUBLISHED_ON = {
-    "cityscapes": ("datamodules.dense.cityscapes.CityscapesDataModule", 500),
-    "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030),
-}
-# Test images of a task's rows.
-TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
-# Our names of metrics, the papers', and the divisor of theirs in percent.
-METRICS: dict[str, tuple[str, float]] = {
-    "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
-    "mIoU_ms": ("miou_ms", 1), **{name: (name, 1) for name in ("mce", *ROBUSTNESS.values())},
-    "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
-    **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
-}  # fmt: skip
 # Options of devices, in which a run may differ from its experiment.
 DEVICES = (
     "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic", "compile",
@@ -127,7 +96,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         ``paper``, ``ours`` and, if they are comparable, ``difference``; otherwise ``why_not``.
     """
     evaluates = config["mode"] != "fit"
-    on_sets = evaluates and config["data"]["_target_"] == ROBUSTNESS_DATA
+    on_sets = evaluates and _is_suite(config["task_name"], config["data"]["_target_"])
     if not (config.get("paper") or {}).get("name") and not on_sets:
         return None
     trained = open_saved(config["ckpt"]).run if evaluates else None
@@ -145,7 +114,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         }
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)
-    if on_sets and (row is None or not SET_OF.keys() - {"top1"} & row.metrics.keys()):
+    if on_sets and (row is None or not _figures_on_sets(run.task) & row.metrics.keys()):
         row = _on_sets(run)
         if row is not None:
             run = replace(run, config={**run.config, "paper.experiment": row.name})
@@ -171,21 +140,42 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
 
 
 def measured_on(row: Row) -> tuple[str, int]:
-    """Return the data module that a row was measured on, and its number of test images."""
-    usual = (PUBLISHED_ON[row.task], TEST_IMAGES[row.task])
-    return ALSO_PUBLISHED_ON.get(row.train.data, usual)
+    """Return the data module that a row was measured on, and its number of test examples."""
+    published = _published(row.task)
+    return published.also.get(row.train.data, (published.data, published.examples))
+
+
+def _published(task: str) -> Published:
+    published = find_family(task).published
+    assert published is not None, f"rows of {task}, whose FAMILY has nothing published"
+    return published
 
 
 def data_set(target: object) -> str:
-    """Return the data module that represents a dataset, whatever its container."""
-    return IMAGENET if target in CONTAINERS else str(target)
+    """Return the data module that represents a dataset, whatever its file format."""
+    published = filter(None, (family.published for family in families().values()))
+    return next((one.data for one in published if target in one.containers), str(target))
+
+
+def _is_suite(task: str, target: object) -> bool:
+    """Return True for the data module of several test sets at once."""
+    published = find_family(task).published
+    return published is not None and bool(target) and target == published.suite
+
+
+def _figures_on_sets(task: str) -> set[str]:
+    """Return the metrics that a suite of test sets gives besides the usual one."""
+    family = find_family(task)
+    return {one.name for one in family.metrics if one.data_set} - {family.table_metric}
 
 
 def _is_published_data(run: RunRecord) -> bool:
-    """Return True if a run was tested on a dataset of the paper's rows with all its images."""
-    if run.task not in PUBLISHED_ON:
+    """Return True if a run was tested on a dataset of the paper's rows with all its examples."""
+    family = families().get(run.task)
+    if family is None or family.published is None:
         return False
-    counts = dict(ALSO_PUBLISHED_ON.values()) | {PUBLISHED_ON[run.task]: TEST_IMAGES[run.task]}
+    published = family.published
+    counts = {**dict(published.also.values()), published.data: published.examples}
     target = data_set(run.config.get("data._target_"))
     images = run.summary.get("data", {}).get("images", {}).get("val")
     return target in counts and images in (None, counts[target])
@@ -255,12 +245,14 @@ def _has_options(run: RunRecord, row: Row) -> bool:
 
 def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
     """Return the row's metrics that the run's data can give, by our names."""
-    on_sets = run.config.get("data._target_") == ROBUSTNESS_DATA
-    sets = run.config["data.sets"] if on_sets else ["imagenet"]
+    family = find_family(run.task)
+    on_sets = _is_suite(run.task, run.config.get("data._target_"))
+    # Elsewhere the run has one set, which gives the usual metric.
+    sets = run.config["data.sets"] if on_sets else [family.metric(family.table_metric).data_set]
     found = {
-        ours: row.metrics[theirs] / scale
-        for ours, (theirs, scale) in METRICS.items()
-        if theirs in row.metrics and SET_OF.get(ours, sets[0]) in sets
+        one.name: row.metrics[one.published] / one.scale
+        for one in family.metrics
+        if one.published in row.metrics and (one.data_set or sets[0]) in sets
     }
     probed = f"top1_{run.config.get('protocol')}"
     return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
@@ -295,7 +287,7 @@ def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
 def _on_sets(run: RunRecord) -> Row | None:
     """Return the first row of any paper that reports robustness of a run's network."""
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
-    figures = SET_OF.keys() - {"top1"}
+    figures = _figures_on_sets(run.task)
     return next((row for row in rows if row.name and figures & row.metrics.keys()), None)
 
 
@@ -308,14 +300,15 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
     if target.startswith(SAMPLE) or inside:
         return ["trained on sample data; not comparable with the paper"]
-    if target == ROBUSTNESS_DATA:
+    if _is_suite(run.task, target):
         return _other_sets(run)
     wanted, count = measured_on(row)
     if data_set(target) != wanted:
         return [f"made on {target.rpartition('.')[2]}, not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
     if images not in (None, count):
-        return [f"{images} test images instead of {count}, so the data differs"]
+        unit = find_family(run.task).unit
+        return [f"{images} test {unit} instead of {count}, so the data differs"]
     return []
 
 
@@ -340,7 +333,7 @@ def _other_sets(run: RunRecord) -> list[str]:
 
 def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) -> list[str]:
     """Return how a run differs from the published one; with ``groups``, in these only."""
-    if run.task != "transfer" and not row.options.get("fused"):
+    if _published(run.task).fixed_parameters and not row.options.get("fused"):
         parameters = run.summary["parameters"]
         if parameters != row.params:
             return [
@@ -372,7 +365,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     meant = apply_fixed_schedule(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
-    if target == ROBUSTNESS_DATA or data_set(target) == measured_on(row)[0]:
+    if _is_suite(run.task, target) or data_set(target) == measured_on(row)[0]:
         free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"

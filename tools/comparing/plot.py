@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tasks.engine.family import Direction, families
 from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
-from tools.comparing.table import Row, pareto, setting
+from tools.comparing.table import Row, direction_of, pareto, setting
 from tools.plotting.colours import COLOURS
 from tools.plotting.labels import text_extent
 
@@ -24,10 +25,6 @@ AXES = {
     "latency": "milliseconds for one image on this CPU",
 }
 REPORTED = {"params": "params", "macs": "flops"}
-METRIC_NAMES = {
-    "top1": "top-1 accuracy in %", "top5": "top-5 accuracy in %", "AP": "box AP",
-    "mask_AP": "mask AP", "mIoU": "mIoU in %",
-}  # fmt: skip
 LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
 ROUNDS = 15
 WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
@@ -58,7 +55,7 @@ def plot(
 
     Args:
         rows: Rows of one evaluation.
-        metric: On the vertical axis, higher is better.
+        metric: On the vertical axis.
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
         path: The PNG to write.
         heading: Difference of this evaluation from those of other plots.
@@ -89,11 +86,11 @@ def plot(
         axis.scatter([x for _, x, _ in reported], [y for _, _, y in reported], s=34, marker="D",
                      facecolor="white", edgecolor="#555555", linewidth=1.1, zorder=3,
                      label="papers")  # fmt: skip
-    _name_axes(axis, f"{rows[0].first.task}: {metric} over {cost}", AXES[cost], metric, heading,
-               lines)  # fmt: skip
+    title = f"{rows[0].first.task}: {metric} over {cost}"
+    _name_axes(axis, title, AXES[cost], _title(rows, metric), heading, lines)
     _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
     axis.margins(x=0.14, y=0.12)
-    _draw_front(axis, ours)
+    _draw_front(axis, ours, direction_of(rows[0].first.task, metric))
     _finish(axis)
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
@@ -161,7 +158,8 @@ def plot_setting(
             yerr=[row.deviation[metric] or 0 for _, row in points_], fmt="o-" if numeric else "o",
             ms=6, lw=1.2, capsize=3, color=COLOURS[number % len(COLOURS)], label=name,
         )  # fmt: skip
-    _name_axes(axis, f"{rows[0].first.task}: {metric} over {key}", key, metric, heading, lines)
+    title = f"{rows[0].first.task}: {metric} over {key}"
+    _name_axes(axis, title, key, _title(rows, metric), heading, lines)
     if numeric:
         _set_scale(axis, [float(place) for place in places])
     else:
@@ -185,13 +183,19 @@ def _wrapped(beneath: Sequence[str]) -> list[str]:
     ]
 
 
+def _title(rows: Sequence[Row], metric: str) -> str:
+    """Return the label of a metric's axis, as the family of the rows names it."""
+    family = families().get(rows[0].first.task)
+    return (family.metric(metric).title if family else "") or metric
+
+
 def _name_axes(
     axis: Any, title: str, across: str, metric: str, heading: str, lines: Sequence[str]
 ) -> None:
     axis.set_xlabel("\n".join([across, *lines]))
     if lines:
         axis.xaxis.label.set(fontsize=8, ha="left", x=0)
-    axis.set_ylabel(METRIC_NAMES.get(metric, metric))
+    axis.set_ylabel(metric)
     titles = [title, *textwrap.wrap(heading, WIDE)]
     axis.set_title("\n".join(titles), loc="left", fontsize=11 if len(titles) == 1 else 9)
 
@@ -295,15 +299,16 @@ def _options(row: Row) -> dict[str, Any]:
 
 def _reported(rows: Sequence[Row], metric: str, cost: str) -> list[tuple[str, float, float]]:
     """Return the papers' points for these rows; costs of whole detectors do not fit backbones."""
-    task = rows[0].first.task
-    if cost == "latency" or (cost == "macs" and task in ("detection", "segmentation")):
+    family = families().get(rows[0].first.task)
+    published = family and family.published
+    if cost == "latency" or not published or (cost == "macs" and published.whole_cost):
         return []
     return points([run for row in rows for run in row.runs], metric, REPORTED[cost])
 
 
-def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
+def _draw_front(axis: Any, ours: Sequence[tuple[float, float]], direction: Direction) -> None:
     """Draw the Pareto front: steps from each best point to the next, and to the edge."""
-    front = [ours[index] for index in pareto(ours)]
+    front = [ours[index] for index in pareto(ours, direction)]
     axis.autoscale_view()
     left, right = axis.get_xlim()
     axis.set_xlim(left, right)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.options import listed
+from tasks.engine.family import Direction, families
 from tools.cli.network_names import network_name
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
@@ -17,8 +18,6 @@ from tools.comparing.run_records import RunRecord
 from tools.config.default_values import TOKEN_MIXER, drop_defaults
 from tools.runs.folder import may_differ
 
-# The default metric of a task.
-HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
 # Settings that change what a metric counts, with their default; other values are always shown.
 COUNTED = {"data.skip_unusable_boxes": False}
 ALIASES = {
@@ -237,7 +236,8 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     known = list(dict.fromkeys(name for row in rows for name in row.mean))
     if not known:
         raise ValueError(f"the runs of task={task} that share a row must share a metric")
-    usual = HEADLINE.get(task, known[0] if known else "")
+    family = families().get(task)
+    usual = family.table_metric if family else known[0]
     names = asked.split(",") if asked else [usual if usual in known else known[0]]
     for name in names:
         if name not in known:
@@ -245,16 +245,24 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     return names
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+def direction_of(task: str, metric: str) -> Direction:
+    """Return "max" or "min" for a metric of a task; "max" for a task of another checkout."""
+    family = families().get(task)
+    return family.direction(metric) if family else "max"
+
+
+def pareto(points: Sequence[tuple[float, float]], direction: Direction) -> list[int]:
     """Return the indices of the Pareto-optimal points, by rising cost.
 
     Args:
-        points: (cost, metric); a low cost and a high metric are better.
+        points: (cost, metric); a low cost is better.
+        direction: "max" if a high metric is better.
     """
+    sign = 1 if direction == "max" else -1
     best, front = -math.inf, []
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        if points[index][1] > best:
-            best = points[index][1]
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
+        if sign * points[index][1] > best:
+            best = sign * points[index][1]
             front.append(index)
     return front
 
@@ -262,7 +270,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, Any]:
     """Return a row as a record for ``tools.cli.tables``."""
     first = row.first
-    height, width = first.summary.get("macs_at", (None, None))
+    size = first.summary.get("macs_at", (None, None))
     shown: dict[str, Any] = {"task": first.task}
     shown |= dict(zip(by, row.label, strict=True))
     shown |= {"settings": row.settings, "runs": len(row.runs)}
@@ -275,7 +283,7 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
         "paper": str(row.paper) if row.paper else None,
         "parameters_m": row.average("parameters") / 1e6,
         "backbone_macs_g": row.average("backbone_macs") / 1e9,
-        "image_size": f"{height}x{width}",
+        "image_size": "x".join(map(str, size)),
         "seconds": row.average("seconds"),
         "terms": row.terms or None,
     }

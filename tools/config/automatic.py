@@ -11,12 +11,26 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import find_family
 from tasks.engine.saved_config import CONFIG, read_config
+from tasks.engine.schedule_rule import (
+    BATCH,
+    BATCH_NORM,
+    EPOCHS,
+    INTERVAL,
+    KEYS,
+    MILESTONES,
+    PRETRAINED,
+    RANDOM,
+    RATE,
+    REFERENCE,
+    WARMUP,
+    ScheduleRule,
+)
 from tools.cli.processes import count_devices
 
 if TYPE_CHECKING:
@@ -25,16 +39,6 @@ if TYPE_CHECKING:
 Choice = tuple[Any, str]  # a value and its reason
 AUTO = "auto"
 CHOSEN = "automatic"  # config entry with the reason for each chosen value
-BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
-WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
-EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
-INTERVAL = "trainer.check_val_every_n_epoch"
-KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
-
-# Starts of a training. Networks whose only norms are batch norms tolerate higher rates.
-RANDOM, BATCH_NORM = "random weights", "random weights, batch norms only"
-PRETRAINED = "pretrained weights"
-
 MAX_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # shares of the run; "multistep" lowers the rate there: MMDetection's 1x
@@ -43,74 +47,16 @@ VALIDATIONS = 50  # maximum per run
 TRAINED_PER_VALIDATED = 2
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Default schedule of a task for N training images.
+def find_rule(task: str) -> ScheduleRule:
+    """Return the schedule rule of a family.
 
-    Attributes:
-        batches: Pairs of a largest N and its images per step over all devices.
-        device_batch: Images per step and device for larger N, and the maximum for any N.
-        rates: Learning rate and its batch by the start of the training. Larger batches keep the
-            rate; smaller ones scale it by the square root of the batch.
-        large: Largest N for these batches; above it ``large_batch`` applies, since long runs need
-            lower rates.
-        large_batch: See ``large``.
-        seen: A run has ``seen / sqrt(N)`` epochs, so it sees ``seen * sqrt(N)`` images.
-        least_epochs: Minimum number of epochs as a function of N.
-        warmup_steps: Maximum length of the warm-up.
-        fixed: Published schedule by option, for recipes and experiments.
-
-    Source of the square root: Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
-    Algorithms", 2022; the linear rule is SGD's.
+    Raises:
+        ValueError: It has none.
     """
-
-    batches: tuple[tuple[int, int], ...]
-    device_batch: int
-    rates: Mapping[str, tuple[float, int]]
-    seen: float
-    least_epochs: Callable[[int], float]
-    warmup_steps: float
-    fixed: Mapping[str, Any]
-    large: float = math.inf
-    large_batch: int = 0
-
-
-CLASSIFICATION = Rule(
-    batches=((500, 16), (5_000, 32), (50_000, 64)),
-    device_batch=128,
-    rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
-    seen=1_200,
-    least_epochs=lambda images: min(max(images / 1_000, 15), 100),
-    warmup_steps=math.inf,
-    fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
-    large=50_000,
-    large_batch=1_024,  # DeiT, Table 9
-)
-RULES = {
-    "classification": CLASSIFICATION,
-    "transfer": CLASSIFICATION,
-    # Swin's Mask R-CNN in MMDetection: 1e-4 for 16 images, 12 epochs, 500 steps of warm-up.
-    "detection": Rule(
-        batches=(),
-        device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
-        seen=400,
-        least_epochs=lambda _: 12,
-        warmup_steps=500,
-        fixed={BATCH: 2, RATE: 1e-4, REFERENCE: 16, WARMUP: 0.07, MILESTONES: [8, 11], EPOCHS: 12,
-               INTERVAL: 1},
-    ),
-    # Swin's UperNet in MMSegmentation: 6e-5 for 16 images, 1,500 steps of warm-up.
-    "segmentation": Rule(
-        batches=(),
-        device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
-        seen=800,
-        least_epochs=lambda _: 30,
-        warmup_steps=1_500,
-        fixed={BATCH: 2, RATE: 6e-5, REFERENCE: 16, WARMUP: 1.2, EPOCHS: 100, INTERVAL: 1},
-    ),
-}  # fmt: skip
+    rule = find_family(task).rule
+    if rule is None:
+        raise ValueError(f"task={task} has no rule for {AUTO}; pass numbers for {', '.join(KEYS)}")
+    return rule
 
 
 def auto_keys(config: Mapping[str, Any]) -> list[str]:
@@ -145,7 +91,7 @@ def apply_fixed_schedule(config: dict[str, Any]) -> dict[str, Any]:
     keys = auto_keys(config)
     if not keys:
         return config
-    config, values = copy.deepcopy(config), RULES[config["task_name"]].fixed
+    config, values = copy.deepcopy(config), find_rule(config["task_name"]).fixed
     for key in keys:
         _set(config, key, values[key])
     if RATE in keys:
@@ -188,7 +134,7 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
     keys = auto_keys(config)
     if not keys:
         return
-    rule, trainer = RULES[config["task_name"]], config["trainer"]
+    rule, trainer = find_rule(config["task_name"]), config["trainer"]
     devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
     chosen = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
@@ -223,13 +169,13 @@ def _count_taken(trainer: Mapping[str, Any], batches: int) -> int:
 
 def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> str | None:
     """Return a line with the chosen values, or None if none were chosen."""
-    keys = config.get(CHOSEN)
+    keys, unit = config.get(CHOSEN), find_family(config["task_name"]).unit
     if not keys:
         return None
     chosen = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
     epochs = config["trainer"]["max_epochs"]
     length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
-    return f"Chosen for {images:,} training images: {chosen}{length}"
+    return f"Chosen for {images:,} training {unit}: {chosen}{length}"
 
 
 def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> str:
@@ -274,14 +220,14 @@ def comment_auto(text: str) -> str:
     return re.sub(rf"^( +(?:{names}): {AUTO})$", rf"\1 {comment}", text, flags=re.MULTILINE)
 
 
-def _choose_batch(rule: Rule, images: int, devices: int) -> int:
+def _choose_batch(rule: ScheduleRule, images: int, devices: int) -> int:
     """Return the batch size per device."""
     total = next((batch for most, batch in rule.batches if images <= most), None)
     own = rule.device_batch if total is None else min(rule.device_batch, total // devices)
     return max(1, min(own, images // devices))
 
 
-def _choose_rate(rule: Rule, images: int, total: int, start: str) -> Choice:
+def _choose_rate(rule: ScheduleRule, images: int, total: int, start: str) -> Choice:
     """Return the rate for ``total`` images per step."""
     is_large = images > rule.large
     if start not in rule.rates or (is_large and start == BATCH_NORM):
@@ -304,7 +250,7 @@ def _find_random_start(backbone: nn.Module) -> str:
 
 
 def _choose_schedule(
-    rule: Rule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
+    rule: ScheduleRule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
 ) -> dict[str, Choice]:
     """Return warm-up, milestones, length and validation interval, in epochs."""
     wanted = max(rule.seen / math.sqrt(images), rule.least_epochs(images))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import check_value, unknown
+from tasks.engine.family import find_family
 from tasks.engine.saved_config import SOLVED, checkpoint_file
+from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
@@ -31,7 +33,7 @@ TOP_LEVEL = {
     "checkpoints": Literal["all", "best", "last"],
     "checkpoint_every": float | None,
     "require_pretrained": bool,
-    "keep_classifier": bool,
+    "keep_classifier": bool | None,  # of tasks with a classifier
     "keep_memory": bool,
     "report": bool,
 }
@@ -67,6 +69,7 @@ def resolve_config(config: Any) -> dict[str, Any]:
     if not 0 <= minutes < math.inf:
         raise ValueError(f"checkpoint_every={minutes} must be a number of minutes; 0 is never")
     config["trainer"] = fill_lengths(config["trainer"], training=config["mode"] == "fit")
+    _check_host(config)
     recipe, like = _check_compatible(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = apply_fixed_schedule(config)
@@ -82,6 +85,12 @@ def resolve_config(config: Any) -> dict[str, Any]:
         _check_pretrained(config)
     _resolve_paths(config)
     return config
+
+
+def _check_host(config: Mapping[str, Any]) -> None:
+    """Check that the backbone has the modality of the task."""
+    family, name, known = find_family(config["task_name"]), config["backbone"]["name"], catalogue()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
 
 
 def _check_compatible(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
@@ -241,6 +250,7 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     if "backbone.pretrained=null" in config.get("overrides", ()):
         return  # typed explicitly, which means false
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    start = find_family(task).started_by
     experiment = (config.get("paper") or {}).get("experiment")
     if experiment is not None:
         raise ValueError(
@@ -251,9 +261,9 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"task={task} starts from a trained backbone. Train one:\n"
-        f"  python tools/run.py task=classification backbone={name}\n"
+        f"  python tools/run.py task={start} backbone={name}\n"
         f"then pass it:\n"
         f"  python tools/run.py task={task} backbone={name} "
-        f"backbone.pretrained={root}/classification/{config_network_name(config['backbone'])}/latest\n"
+        f"backbone.pretrained={root}/{start}/{config_network_name(config['backbone'])}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )

@@ -13,12 +13,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
+from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import count_jobs
 from tools.cli.typed_network import join_token_mixer
+from tools.cli.usual_family import usual_task
 from tools.config.config_checks import read_tasks
 from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
 from tools.config.lazy_groups import register_groups
@@ -143,9 +145,12 @@ def _group_options(group: str) -> list[str]:
 def _task_filter(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     """Return a filter for the options of a group that fit the typed or default task."""
     typed = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    task = typed.get("task", "classification")
+    task = typed.get("task", usual_task())
 
     def fits(group: str, name: str) -> bool:
+        if group == "backbone":
+            family = families().get(task)
+            return family is None or catalogue().modality(name) == family.modality
         if group not in ("head", "data", "recipe") or set(task) & set(",*?["):
             return True
         tasks = read_tasks(CONFIGS / group / f"{name}.yaml", group)

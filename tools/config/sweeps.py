@@ -36,8 +36,11 @@ def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> lis
             continue
         if not sweep:
             raise ValueError(f"{argument} stands for several values; pass -m {argument}")
-        is_group = key != "backbone"
-        names = _match(key, value, fits, arguments) if is_group else select_backbones(value)
+        if key == "backbone":  # patterns skip other modalities; names of one raise an error later
+            typed = value.split(",")
+            names = [name for name in select_backbones(value) if name in typed or fits(key, name)]
+        else:
+            names = _match(key, value, fits, arguments)
         found.append(f"{key}={','.join(names)}")
     return found
 

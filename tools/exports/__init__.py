@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import Family, find_family
 from tasks.engine.plain_files import DamagedFile, read_text
 from tools.cli.network_names import network_name
+from tools.cli.usual_family import usual_family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,6 +143,11 @@ class ExportRequest:
     say: Callable[[str], None] = silent
 
     @property
+    def goes(self) -> str:
+        """What of the run's family goes to the target; a backbone without a run."""
+        return "backbone" if self.run is None else family_of_run(self.run).export_of(self.to)
+
+    @property
     def label(self) -> str:
         """Return the network's name, including a token mixer that replaces the host's."""
         return network_name(self.backbone, self.options.get("token_mixer"))
@@ -178,6 +185,26 @@ class ExportRequest:
 
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
+
+
+def family_of_run(run: Mapping[str, Any] | None) -> Family:
+    """Return the family of a run's config, or the one that files without a run are of."""
+    return usual_family() if run is None else find_family(run["task_name"])
+
+
+def check_exported(run: Mapping[str, Any] | None, to: str) -> None:
+    """Refuse a target that the family of a run does not define.
+
+    Raises:
+        ValueError: Names the targets that it does.
+    """
+    family = family_of_run(run)
+    if not family.export_of(to):
+        known = ", ".join(family.exports) or "none"
+        raise ValueError(
+            f"to={to} does not take networks of task={family.name}, which are for "
+            f"{family.modality}s; its targets: {known}"
+        )
 
 
 def exporter(to: str) -> Exporter:

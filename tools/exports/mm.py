@@ -48,8 +48,6 @@ from tools.exports.standalone import check_standalone, write_standalone
 
 CONFIG, README = "config.py", "README.md"
 HERE = "{{ fileDirname }}"  # mmengine replaces this by the config's folder
-# The task whose whole models a toolkit opens.
-TASKS = {"mmdet": "detection", "mmseg": "segmentation"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,9 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: The outputs differ, or the checkpoint is another model's.
     """
     require_package(f"{request.to}.datasets")  # first, because it explains what is missing
-    task = (request.run or {}).get("task_name")
     if request.to == "mmpretrain":
         package = classifier_package(request)
-    elif task == TASKS[request.to]:
+    elif request.goes == "model":
         package = whole_package(request)
     else:
         package = backbone_package(request)

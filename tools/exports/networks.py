@@ -22,6 +22,8 @@ Content = Literal["classifier", "maps", "dense"]
 class Maps(nn.Module):
     """Returns a backbone's maps, fine to coarse, as the outputs of a program."""
 
+    num_classes = 0  # there is no classifier
+
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.backbone = backbone
@@ -117,8 +119,7 @@ def names_of(
 ) -> tuple[str, ...]:
     """Return the class names if a classifier is among the parts, else an empty tuple."""
     network = parts.get("classifier")
-    count = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
-    return class_names(request, count)
+    return class_names(request, network.num_classes if network else 0)
 
 
 def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbones import Backbone
-from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from tasks.engine.family import ANY, find_family
 from tasks.engine.instantiate import build
 
 Size = tuple[int, int]
@@ -54,15 +54,14 @@ class Preprocessing:
 
 
 def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
-    """Return the preprocessing of a classification run; None for other checkpoints.
+    """Return the preprocessing of a classifier's run; None for other checkpoints.
 
     It is read from the run's own data module, so defaults are those of the run. Unknown
     augmentations, which may do anything, give None.
     """
-    if run is None or run.get("task_name") not in ("classification", "transfer"):
+    if run is None or find_family(run["task_name"]).export_of(ANY) != "classifier":
         return None
     datamodule = build(run, "data", seed=run["seed"], predict_path=None)
-    assert isinstance(datamodule, ClassificationDataModule)
     made, size = datamodule.augmentation, datamodule.image_size
     if isinstance(made, PaperAugmentation):
         crop_pct, squash, interpolation = made.crop_pct, False, made.interpolation
@@ -97,8 +96,7 @@ def describe_preprocessing(
         values.
     """
     prepared = preprocessing_of(run)
-    task = None if run is None else run.get("task_name")
-    if run is not None and task in ("detection", "segmentation"):
+    if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
         return _of_dense(run, backbone, size, fixed=fixed)
     source = FROM_RUN if prepared else USUAL
     if prepared is None:

@@ -9,6 +9,7 @@ timm's scripts number class folders in another order; ``class_map.txt`` gives th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import timm
 import torch
@@ -70,13 +71,13 @@ def export(request: ExportRequest) -> list[Path]:
     """
     held = held_by(request)
     network = held.network
-    classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if held.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
-    if isinstance(network, LinearClassifier):
-        model.classifier = network.classifier
+    if classes:
+        model.classifier = cast("LinearClassifier", network).classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}

@@ -121,7 +121,7 @@ class Described:
 
 def output_names(network: LinearClassifier | Maps) -> list[str]:
     """Name the outputs: ``logits``, or ``map_<stride>`` for each map, fine to coarse."""
-    if isinstance(network, LinearClassifier):
+    if network.num_classes:
         return [LOGITS]
     names = [f"map_{info.stride}" for info in network.backbone.feature_info]
     if len(set(names)) == len(names):

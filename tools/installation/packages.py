@@ -19,10 +19,10 @@ VENV = ROOT / ".venv"
 IN_VENV = Path(sys.prefix).resolve() == VENV
 
 # Features that need a package; packages without an entry serve the features of their group.
-GROUP_FEATURES = {"": "everything", "dense": "detection, segmentation", "dev": "tests and checks"}
+GROUP_FEATURES = {"": "everything", "dev": "tests and checks"}
 FEATURES = {
     "timm": "backbones",
-    "torchmetrics": "classification, transfer",
+    "torchmetrics": "metrics",
     "hydra-core": "command line",
     "scikit-learn": "sample data",
     "filelock": "sample data",
@@ -30,10 +30,6 @@ FEATURES = {
     "rich": "progress and tables",
     "tensorboard": "TensorBoard events",
     "safetensors": "safetensors checkpoints",
-    "onedl-mmdetection": "detection",
-    "onedl-mmsegmentation": "segmentation",
-    "pycocotools": "detection",
-    "faster-coco-eval": "detection metrics",
     "fvcore": "complexity with rule=fvcore",
     "pytest-xdist": "tests and checks",
     "cvxpy": "semidefinite programs",
@@ -106,6 +102,16 @@ def read_requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[st
     return named
 
 
+def tasks_with(name: str, group: str) -> list[str]:
+    """Return the tasks that need a package, or else those that need any other of its group."""
+    from tasks.engine.family import families  # of the Python that main has checked
+
+    needs = {family.name: set(family.needs) for family in families().values()}
+    others = set(read_requirements()[group]) if group else set()
+    named = [task for task, own in needs.items() if name in own]
+    return named or [task for task, own in needs.items() if own & others]
+
+
 def describe(name: str, group: str, tested: str, installed: str | None) -> Package:
     """Compare one package with the tested set, ignoring local parts such as +cu130."""
     status: Status = "missing"
@@ -114,7 +120,8 @@ def describe(name: str, group: str, tested: str, installed: str | None) -> Packa
     remedy = "" if status == "ok" else f"pip install -c constraints.txt {name}"
     if remedy and IN_VENV:
         remedy = "make install"
-    feature = FEATURES.get(name, GROUP_FEATURES.get(group, group))
+    feature = FEATURES.get(name) or ", ".join(tasks_with(name, group))
+    feature = feature or GROUP_FEATURES.get(group, group)
     return Package(name, group, installed, tested, status, feature, remedy)
 
 

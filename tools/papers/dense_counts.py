@@ -22,16 +22,13 @@ from torch import Tensor, nn
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from heads.toolkits.toolkit import ToolkitModel
+from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
 from tools.cli.nested_config import deep_merge
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
 PROPOSALS, MASKED = 1000, 100
-# Classes of COCO and ADE20K, and the papers' image size for counts, per task.
-CLASSES = {"detection": 80, "segmentation": 150}
-SIZES = {"detection": "800x1280", "segmentation": "512x2048"}
-HEADS_BY_TASK = {"detection": "mask_rcnn", "segmentation": "upernet"}
 Part = tuple[str, int, int]  # name, parameters, multiply-adds
 Size = tuple[int, int]
 
@@ -49,7 +46,7 @@ def head_config(task: str, head: str, changes: Mapping[str, Any] | None = None) 
     """Return the config of a head.
 
     Args:
-        task: "detection" or "segmentation".
+        task: Name of the family.
         head: Its name.
         changes: Nested values that override the file's.
 
@@ -78,7 +75,7 @@ def count_dense_parts(
     Args:
         name: Name of the backbone.
         options: Options of the backbone, as JSON.
-        task: "detection" or "segmentation".
+        task: Name of the family.
         head: Name of the head.
         changes: Overrides of the head's config, as JSON.
         classes: Number of classes.
@@ -99,14 +96,17 @@ def count_dense_parts(
         backbone = create_backbone(name, dense=True, **json.loads(options))
         whole = build(config, "head", backbone=backbone, num_classes=classes)
     with torch.device(device), torch.no_grad():
-        return list(_count_parts(whole.eval(), size, rule))
+        counted = find_family(task).counted
+        assert counted is not None
+        return list(imported(counted.parts)(whole.eval(), size, rule))
 
 
 def _has_queries(head: Mapping[str, Any]) -> bool:
     return any(word in str(head["base"]) for word in ("dino", "detr", "former"))
 
 
-def _count_parts(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+def parts_of(whole: ToolkitModel, size: Size, rule: str) -> Iterator[Part]:
+    """Yield the parts of a model of the MM toolkits."""
     model = whole.model
     counted: set[nn.Parameter] = set()
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
-from heads.frozen.head import FrozenFeatures
 from tasks.engine.base import BaseTask
 from tasks.engine.compilation import check_compiler, compile_blocks
+from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
 from tasks.engine.signals import Stopped
@@ -22,7 +22,7 @@ from tools.cli.processes import is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
-from tools.runs import frozen_fit, predict_mode, report, resume, robustness_mode, trainer
+from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.source import Source, keep_source, read_source
@@ -72,18 +72,20 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
         task.load_weights(checkpoint)
         loaded = {"checkpoint_step": checkpoint.step}
     options, start = config["trainer"], None
+    shape = report.input_shape(config, datamodule)
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
-    facts = report.facts(config, task.model) | loaded | {"git_commit": code.commit}
+    facts = report.facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
         folder,
         task.monitor,
+        task.mode,
         training=training,
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
-    if training and not isinstance(task.model, FrozenFeatures):
+    if training and not solves(task.model):
         trainer.check_fit(engine, task, datamodule)
         if is_first_process():
             check_space(folder, task, top_k=config["callbacks"]["top_k"])
@@ -110,6 +112,11 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
     return datamodule
 
 
+def solves(model: nn.Module) -> bool:
+    """Return True for a head that is solved from features in place of a training."""
+    return bool(getattr(model, "solves", False))
+
+
 def work(
     parts: Parts, config: dict[str, Any], folder: Path, new_length: str | None
 ) -> dict[str, float]:
@@ -125,13 +132,14 @@ def work(
     if config["mode"] == "predict":
         return predict_mode.predict(engine, task, datamodule)
     if config["mode"] != "fit" and datamodule.parts:
-        return robustness_mode.measure(engine, task, datamodule, config, folder)
+        evaluate_parts = imported(task.family.parts_evaluation)
+        return evaluate_parts(engine, task, datamodule, config, folder)
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
     keep_source(folder, parts.code)
     report.announce_network(task.model.backbone, config["backbone"])
-    if isinstance(task.model, FrozenFeatures):
+    if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
     report.announce(parts.facts, config, datamodule, engine.world_size)
     if parts.start:

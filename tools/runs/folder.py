@@ -16,12 +16,13 @@ from typing import Any
 import yaml
 
 from tasks.engine.saved_config import CONFIG, read_config
+from tasks.engine.schedule_rule import RATE, REFERENCE
 from tasks.engine.sources import check_sources
 from tasks.engine.whole_files import write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
-from tools.config.automatic import AUTO, CHOSEN, RATE, REFERENCE, is_automatic
+from tools.config.automatic import AUTO, CHOSEN, is_automatic
 from tools.config.default_values import is_default, name_token_mixer
 from tools.runs import lock
 

@@ -12,8 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from heads.frozen.features import SolveOptions
-from heads.frozen.head import FrozenFeatures
-from tasks.engine.extraction import extract
+from tasks.classification.extraction import extract
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -23,8 +22,8 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
 
     Args:
         engine: Of the run.
-        task: A ``ClassificationTask`` around ``FrozenFeatures``.
-        datamodule: A ``ClassificationDataModule``.
+        task: Its model is solved from features.
+        datamodule: Its ``plain`` gives a split prepared as in evaluation.
         seed: Of the run.
 
     Returns:
@@ -36,7 +35,6 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     if isinstance(engine.strategy, FSDPStrategy):
         raise ValueError("features are taken from whole networks: pass trainer=ddp instead of fsdp")
     head = task.model
-    assert isinstance(head, FrozenFeatures)
     started = time.perf_counter()
     train, test = (
         extract(

@@ -21,10 +21,10 @@ from tasks.classification.corruption_error import (
     corruption_errors,
     mean_corruption_error,
 )
+from tasks.classification.family import ROBUSTNESS
 from tasks.engine.plain_files import read_json
 from tasks.engine.whole_files import write_whole
 from tools.cli.processes import find_launcher
-from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs import trainer
 
 say = rank_zero_only(logging.getLogger(__name__).info)

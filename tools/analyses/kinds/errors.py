@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import imported
 from tools.analyses import Findings
 from tools.analyses.figures import bare, finish, new_figure, picture_of, wrapped
 from tools.plotting.colours import COLOURS, colour_bar
@@ -47,26 +48,21 @@ NUMBERED = 50  # maximum number of classes for numbers in the cells of a confusi
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Analyse the errors of each network; all must have the same task."""
-    from tasks.detection.task import DetectionTask
-    from tasks.segmentation.task import SegmentationTask
-    from tools.cli.arguments import parse_integer
-
-    segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
-    if all(segmenting):
-        return _of_segmentors(subjects)
-    detecting = [isinstance(subject.task, DetectionTask) for subject in subjects]
-    if all(detecting):
-        return _of_detectors(subjects)
-    if any(segmenting) or any(detecting):
+    kinds = {subject.family.analyses["errors"] for subject in subjects}
+    if len(kinds) > 1:
         raise ValueError(
             "networks of different tasks have different errors; analyse them separately"
         )
-    return _of_classifiers(subjects, parse_integer("pairs", options["pairs"]))
+    find: Callable[..., Findings] = imported(kinds.pop())
+    return find(subjects, options)
 
 
-def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
+def of_classifiers(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find confusions, calibration and the worst images."""
     from tools.analyses.judged import confused_pairs, confusion, reliability
+    from tools.cli.arguments import parse_integer
 
+    pairs = parse_integer("pairs", options["pairs"])
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     drawn, worst = [], []
@@ -206,7 +202,8 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
     return figure
 
 
-def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
+def of_segmentors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find the IoU of each class."""
     import torch
 
     rows: list[dict[str, Any]] = []
@@ -242,7 +239,8 @@ def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
     return Findings(rows, rows, COLUMNS, {"iou": figure})
 
 
-def _of_detectors(subjects: Sequence[Subject]) -> Findings:
+def of_detectors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find precision over recall with kinds of errors forgiven one after the other."""
     import numpy as np
     import torch
 

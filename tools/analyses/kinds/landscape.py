@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import imported
 from tools.analyses import Findings
 from tools.analyses.figures import new_figure, wrapped
 from tools.cli.arguments import parse_integer
@@ -44,7 +45,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     shown: list[dict[str, Any]] = []
     surfaces = []
     for subject in subjects:
-        network, objective, images = _objective(subject)
+        network, objective, images = imported(subject.family.analyses["landscape"])(subject)
         values = surface(network, objective, places, seed)
         network.double()
         iterations = parse_integer("iterations", options["iterations"])
@@ -66,22 +67,20 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     return Findings([*shown, *rows], shown, COLUMNS, figures)
 
 
-def _objective(subject: Subject) -> tuple[Any, Any, int]:
-    """Return a copy of the network, its cross entropy on the images, and the number of images."""
-    from tasks.detection.task import DetectionTask
-    from tasks.segmentation.task import SegmentationTask
+def of_detector(subject: Subject) -> tuple[Any, Any, int]:
+    """Raise an error, since the loss of a detector jumps.
 
-    if isinstance(subject.task, DetectionTask):
-        raise ValueError(
-            f"the loss of {subject.label} matches boxes to objects anew at every weight, so it "
-            "jumps; pass a classifier or a segmentor"
-        )
-    if isinstance(subject.task, SegmentationTask):
-        return _of_segmentor(subject)
-    return _of_classifier(subject)
+    Raises:
+        ValueError: Always, with the reason.
+    """
+    raise ValueError(
+        f"the loss of {subject.label} matches boxes to objects anew at every weight, so it "
+        "jumps; pass a classifier or a segmentor"
+    )
 
 
-def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+    """Return a copy of the network, its loss on the images, and how many images there are."""
     import copy
 
     import torch
@@ -104,7 +103,8 @@ def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
     return network, objective, len(labels)
 
 
-def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+def of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+    """Return a copy of the network, its loss on the images, and how many images there are."""
     import copy
 
     import torch
