@@ -76,10 +76,10 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
-    from backbones.checkpoints.opening import open_checkpoint
-    from tasks.engine.saved_config import checkpoint_file, saved_run
+    from tasks.engine.saved_config import open_saved
 
-    run = saved_run(options["ckpt"]) if options["ckpt"] else None
+    saved = open_saved(options["ckpt"]) if options["ckpt"] else None
+    run = None if saved is None else saved.run
     usual = DEFAULT_BACKBONE if run is None else run.config["backbone"]["name"]
     name, typed = read_network(options["backbone"] or usual, words)
     if "pretrained" in typed:
@@ -87,8 +87,8 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     given = merge_options(run_options(None if run is None else run.config, name), typed)
     dense = run is not None and bool(run.config["backbone"].get("dense"))
     backbone = create_backbone(name, **{"dense": dense, **given}).eval()
-    if options["ckpt"]:
-        adopt(backbone, open_checkpoint(checkpoint_file(options["ckpt"])), trained=True)
+    if saved is not None:
+        adopt(backbone, saved.checkpoint, trained=True)
     places = backbone.channel_places()
     if not places:
         raise ValueError(f"the channel mixers of {name} are fixed, so they cannot be bounded")

@@ -22,7 +22,7 @@ from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier
 from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
-from tasks.engine.saved_config import checkpoint_file, saved_run
+from tasks.engine.saved_config import checkpoint_file, open_saved
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -191,7 +191,7 @@ def _load(
 ) -> Loaded:
     name, file = options.teacher, options.checkpoint
     if file is not None and (name is None or _is_ours(name)):
-        run = saved_run(file)
+        run = open_saved(file).run
         if run is not None:
             return _of_run(run.config, name, file, class_names)
         if name is None:

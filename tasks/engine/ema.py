@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 MAX_SHARE_OF_START = 0.05  # of the first weights in the average at a run's end
 
@@ -116,6 +117,57 @@ class WeightEMA:
             raise ValueError("the checkpoint's average is one of another model; start a new run")
         self.tensors = {key: value.clone() for key, value in state["tensors"].items()}
         self.steps = int(state["steps"])
+
+
+class ScheduleFreeAverage(WeightEMA):
+    """The average of the weights that a schedule-free optimiser keeps.
+
+    The optimiser trains weights y and reports their average x. Reading x leaves y as it is to the
+    bit, so that validations and checkpoints do not change a training.
+
+    Args:
+        optimizer: One of ``optim.SCHEDULE_FREE``.
+        model: The model that it trains.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self._optimizer: Any = optimizer
+        self._model = model
+        super().__init__()
+        self._outdated = True
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's state with averaged weights."""
+        if self._outdated:
+            self._outdated = False
+            self._average = self._read()
+        return self._average
+
+    @tensors.setter
+    def tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._outdated, self._average = False, tensors
+
+    def slow_for(self, steps: int) -> str | None:
+        """Return None: the average of any number of steps is a good one."""
+        return None
+
+    def update(self, model: nn.Module) -> None:
+        """Note an optimiser step."""
+        self.steps += 1
+        self._outdated = True
+
+    @torch.no_grad()
+    def _read(self) -> dict[str, Tensor]:
+        state = _tensors(self._model)
+        live = {key: value.clone() for key, value in state.items()}
+        self._optimizer.eval()
+        average = {key: value.clone() for key, value in state.items()}
+        # The optimiser's own way back would change the last bits.
+        _copy(live, state)
+        for group in self._optimizer.param_groups:
+            group["train_mode"] = True
+        return average
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

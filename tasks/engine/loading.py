@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backbones import Backbone, create_backbone
-from backbones.checkpoints.opening import Checkpoint, open_checkpoint
+from backbones.checkpoints.opening import Checkpoint
 from backbones.options import check_arguments, check_complete, check_value
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
@@ -20,7 +20,7 @@ from tasks.engine.instantiate import build, check_target
 from tasks.engine.old_names import with_current_targets
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
-from tasks.engine.saved_config import checkpoint_file, saved_run
+from tasks.engine.saved_config import open_saved
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ def open_task(path: str | Path) -> BaseTask:
     Raises:
         ValueError: The file does not say how its task was built.
     """
-    run = saved_run(path)
-    checkpoint = open_checkpoint(checkpoint_file(path) if run is None else run.checkpoint)
-    saved = _config_in(checkpoint) if run is None else run.config
+    found = open_saved(path)
+    checkpoint = found.checkpoint
+    saved = _config_in(checkpoint) if found.run is None else found.run.config
     targets = targets_in(saved, checkpoint)
     if targets is None:
         raise ValueError(f"{checkpoint.path} does not name its classes; it is not of a run of ours")

@@ -46,7 +46,7 @@ class BestCheckpoint(CompletedCheckpoint):
         figure = metrics.get(self.monitor)
         if figure is None or not figure.isfinite():
             warn_absent(self.monitor, "best.ckpt is the latest checkpoint")
-            # Worse than all figures and improving.
+            # Worse than all figures and improving, so that the latest is the best.
             worst = WORST if self.mode == "min" else -WORST
             metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
 

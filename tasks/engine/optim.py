@@ -1,7 +1,8 @@
-"""Optimisers of torch and timm by name, and learning-rate schedules per optimiser step."""
+"""Optimisers by name, and learning-rate schedules per optimiser step."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,13 @@ from backbones.options import listed, unknown
 from backbones.parameters.layer_scales import Layers
 from tasks.engine.param_groups import Rule, param_groups, parameter_rules
 
+# Optimisers of the package schedulefree, which average the weights instead of lowering the rate.
+# Source: Defazio et al., "The Road Less Scheduled", 2024 (https://arxiv.org/abs/2405.15682).
+SCHEDULE_FREE = {
+    "schedulefree_adamw": "AdamWScheduleFree",
+    "schedulefree_radam": "RAdamScheduleFree",
+    "schedulefree_sgd": "SGDScheduleFree",
+}
 RULES = ("layer_decay", "layers", "groups")  # options of ``parameter_rules``
 CYCLES = ("cosine", "poly", "tanh")  # schedules over the whole run
 PHASES = ("wsd", "rsqrt")  # schedules with a stable phase and a final decay
@@ -28,7 +36,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
 def optimizer_names() -> list[str]:
     """Return the names that ``build_optimizer`` takes, in alphabetical order."""
     names = map(str, list_optimizers())
-    return [name for name in names if not get_optimizer_info(name).second_order]
+    timms = [name for name in names if not get_optimizer_info(name).second_order]
+    return sorted([*timms, *SCHEDULE_FREE])
 
 
 def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:
@@ -62,7 +71,8 @@ def build_optimizer(
         batch: Images of an optimiser step, over all processes and accumulated batches; None leaves
             ``lr`` as it is.
         name: One of ``optimizer_names()``, with timm's defaults; "sgd" is torch's, without
-            momentum unless given, and timm's of that name is "nesterov".
+            momentum unless given, and timm's of that name is "nesterov". Those of
+            ``SCHEDULE_FREE`` are in training mode, see ``ScheduleFreeAverage``.
         lr: Learning rate at the top of the schedule.
         reference_batch: ``lr`` is for so many images a step and scaled linearly to ``batch``; None
             for a rate that does not depend on it.
@@ -83,7 +93,7 @@ def build_optimizer(
     known = inspect.signature(create).parameters.keys() - {"params"}
     strange = sorted(options.keys() - known)
     _refuse(bool(strange), f"{name} has no option {strange}; it has {listed(sorted(known))}")
-    count = get_optimizer_info(name).num_betas
+    count = _num_betas(name, create)
     betas = options.get("betas", (0,) * count)
     wrong = not isinstance(betas, list | tuple) or len(betas) != count
     _refuse(wrong, f"optimizer.betas must be {count} numbers such as [0.9,0.999], got {betas}")
@@ -95,6 +105,10 @@ def build_optimizer(
         parameters = param_groups(model, rules, rate)
         if name == "sgd":
             return torch.optim.SGD(parameters, lr=rate, **options)
+        if name in SCHEDULE_FREE:
+            optimizer: Any = create(parameters, lr=rate, **options)
+            optimizer.train()
+            return optimizer
         return create_optimizer_v2(parameters, name, lr=rate, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} refuses its options {options}: {error}") from error
@@ -116,6 +130,14 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
         )
     if name not in known:
         raise ValueError(unknown("optimiser (optimizer.name)", name, known))
+    if name in SCHEDULE_FREE:
+        try:
+            return getattr(importlib.import_module("schedulefree"), SCHEDULE_FREE[name])
+        except ImportError as error:
+            raise ValueError(
+                f"optimizer.name={name} needs the package schedulefree: "
+                "pip install -c constraints.txt -e '.[schedulefree]'"
+            ) from error
     try:
         return get_optimizer_class(name, bind_defaults=False)
     except (ImportError, AssertionError) as error:  # timm asserts that there is a GPU
@@ -125,6 +147,13 @@ def optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
             f"optimizer.name={name} needs an NVIDIA GPU and the package {package}; install it, or "
             f"pass optimizer.name={plain if plain in known else 'adamw'}"
         ) from error
+
+
+def _num_betas(name: str, create: Callable[..., torch.optim.Optimizer]) -> int:
+    if name not in SCHEDULE_FREE:
+        return get_optimizer_info(name).num_betas
+    betas = inspect.signature(create).parameters.get("betas")
+    return 0 if betas is None else len(betas.default)
 
 
 def check_optimizer(options: Mapping[str, Any]) -> None:

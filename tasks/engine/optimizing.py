@@ -12,7 +12,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.batches import batches_of_step
-from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tasks.engine.ema import ScheduleFreeAverage, WeightEMA
+from tasks.engine.optim import SCHEDULE_FREE, build_optimizer, learning_rate_factor, scaled_lr
 
 say = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -28,6 +29,8 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     batch = examples_per_step(trainer) if options.get("reference_batch") else None
     task.check_training(trainer.strategy, batch or 1)
     optimizer = build_optimizer(task.model, task._rules, batch, **options)
+    if options["name"] in SCHEDULE_FREE:
+        task.ema = ScheduleFreeAverage(optimizer, task.model)
     steps = int(trainer.estimated_stepping_batches)
     slow = None if task.ema is None else task.ema.slow_for(steps)
     if slow is not None:
@@ -53,11 +56,23 @@ def check_training(task: Any, strategy: Any, batch: int) -> None:
     Raises:
         ValueError: An average of sharded weights, or a rate above the one for this batch.
     """
-    if task.ema is not None and isinstance(strategy, FSDPStrategy):
-        raise ValueError(
-            "sharded weights have no average: pass task.ema=null, or trainer=ddp to keep it"
-        )
     options = task.optimizer_options
+    free = options["name"] in SCHEDULE_FREE
+    if isinstance(strategy, FSDPStrategy) and (free or task.ema is not None):
+        remedy = "another optimizer.name" if free else "task.ema=null"
+        raise ValueError(
+            f"sharded weights have no average: pass {remedy}, or trainer=ddp to keep it"
+        )
+    if free and task.schedule_options["name"] != "constant":
+        raise ValueError(
+            f"optimizer.name={options['name']} averages the weights instead of lowering the "
+            "rate: pass schedule.name=constant, with a warm-up or without"
+        )
+    if free and type(task.ema) is WeightEMA:
+        raise ValueError(
+            f"optimizer.name={options['name']} keeps its own average of the weights: pass "
+            "task.ema=null"
+        )
     rate = scaled_lr(options["lr"], options.get("reference_batch"), batch)
     learning_rate_factor(1, 1, rate, **task.schedule_options)
 

@@ -136,7 +136,9 @@ def _probe(optimizer: Optimizer, shapes: set[torch.Size]) -> dict[torch.Size, di
     options = {key: value for key, value in optimizer.defaults.items() if key in known}
     probes = {shape: torch.ones(shape, requires_grad=True) for shape in shapes}
     group = {**optimizer.defaults, "params": list(probes.values())}  # not all are arguments
-    trial = type(optimizer)([group], **options)
+    trial: Any = type(optimizer)([group], **options)
+    if hasattr(trial, "train"):  # a schedule-free optimiser
+        trial.train()
     for probe in probes.values():
         probe.grad = torch.ones_like(probe)
     trial.step()

@@ -1,15 +1,19 @@
-"""A run as its folder holds it: the checkpoint that a path means, and the config it came from."""
+"""What a typed path means: a checkpoint, and the run folder that it lies in."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backbones.checkpoints.folders import find_weights
 from tasks.engine.plain_files import DamagedFile
 from tasks.engine.sources import check_sources
+
+if TYPE_CHECKING:
+    from backbones.checkpoints.opening import Checkpoint
 
 CONFIG = "config.yaml"
 SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
@@ -38,6 +42,26 @@ class SavedRun:
     config: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a typed path means.
+
+    Attributes:
+        file: The checkpoint file.
+        run: The run that it belongs to; None for a file on its own.
+    """
+
+    file: Path
+    run: SavedRun | None
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The content of the file, read once."""
+        from backbones.checkpoints.opening import open_checkpoint
+
+        return open_checkpoint(self.file)
+
+
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
     """The checkpoint that a path means: a file, or the one in a run's or another tool's folder.
 
@@ -62,8 +86,10 @@ def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
     return path
 
 
-def saved_run(path: str | Path) -> SavedRun | None:
-    """The run that a folder or one of its checkpoints belongs to; None for a file on its own.
+def open_saved(path: str | Path) -> Saved:
+    """Find the checkpoint that a run folder or file means, and the run that it belongs to.
+
+    All commands open what is typed as ``ckpt`` by this function.
 
     Raises:
         ValueError: There is nothing at the path, the folder's config is none of a run, or this
@@ -76,8 +102,8 @@ def saved_run(path: str | Path) -> SavedRun | None:
         if file.parent.name == CHECKPOINTS and (folder / CONFIG).exists():
             config = read_config(folder / CONFIG)
             check_sources(folder.resolve(), config["backbone"])
-            return SavedRun(folder.resolve(), checkpoint, config)
-    return None
+            return Saved(checkpoint, SavedRun(folder.resolve(), checkpoint, config))
+    return Saved(checkpoint, None)
 
 
 def read_config(file: Path) -> dict[str, Any]:

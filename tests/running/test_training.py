@@ -20,9 +20,10 @@ from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.gather import gather_objects
 from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
 from tasks.engine.monitors import StopEarly, TopCheckpoints
+from tasks.engine.optim import SCHEDULE_FREE, build_optimizer
 from tasks.engine.signals import STOP, Stopped
 from tests.families import rest_slow
-from tests.running.tiny import ADAMW, Tiny, tiny_task
+from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_task
 from tests.runs import same
 from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
@@ -246,6 +247,48 @@ class TestTraining:
                 expected, got = (self.weights(f, name, container) for f in (whole, broken))
                 assert expected.keys() == got.keys()
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
+
+    @pytest.mark.parametrize("name", rest_slow(list(SCHEDULE_FREE), list(SCHEDULE_FREE)[:1]))
+    def test_a_schedule_free_average_goes_on_exactly(self, train, name):
+        """Validations leave the trained weights as they are; loaders find the average."""
+        pytest.importorskip("schedulefree")
+        given = {"optimizer": {"name": name, "lr": 1e-2}, "schedule": CONSTANT}
+        _, whole = train("whole", **given)
+        train("broken", extra=[SignalAt(step=8)], **given)
+        _, broken = train("broken", resume=True, **given)
+        _, rarely = train("rarely", check_val_every_n_epoch=3, **given)
+        last = self.weights(whole, "last")
+        assert same(self.weights(rarely, "last"), last)
+        for file in ("last", "best"):
+            for container in ("state_dict", EMA):
+                expected, got = (self.weights(f, file, container) for f in (whole, broken))
+                assert same(expected, got), (file, container)
+        task = tiny_task(**given)
+        optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
+        task.load_state_dict(
+            {k: v for k, v in last.items() if k.startswith("model.")}, strict=False
+        )
+        optimizer.load_state_dict(self.weights(whole, "last", "optimizer_states")[0])
+        optimizer.eval()
+        average = self.weights(whole, "last", EMA)
+        assert same({f"model.{k}": v for k, v in task.model.state_dict().items()}, average)
+        assert not same(last, average)
+        loaded = tiny_task()
+        loaded.load_weights(whole / "checkpoints" / "last.ckpt")
+        assert same({f"model.{k}": v for k, v in loaded.model.state_dict().items()}, average)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"schedule": {"name": "cosine"}}, r"pass schedule\.name=constant"),
+            ({"ema": {}}, r"its own average of the weights: pass task\.ema=null"),
+        ],
+    )
+    def test_schedule_free_optimisers_take_no_other_average(self, options, message):
+        pytest.importorskip("schedulefree")
+        task = tiny_task(optimizer={"name": "schedulefree_sgd", "lr": 0.1}, **options)
+        with pytest.raises(ValueError, match=message):
+            task.check_training(None, 1)
 
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[1:]), ids=str)
     def test_rates_by_layer_and_all_that_is_drawn_go_on_exactly(self, train, stop):

@@ -3,6 +3,8 @@
 import copy
 import io
 import math
+import sys
+from importlib.util import find_spec
 
 import pytest
 import timm
@@ -18,6 +20,7 @@ from backbones import create_backbone
 from backbones.parameters.layer_scales import layer_scales
 from heads.linear import LinearClassifier
 from tasks.engine.optim import (
+    SCHEDULE_FREE,
     build_optimizer,
     learning_rate_factor,
     optimizer_names,
@@ -224,7 +227,8 @@ def test_names_are_timms_but_for_sgd(name, kind, expected):
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0]
 
 
-HERE = [name for name in optimizer_names() if not name.startswith(("fused", "bnb"))]
+ELSEWHERE = ("fused", "bnb") if find_spec("schedulefree") else ("fused", "bnb", "schedulefree")
+HERE = [name for name in optimizer_names() if not name.startswith(ELSEWHERE)]
 
 
 def train_some(model, optimizer, scheduler, steps):
@@ -271,6 +275,25 @@ def test_each_optimiser_resumes_to_the_bit(name):
     torch.set_rng_state(random_state)
     train_some(*second, range(4, 9))
     torch.testing.assert_close(second[0].state_dict(), whole[0].state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", rest_slow(HERE, [n for n in HERE if not n.startswith("kron")]))
+def test_each_optimiser_takes_layer_wise_rates_and_groups(name):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    groups = [{"match": "3.*", "lr_scale": 10, "weight_decay": 0.1}]
+    optimizer = build_optimizer(model, name=name, lr=1e-2, weight_decay=0.05, groups=groups)
+    found = sorted(
+        (len(group["params"]), group["lr_scale"], group["weight_decay"])
+        for group in optimizer.param_groups
+    )
+    assert found == [(1, 1.0, 0.05), (1, 10.0, 0.1), (1, 10.0, 0.1), (3, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_schedule_free_optimisers_name_their_extra(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    with pytest.raises(ValueError, match=rf"name={name} needs .*-e '\.\[schedulefree\]'"):
+        build_optimizer(nn.Linear(3, 2), name=name, lr=0.1)
 
 
 def test_lamb_is_timms():

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import yaml
 
-from tasks.engine.saved_config import saved_run
+from tasks.engine.saved_config import open_saved
 from tasks.engine.sources import check_sources
 from tools.config.name_checks import compose_checked
 from tools.runs.source import Source, keep_source, read_source
@@ -108,12 +108,12 @@ def test_a_run_with_a_missing_mixer_names_its_file(backbone, tmp_path):
     config = {"task_name": "t", "backbone": backbone, "head": {"_target_": "h"},
               "data": {"_target_": "d"}, "task": {"_target_": "t"}}  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert saved_run(tmp_path).config == config  # without the file the registry raises
+    assert open_saved(tmp_path).run.config == config  # without the file the registry raises
     kept = tmp_path / "source" / MINE
     kept.parent.mkdir(parents=True)
     kept.touch()
     with pytest.raises(ValueError, match=rf"lacks: {MINE} is missing .* kept in .*/source\. Read"):
-        saved_run(tmp_path)
+        open_saved(tmp_path)
     if "token_mixer" not in backbone:  # the same command resumes without naming a network
         with pytest.raises(ValueError, match=f"lacks: {MINE} is missing"):
             compose_checked([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])

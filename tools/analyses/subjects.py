@@ -15,7 +15,6 @@ from torch import Tensor
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import open_checkpoint
 from datamodules.images.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
@@ -23,7 +22,7 @@ from tasks.engine.classes import warn_of_order
 from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_task, targets_in
-from tasks.engine.saved_config import checkpoint_file, saved_run
+from tasks.engine.saved_config import Saved, open_saved
 from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
@@ -223,14 +222,15 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
 
 
 def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[str]) -> Subject:
-    run = saved_run(path)
+    saved = open_saved(path)
+    run = saved.run
     if run is None:
         if not name:
             raise ValueError(
                 f"{path} is not in a run folder, whose config.yaml names the network: pass "
                 "backbone=NAME too"
             )
-        return _of_file(path, name, options, words)
+        return _of_file(saved, Path(path).stem, name, options, words)
     if name and name != run.config["backbone"]["name"]:
         raise ValueError(
             f"ckpt={path} has {run.config['backbone']['name']}, not {name}; leave backbone= out"
@@ -245,15 +245,14 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     if square and "image_size" in config["data"]:
         config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    checkpoint = open_checkpoint(run.checkpoint)
-    targets = targets_in(config, checkpoint)
+    targets = targets_in(config, saved.checkpoint)
     if targets is None:
         data.prepare_data()
         data.setup()
     else:
         data.predict_only(**targets)
     task = build_task(config, data)
-    task.load_weights(checkpoint)
+    task.load_weights(saved.checkpoint)
     task.data = data
     task.eval().requires_grad_(False)
     backbone: Backbone = task.model.backbone
@@ -268,19 +267,20 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     )  # fmt: skip
 
 
-def _of_file(path: str, name: str, options: Mapping[str, str], words: Sequence[str]) -> Subject:
+def _of_file(
+    saved: Saved, label: str, name: str, options: Mapping[str, str], words: Sequence[str]
+) -> Subject:
     """Open a checkpoint outside of run folders."""
     ((name, given),) = read_networks(name, _of("backbone.", words))
-    file = checkpoint_file(path)
     try:
-        model: Any = LinearClassifier.from_pretrained(name, file, **given)
+        model: Any = LinearClassifier.from_pretrained(name, saved.file, **given)
         backbone = model.backbone
     except ValueError as error:
         if "classifier" not in str(error):
             raise
         model, backbone = None, create_backbone(name, **given)
-        adopt(backbone, open_checkpoint(file), trained=True)
-    return _plain(Path(path).stem, backbone, model, options, words)
+        adopt(backbone, saved.checkpoint, trained=True)
+    return _plain(label, backbone, model, options, words)
 
 
 def _untrained(network: tuple[str, dict[str, Any]], options: Mapping[str, str],

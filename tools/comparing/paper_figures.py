@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engine.family import Published, families, find_family
-from tasks.engine.saved_config import IDENTITY, saved_run
+from tasks.engine.saved_config import IDENTITY, open_saved
 from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
 from tools.config.default_values import TOKEN_MIXER
@@ -99,7 +99,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     on_sets = evaluates and _is_suite(config["task_name"], config["data"]["_target_"])
     if not (config.get("paper") or {}).get("name") and not on_sets:
         return None
-    trained = saved_run(config["ckpt"]) if evaluates else None
+    trained = open_saved(config["ckpt"]).run if evaluates else None
     settings = dict(config) if trained is None else {**trained.config, "paper": config["paper"]}
     settings |= {group: config[group] for group in IDENTITY} | {"mode": config["mode"]}
     if trained is not None:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, saved_run
+from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, open_saved
 from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
@@ -127,7 +127,7 @@ def log_differences(config: Mapping[str, Any]) -> None:
     """
     if not is_first_process():
         return
-    run = saved_run(config["ckpt"])
+    run = open_saved(config["ckpt"]).run
     if run is None:
         logger.info(
             f"{config['ckpt']} is not in a run folder (no ../{CONFIG}): task, backbone, head and "
@@ -169,7 +169,7 @@ def _find_run(typed: Sequence[Override]) -> SavedRun | None:
     # The check of all commands rejects these combinations.
     if values.get("mode") not in MODES or values.get("resume") or not isinstance(ckpt, str):
         return None
-    return saved_run(ckpt)
+    return open_saved(ckpt).run
 
 
 def _is_choice(argument: str) -> bool:

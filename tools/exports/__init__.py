@@ -231,12 +231,12 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
     Raises:
         ValueError: The checkpoint is missing.
     """
-    from tasks.engine.saved_config import checkpoint_file, saved_run
+    from tasks.engine.saved_config import open_saved
 
     if not ckpt:
         return None, None
-    run = saved_run(ckpt)
-    return (checkpoint_file(ckpt), None) if run is None else (run.checkpoint, run.config)
+    saved = open_saved(ckpt)
+    return saved.file, None if saved.run is None else saved.run.config
 
 
 @contextmanager

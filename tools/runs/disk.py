@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.engine.base import BaseTask
-from tasks.engine.optim import RULES, build_optimizer
+from tasks.engine.optim import RULES, SCHEDULE_FREE, build_optimizer
 
 MIB = 2**20
 RESERVE = 16 * MIB  # for logs, pictures and what lies beside the tensors
@@ -52,7 +52,7 @@ def check_space(folder: Path, task: BaseTask, *, top_k: int = 0) -> None:
 def checkpoint_sizes(task: BaseTask) -> tuple[int, int]:
     """Return the bytes of the weights with their average, and of the optimiser's state."""
     weights = _bytes(task.state_dict().values())
-    if task.ema is not None:
+    if task.ema is not None or task.optimizer_options["name"] in SCHEDULE_FREE:
         averaged = (v for v in task.model.state_dict().values() if isinstance(v, Tensor))
         weights += sum(value.numel() * max(4, value.element_size()) for value in averaged)
     trained = _bytes(p for p in task.parameters() if p.requires_grad)
