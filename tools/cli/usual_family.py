@@ -1,4 +1,4 @@
-"""The task family of a command that names none: the one in the defaults of configs/run.yaml."""
+"""Default task family of commands: the one in the defaults of configs/run.yaml."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RUN = Path(__file__).resolve().parents[2] / "configs" / "run.yaml"
 
 @functools.cache
 def usual_task() -> str:
-    """Return the name of ``task=`` where none is typed."""
+    """Return the default of ``task=``."""
     groups = [entry for entry in read_yaml(RUN)["defaults"] if isinstance(entry, dict)]
     return str(next(entry["task"] for entry in groups if "task" in entry))
 
 
 def usual_family() -> Family:
-    """Return the family of commands that name no task."""
+    """Return the default family."""
     return find_family(usual_task())
