@@ -80,7 +80,7 @@ class Prediction(LightningModule):
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, to predict with."""
         data = getattr(self.trainer, "datamodule", None)
-        if hasattr(data, "serving"):
+        if hasattr(data, "with_predict_images"):
             self.data = data
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
