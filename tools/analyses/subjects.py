@@ -96,7 +96,7 @@ class Subject:
         if self.task is None:
             return ()
         task: Any = self.task
-        return tuple(getattr(task, "shown_names", None) or getattr(task, "class_names", ()))
+        return tuple(getattr(task, "shown_names", ()) or getattr(task, "class_names", ()))
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number."""

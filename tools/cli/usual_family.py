@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 from tasks.engine.family import Family, find_family
+from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
-
-RUN = Path(__file__).resolve().parents[2] / "configs" / "run.yaml"
 
 
 @functools.cache
 def usual_task() -> str:
     """Return the default of ``task=``."""
-    groups = [entry for entry in read_yaml(RUN)["defaults"] if isinstance(entry, dict)]
+    groups = [
+        entry for entry in read_yaml(CONFIGS / "run.yaml")["defaults"] if isinstance(entry, dict)
+    ]
     return str(next(entry["task"] for entry in groups if "task" in entry))
 
 
