@@ -87,7 +87,7 @@ def test_which_of_the_papers_mixers_multiply_two_mappings(names, has_matrices, m
         if has_matrices:
             assert (mixer_mappings(mixer).interactions is not None) == multiplies
         else:
-            with pytest.raises(ValueError, match="no one matrix"):
+            with pytest.raises(ValueError, match="does not map channels by one matrix"):
                 mixer_mappings(mixer)
 
 
@@ -97,7 +97,7 @@ def test_layers_called_as_those_of_an_ffn_may_be_others():
             super().__init__()
             self.fc1, self.fc2 = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
 
-    with pytest.raises(ValueError, match="no one matrix"):
+    with pytest.raises(ValueError, match="does not map channels by one matrix"):
         mixer_mappings(Spatial())
 
 
@@ -126,7 +126,7 @@ def test_structure_and_interactions_of_afbo():
 def test_mappings_of_every_host(name):
     backbone = short(name)
     if not backbone.channel_mixers():
-        with pytest.raises(ValueError, match="no channel mixer"):
+        with pytest.raises(ValueError, match="lacks a channel mixer"):
             channel_mappings(backbone)
         return
     found = channel_mappings(backbone)

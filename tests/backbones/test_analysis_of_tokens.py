@@ -48,7 +48,7 @@ def test_mean_distances_by_hand():
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_every_host_has_relations_or_says_that_it_has_none(name):
     if name not in RELATE:
-        with pytest.raises(ValueError, match="no matrix over tokens"):
+        with pytest.raises(ValueError, match="lacks a matrix over tokens"):
             token_relations(network(name))
         return
     backbone = network(name)
@@ -169,7 +169,7 @@ def test_logits_become_weights_before_their_distance_is_measured():
 def test_attention_of_every_host_that_attends(name):
     backbone = network(name)
     if name not in ATTEND:
-        with pytest.raises(ValueError, match="no attention"):
+        with pytest.raises(ValueError, match="lacks attention"):
             record_attention(backbone, images(*SIZE))
         return
     for size in (SIZE, (80, 112)):

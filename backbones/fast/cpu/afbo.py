@@ -13,13 +13,14 @@ Axes: B images, P prefix tokens, H W map, C channels, h hidden channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from backbones.fast.base import FastModule, product_dtype
-from backbones.mixers.afbo.channel_mappings import ChannelMapping
+from backbones.mixers.afbo.channel_mappings import ChannelMapping, OverlappedCycleMapping
 from backbones.mixers.afbo.scfbo import SCFBO
 from backbones.mixers.afbo.spatial_models import SameConv
 
@@ -58,10 +59,9 @@ def operands(mixer: SCFBO) -> tuple[Any, ...]:
     """Return the weights of a mixer as ``gated_mixer`` takes them."""
     cm_a, cm_b = mixer.cm_a, cast("ChannelMapping", mixer.cm_b)
     sm_a, sm_b = cast("SameConv", mixer.sm_a), cast("SameConv", mixer.sm_b)
-    weights, blocks = cm_a.as_blocks()
-    more, others = cm_b.as_blocks()
-    flat = [number for block in blocks for number in block]
-    flat += [n for index, start in others for n in (index + len(weights), start)]
+    weights, more = _weights(cm_a), _weights(cm_b)
+    flat = [number for block in cm_a.blocks for number in block]
+    flat += [n for index, start in cm_b.blocks for n in (index + len(weights), start)]
     biases, kernels = (cm_a.bias, cm_b.bias), (sm_a.weight, sm_b.weight)
     proj = (mixer.proj.weight, mixer.proj.bias)
     return [*weights, *more], flat, *biases, *kernels, sm_a.bias, sm_b.bias, *proj
@@ -102,6 +102,14 @@ def gated_mixer(
         keep,
     )[0]  # fmt: skip
     return y
+
+
+def _weights(mapping: Any) -> Sequence[Tensor]:
+    """Return the weights of ``as_blocks``, each (rows, columns)."""
+    if isinstance(mapping, OverlappedCycleMapping):
+        return [getattr(mapping.weights, str(index)) for index in range(len(mapping.blocks))]
+    weights: Sequence[Tensor] = mapping.weight.view(-1, *mapping.weight.shape[-2:]).unbind()
+    return weights
 
 
 def _is_depthwise(module: nn.Module) -> bool:

@@ -36,6 +36,7 @@ class ChannelMapping(nn.Module):
 
     dim: int
     hidden: int
+    blocks: tuple[MatrixBlock, ...]
     bias: nn.Parameter | None
 
     def dense_weight(self) -> Tensor:
@@ -62,6 +63,8 @@ class ChannelMapping(nn.Module):
 class DenseMapping(ChannelMapping):
     """Every output reads every input. Parameters: C h + h. Source: AFBO, Eq. 4, Fig. 2a."""
 
+    blocks = (MatrixBlock(0, 0),)
+
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.dim, self.hidden = dim, hidden
@@ -75,7 +78,7 @@ class DenseMapping(ChannelMapping):
 
     def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
         """Return one block."""
-        return [self.weight], [MatrixBlock(0, 0)]
+        return [self.weight], self.blocks
 
     def dense_weight(self) -> Tensor:
         """Return the (h, C) matrix."""
