@@ -34,7 +34,7 @@ from datamodules.loading.sampling import (
     readable,
 )
 from datamodules.loading.shared_memory import check_shared_memory
-from datamodules.loading.workers import Loader, become_worker, hurry_workers
+from datamodules.loading.workers import Loader, become_worker, end_slow_workers
 
 # More loader processes than these only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
@@ -285,7 +285,7 @@ class BaseDataModule(LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End the loader processes within seconds where a run ends before its time."""
-        hurry_workers()
+        end_slow_workers()
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches; an incomplete one is left out unless it is the only one."""

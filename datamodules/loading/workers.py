@@ -68,7 +68,7 @@ def end_workers() -> None:
             worker.join()
 
 
-def hurry_workers() -> None:
+def end_slow_workers() -> None:
     """Give the workers of this process a few seconds to end, then SIGKILL.
 
     torch waits five seconds for each busy worker and then sends SIGTERM, which they ignore.

@@ -1,4 +1,4 @@
-"""What tasks take in and give out: batches, models, rows of predictions.
+"""Inputs and outputs of tasks: batches, models, rows of predictions.
 
 A batch is a dictionary. Of classification it holds ``image``, normalised floats (B, 3, H, W);
 ``label``, whole numbers (B,) or shares of the classes (B, K); and maybe ``sample_id`` (B,), the
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class Model(Protocol):
-    """What a head makes of a backbone: the only model a task sees."""
+    """A backbone with a head: the only model a task sees."""
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars; those with "loss" in the name are summed, the others only logged."""

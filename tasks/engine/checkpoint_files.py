@@ -16,7 +16,7 @@ from backbones.checkpoints.opening import Checkpoint, UnreadableFile, open_check
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 TEMPORARY, SUFFIX = ".partial", ".ckpt"
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "last.previous.ckpt"
@@ -120,7 +120,7 @@ def keep_only(folder: Path, choice: str) -> None:
     """Remove what a finished run need not keep, once the file that stays was read back.
 
     Args:
-        folder: Of its checkpoints.
+        folder: Folder of its checkpoints.
         choice: One of ``KEPT``. The file that the closing evaluation has read is not read again.
     """
     if not (folder / LAST).is_file():
@@ -132,7 +132,7 @@ def keep_only(folder: Path, choice: str) -> None:
         try:
             open_own(folder / LAST)
         except ValueError as error:
-            say(f"{error}. {PREVIOUS} stays")
+            log_info(f"{error}. {PREVIOUS} stays")
             return
     for name in {BEST, LAST, PREVIOUS}.difference(kept):
         (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Builds a task from a config, and a trained one from its run folder."""
+"""Build a task from a config, and a trained one from its run folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_options(config: Mapping[str, Any]) -> None:
 
 
 def build_backbone(config: Mapping[str, Any]) -> Backbone:
-    """The network of a config, with the weights that it starts from.
+    """Build the network of a config, with the weights that it starts from.
 
     A classifier that is kept comes with all of them, which ``build_task`` then loads.
     """
@@ -55,7 +55,7 @@ def build_backbone(config: Mapping[str, Any]) -> Backbone:
 
 
 def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None = None) -> BaseTask:
-    """The task of a config around its network.
+    """Build the task of a config around its network.
 
     Args:
         config: Whole, as plain values, after ``check_options``.
@@ -84,7 +84,7 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
 
 
 def _with_classifier(config: Mapping[str, Any]) -> Checkpoint | None:
-    """The weights that a run starts from with their classifier; None where it starts from none.
+    """Open the weights and classifier that a run starts from, if any.
 
     Raises:
         ValueError: They have none that could be kept.
@@ -106,7 +106,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
 
 
 def open_task(path: str | Path) -> BaseTask:
-    """The task of a run folder or checkpoint, with its weights, as it was before its training.
+    """Build the task of a run folder or checkpoint, and load its weights.
 
     Raises:
         ValueError: The file does not say how its task was built.
@@ -130,7 +130,7 @@ def open_task(path: str | Path) -> BaseTask:
 
 
 def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint that lies in no run folder says of its task."""
+    """Return the config that a checkpoint outside of run folders holds of its task."""
     saved = checkpoint.values.get(BUILT)
     groups = ("backbone", "head", "task", "optimizer", "schedule")
     if not isinstance(saved, Mapping) or not all(
@@ -152,11 +152,11 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
-    """The data of a task that was trained without a datamodule, as a config has it.
+    """Return the data config of a task that was trained without a datamodule.
 
     Args:
         names: The full names of its class and their bases, as far as they are known.
-        img_size: Of its backbone.
+        img_size: Image size of its backbone.
 
     Raises:
         ValueError: Images of the task have no usual preparation.

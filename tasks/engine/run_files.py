@@ -51,7 +51,7 @@ class PaperConfig(OpenPart):
 
 
 class BuiltNetwork(OpenPart):
-    """What a checkpoint of a task says of its network."""
+    """Network as a checkpoint of a task describes it."""
 
     backbone: NetworkConfig
 
@@ -105,7 +105,7 @@ def _odd_names(part: Any) -> Iterator[Any]:
 
 
 class DataFacts(OpenPart):
-    """What a summary says of the data."""
+    """Data in a summary."""
 
     name: str = ABSENT
     root: str | None = None
@@ -124,7 +124,7 @@ class PaperFigure(OpenPart):
 
 
 class PaperFacts(OpenPart):
-    """What a summary says of the row of a paper."""
+    """Row of a paper in a summary."""
 
     row: str
     metrics: dict[str, PaperFigure]
@@ -226,7 +226,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _row(columns: list[str], cells: list[str]) -> dict[str, Any]:
-    """The numbers of a line by their columns; empty if any of them is none."""
+    """Return the numbers of a line by column; empty if one is invalid."""
     try:
         return {
             key: int(cell) if cell.isdecimal() else float(cell)

@@ -15,17 +15,17 @@ from heads.frozen.features import Draw
 from heads.frozen.head import FrozenFeatures
 from tasks.engine.extraction import extract
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, float]:
     """Take the features of all images once, prepared as in evaluation, and solve classifiers.
 
     Args:
-        engine: Of the run.
+        engine: Lightning's trainer.
         task: A ``ClassificationTask`` around ``FrozenFeatures``.
         datamodule: A ``ClassificationDataModule``.
-        seed: Of the run.
+        seed: Seed of the run.
 
     Returns:
         The metrics; none in processes after the first, which have nothing to do but to end.
@@ -44,7 +44,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
         )
         for split in ("train", "val")
     )
-    say(
+    log_info(
         f"{train.values.shape[1]} features of {len(train):,} training and {len(test):,} test "
         f"images ({time.perf_counter() - started:.0f} s)"
     )
@@ -53,7 +53,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     draw = Draw(seed, engine.strategy.root_device)
     metrics, remarks = head.solve(train, test, draw)
     for remark in remarks:
-        say(remark)
+        log_info(remark)
     for log in engine.loggers:
         log.log_metrics({f"val/{name}": value for name, value in metrics.items()}, 0)
         log.save()

@@ -22,7 +22,7 @@ from tasks.engine.whole_files import is_own_file, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import name_of
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 Opener = Callable[[], Logger]
 PATIENCE = 20.0  # seconds that a server has to answer in
@@ -74,13 +74,15 @@ class RemoteLog(RunLog):
             yield
         except Exception as error:  # whatever it is, training is worth more than this log
             self._failed, self._log = True, None
-            say(f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}")
+            log_info(
+                f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}"
+            )
 
 
 def make_loggers(
     loggers: Mapping[str, Mapping[str, Any]], folder: Path, config: Mapping[str, Any]
 ) -> list[RunLog]:
-    """The logs of a config's group ``logger``.
+    """Make the logs of a config's group ``logger``.
 
     Args:
         loggers: Options by name.
@@ -132,14 +134,16 @@ def wandb(
             mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         )
         if chosen == "online" and not _answers(_server()):
-            say(f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb")
+            log_info(
+                f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb"
+            )
             chosen = "offline"
         try:
             run = package.init(mode=chosen, settings=settings, **own)
         except Exception as error:  # no key, no network, its own kinds: all mean no server
             if chosen != "online":
                 raise
-            say(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
+            log_info(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
             package.teardown()  # it holds the run's name
             run = package.init(mode="offline", settings=settings, **own)
         return WandbLogger(experiment=run, save_dir=str(folder))
@@ -168,7 +172,9 @@ def mlflow(
         local = f"sqlite:///{folder / 'mlflow.db'}"
         wanted = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
         if not _answers(wanted):
-            say(f"logger mlflow: {wanted} does not answer; the run is written to {local} instead")
+            log_info(
+                f"logger mlflow: {wanted} does not answer; the run is written to {local} instead"
+            )
             wanted = local
         note = folder / "mlflow_run.txt"  # store and name of the run there, to go on with it
         kept = note.read_text() if is_own_file(note) else ""
@@ -194,7 +200,7 @@ MAKERS: dict[str, Callable[..., RunLog]] = {
 
 @contextlib.contextmanager
 def closing_loggers(loggers: Sequence[Logger]) -> Iterator[None]:
-    """End the runs of other programs with ours: a sweep's next run is another one there too."""
+    """Close the runs of logging services with this run, before a sweep's next one."""
     status = "failed"
     try:
         yield
@@ -215,7 +221,7 @@ def _title(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _identifier(folder: Path) -> str:
-    """What a run and its continuation are known by and no other run: the folder keeps it."""
+    """Return the id of a run, which its folder keeps for continuations."""
     note = folder / "wandb_run.txt"
     if not is_own_file(note):
         write_whole(note, f"{os.urandom(8).hex()}\n")
@@ -223,7 +229,7 @@ def _identifier(folder: Path) -> str:
 
 
 def _has_key() -> bool:
-    """Whether wandb would find a key without asking for one."""
+    """Return True if wandb finds a key without asking for one."""
     from wandb.sdk.lib.wbauth import read_netrc_auth
 
     return bool(os.environ.get("WANDB_API_KEY") or read_netrc_auth(host=_server()))
@@ -234,7 +240,7 @@ def _server() -> str:
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens at a server's address; any other store is taken to be there."""
+    """Return True if a server's address answers, and for any other store."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https"):
         return True

@@ -21,7 +21,7 @@ from tasks.engine.loading import serve_prediction
 from tasks.engine.prediction import UNREADABLE
 from tasks.engine.whole_files import write_whole
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 SHOWN = 20  # images whose answers are printed
 
@@ -29,7 +29,7 @@ SHOWN = 20  # images whose answers are printed
 def needs_no_data(
     config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
 ) -> bool:
-    """Whether a run only predicts images of the user's; then the data set need not be there.
+    """Return True if a run only predicts a user's images, which needs no data set.
 
     The classes are the checkpoint's, if it names them, as all of ours do.
     """
@@ -54,15 +54,17 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     if trainer.is_global_zero:
         folder = Path(trainer.default_root_dir)
         for row in rows[:SHOWN]:
-            say(f"{Path(row['image']).name}: {task.answer(row)}")
+            log_info(f"{Path(row['image']).name}: {task.answer(row)}")
         if len(rows) > SHOWN:
-            say(f"... and {len(rows) - SHOWN} more in predictions.json")
+            log_info(f"... and {len(rows) - SHOWN} more in predictions.json")
         text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
         write_whole(folder / "predictions.json", text)
         task.write_results(folder, rows)
         for row in broken[:SHOWN]:
-            say(f"Left out: {row[UNREADABLE]}")
+            log_info(f"Left out: {row[UNREADABLE]}")
         if broken:
-            say(f"{len(broken):,} of {len(found):,} images cannot be read and have no prediction")
+            log_info(
+                f"{len(broken):,} of {len(found):,} images cannot be read and have no prediction"
+            )
     unreadable = {"unreadable": float(len(broken))} if broken else {}
     return {"images": float(len(rows)), **unreadable}

@@ -27,7 +27,7 @@ from tools.cli.processes import started
 from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs import trainer
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 RESULTS = "robustness.json"  # in a run folder: the parts that are done
 # The figures, by the part that gives them.
@@ -56,11 +56,11 @@ def measure(
     """Evaluate all parts that no earlier run with the same weights has done; print the table.
 
     Args:
-        engine: Of the run.
+        engine: Lightning's trainer.
         task: A ``ClassificationTask`` with its weights.
         datamodule: A ``RobustnessDataModule``.
-        config: Of the run.
-        folder: Of the run, beside which earlier ones are looked for.
+        config: Config of the run.
+        folder: Run folder; earlier runs lie beside it.
 
     Returns:
         The figures of sets that are whole.
@@ -81,7 +81,7 @@ def measure(
                 "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
             }  # fmt: skip
             top1 = metrics["top1"]
-            say(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
+            log_info(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
         if engine.is_global_zero:
             keep(folder / RESULTS, key, done)
     task.only_classes()
@@ -106,7 +106,7 @@ def check_whole(options: Mapping[str, Any]) -> None:
 
 
 def key_of(config: Mapping[str, Any]) -> str:
-    """What figures depend on: weights, network, how images are prepared, precision."""
+    """Return what figures depend on: weights, network, preparation of images, precision."""
     digest = hashlib.sha256()
     with Path(config["ckpt"]).open("rb") as file:
         while block := file.read(1 << 24):
@@ -119,7 +119,7 @@ def key_of(config: Mapping[str, Any]) -> str:
 
 
 def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
-    """What evaluations beside this one have done of the same parts with the same key."""
+    """Return the parts that earlier evaluations with the same key have done."""
     wanted = {part.name: part.fingerprint for part in datamodule.parts}
     done: Results = {}
     for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
@@ -130,7 +130,7 @@ def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results
             if name not in done and entry["fingerprint"] == wanted.get(name)
         }
         if fresh:
-            say(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
+            log_info(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
         done |= fresh
     return done
 
@@ -158,12 +158,12 @@ class DoneParts(OpenPart):
 
 
 def read(file: Path, key: str) -> Results:
-    """The parts of a file with this key; none of one that is damaged."""
+    """Return the parts of a file with this key; none of a damaged file."""
     try:
         content = read_json(file)
         validate(DoneParts, content)
     except ValueError:
-        say(f"{file} is damaged; its parts are done again")
+        log_info(f"{file} is damaged; its parts are done again")
         return {}
     parts: Results = content["parts"] if content["key"] == key else {}
     return parts
@@ -175,7 +175,7 @@ def keep(file: Path, key: str, done: Results) -> None:
 
 
 def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
-    """The published figures in percent; none over less than a whole set.
+    """Return the published figures in percent, of whole sets only.
 
     Args:
         done: All parts.

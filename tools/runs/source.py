@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.engine.sources import FOLDER, ROOT
 
-say = logging.getLogger(__name__).info
+log_info = logging.getLogger(__name__).info
 
 DIFF = "changes.diff"
 PACKAGES = ("backbones", "heads", "tasks", "datamodules", "tools", "configs")
@@ -61,8 +61,8 @@ def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
     A run that goes on with other changes keeps them beside those that it began with.
 
     Args:
-        folder: Of the run.
-        source: From ``read_source``.
+        folder: Run folder.
+        source: Result of ``read_source``.
         root: The checkout.
     """
     target = folder / FOLDER
@@ -71,7 +71,9 @@ def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
     for name in source.untracked:
         file = root / name
         if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST:
-            say(f"{name} is untracked, and no file below 1 MiB; the run folder does not keep it")
+            log_info(
+                f"{name} is untracked, and no file below 1 MiB; the run folder does not keep it"
+            )
             continue
         _write_new(target / name, file.read_bytes())
 
