@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbones.checkpoints.folders import find_weights
 from tasks.engine.plain_files import DamagedFile
+from tasks.engine.run_files import read_run_config
 from tasks.engine.sources import check_sources
 
 if TYPE_CHECKING:
@@ -112,8 +113,6 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: It is no YAML of plain values, or does not fit the schema of a run's config.
     """
-    from tasks.engine.run_files import read_run_config
-
     try:
         return read_run_config(file)
     except (FileNotFoundError, DamagedFile) as error:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from tools.cli.catalogue import catalogue
 from tools.cli.ranges import INTEGER, SIDE, range_of
 
 DIGITS = 20  # more than any number in range has
@@ -104,8 +105,6 @@ def _cut(text: str) -> str:
 
 def select(text: str) -> list[str]:
     """Registered names out of names and patterns with commas between them."""
-    from tools.cli.catalogue import catalogue
-
     known, names = catalogue(), []
     for item in text.split(","):
         found = known.list_backbones(item)

@@ -9,7 +9,13 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from backbones.options import unknown
 from tools.cli.arguments import select
+from tools.cli.catalogue import catalogue
+from tools.cli.literal import literal
 from tools.cli.nested_config import merge
 from tools.cli.ranges import check_ranges, count_jobs
 
@@ -81,8 +87,6 @@ def options_of_run(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def known_options(name: str) -> list[str]:
     """The options of a backbone as they are typed."""
-    from tools.cli.catalogue import catalogue
-
     registered, known = catalogue(), []
     for option, default in registered.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
@@ -105,8 +109,6 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
     Raises:
         ValueError: An unknown option, or a text that is no value.
     """
-    from backbones.options import unknown
-
     options: dict[str, Any] = {}
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
@@ -157,11 +159,6 @@ def jobs(words: Sequence[str]) -> list[list[str]]:
 
 def _parsed(word: str) -> Any:
     """Hydra's reading of a word."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    from tools.cli.literal import literal
-
     if "=" not in word:
         raise ValueError(
             f"cannot use {word!r}; an option of a backbone is typed backbone.KEY=VALUE"

@@ -15,9 +15,14 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from omegaconf import OmegaConf
+
 from backbones.options import listed, unknown
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
+from tools.config.automatic import commented
+from tools.config.overrides import read
+from tools.papers.experiments import describe, experiments
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
@@ -128,8 +133,6 @@ def _first_words(content: str) -> str:
 
 def _rows_in_brief() -> str:
     """What the names of the papers' rows are made of, with an example."""
-    from tools.papers.experiments import experiments
-
     rows = experiments()
     papers = len({row.paper for row in rows.values()})
     return f"{len(rows)} rows of {papers} papers; afbo_t2_deit_t_afbo is paper, table, network"
@@ -137,8 +140,6 @@ def _rows_in_brief() -> str:
 
 def _experiments() -> str:
     """All rows of the papers that can be typed, and what each reports or why it cannot run."""
-    from tools.papers.experiments import describe, experiments
-
     lines = []
     for name, row in experiments().items():
         reason = row.train.cannot_run
@@ -233,11 +234,6 @@ def _mixers(kinds: Kinds) -> str:
 
 
 def _config(overrides: Sequence[str]) -> str:
-    from omegaconf import OmegaConf
-
-    from tools.config.automatic import commented
-    from tools.config.overrides import read
-
     return commented(OmegaConf.to_yaml(read(overrides).config)).rstrip()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.cli.catalogue import catalogue
+
 TOKEN_MIXER = "backbone.token_mixer"
 GROUPS = ("data", "head", "task")  # which are built by their ``_target_``
 
@@ -46,8 +48,6 @@ def without_usual(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_token_mixer(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    from tools.cli.catalogue import catalogue
-
     known = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
     return {**known.get("options", {})}
 

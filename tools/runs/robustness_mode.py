@@ -12,6 +12,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from pydantic import field_validator
+from rich.console import Console
+from rich.table import Table
 
 from backbones.options.schemas import OpenPart, validate
 from datamodules.images.robustness import RobustnessDataModule
@@ -208,9 +210,6 @@ def errors_of(done: Results) -> dict[str, dict[int, float]]:
 
 def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
     """Print the figures, or why there is none, and of ImageNet-C each kind and severity."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
