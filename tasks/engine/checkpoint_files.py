@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill and a full disk, and hold nothing but tensors and values."""
+"""Checkpoints of tensors and plain values that survive a kill and a full disk."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def keep_only(folder: Path, choice: str) -> None:
         return
     kept = KEPT[choice]
     if not all((folder / name).is_file() for name in kept):
-        kept = KEPT["all"]  # a run without validation has no best one
+        kept = KEPT["all"]  # without validation there is only the last one
     if kept == KEPT["all"]:
         try:
             open_own(folder / LAST)

@@ -129,7 +129,7 @@ def _set_rates(trainer: Trainer) -> None:
 def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
     """Point what callbacks know of checkpoints at the files of that name in the run's own folder.
 
-    So a run folder may be moved, and a checkpoint of others names no file elsewhere.
+    So a run folder may be moved, and a foreign checkpoint cannot name files elsewhere.
     """
     for state in callbacks.values():
         if not isinstance(state, dict) or "dirpath" not in state:

@@ -28,7 +28,7 @@ def refuse_together(problem: str | None) -> None:
 
     Raises:
         ValueError: In the first process, with the first problem.
-        SystemExit: In the others, which have nothing to say.
+        SystemExit: In the others, without a message.
     """
     problems = gather_objects(problem)
     for rank, found in enumerate(problems):

@@ -87,7 +87,7 @@ def _with_classifier(config: Mapping[str, Any]) -> Checkpoint | None:
     """Open the weights and classifier that a run starts from, if any.
 
     Raises:
-        ValueError: They have none that could be kept.
+        ValueError: They lack a classifier that could be kept.
     """
     file = config["backbone"].get("pretrained")
     if config["head"].get("_target_") != "heads.linear.LinearClassifier":
@@ -159,7 +159,7 @@ def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
         img_size: Image size of its backbone.
 
     Raises:
-        ValueError: Images of the task have no usual preparation.
+        ValueError: The task needs a datamodule to prepare images.
     """
     dense = [name for name in DENSE if name in names]
     if dense:
@@ -183,7 +183,7 @@ def _device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device={name!r} is none of torch's; pass cpu or cuda") from error
+        raise ValueError(f"device={name!r} is not a device of torch; pass cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}, but torch sees no GPU here; leave device= out")
     return device

@@ -122,7 +122,7 @@ def param_groups(model: nn.Module, rules: Mapping[str, Rule], lr: float) -> list
 
 def schedule_rate(group: Mapping[str, Any]) -> float:
     """Return the schedule's rate, of which a group of an optimiser has its share."""
-    # A checkpoint from before there were shares has none.
+    # Older checkpoints lack shares.
     return float(group["lr"] / group.get("lr_scale", 1.0))
 
 
@@ -135,7 +135,7 @@ def _group(index: int, options: Mapping[str, Any]) -> Group:
     name = f"optimizer.groups.{index}"
     if not isinstance(options, Mapping):
         raise ValueError(
-            f"{name}={options} is no group; give a pattern and what is special about it, such as "
+            f"{name}={options} is not a group; give a pattern with its options, such as "
             "optimizer.groups=[{match: 'decode_head.*', lr_scale: 10}]"
         )
     check_complete(group, options, name)

@@ -56,7 +56,7 @@ class ShowProfile(Callback):
 class TorchProfile(Callback):
     """torch's profiler over a few training steps: a table of its operators, and a trace to look at.
 
-    Lightning's own goes on through validation, whose operators then take the place of training's.
+    Lightning's own continues through validation, whose operators replace those of training.
 
     Args:
         folder: Run folder.

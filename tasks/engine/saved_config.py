@@ -93,7 +93,7 @@ def open_saved(path: str | Path) -> Saved:
     All commands open what is typed as ``ckpt`` by this function.
 
     Raises:
-        ValueError: There is nothing at the path, the folder's config is none of a run, or this
+        ValueError: The path does not exist, the folder's config is not one of a run, or this
             checkout lacks the run's host or mixer.
     """
     checkpoint = checkpoint_file(path)
@@ -111,7 +111,7 @@ def read_config(file: Path) -> dict[str, Any]:
     """Read the config of a run as plain values.
 
     Raises:
-        ValueError: It is no YAML of plain values, or does not fit the schema of a run's config.
+        ValueError: It is not YAML of plain values, or does not fit the schema of a run's config.
     """
     try:
         return read_run_config(file)

@@ -58,9 +58,9 @@ FREE_GROUPS = ("logger", "paper", CHOSEN)
 # Files that a run begins with. Where the run's own file has moved, another path may be typed.
 START = "backbone.pretrained"
 TEACHER = "task.distillation.checkpoint"
-# How long to train, which a continuation decides anew.
+# Length of the training, which a resumed run may change.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
-# What is left at the end, which a continuation decides anew, too: it may be another evaluation.
+# Files that a finished run keeps, which a resumed run may change, too.
 AT_END = {"checkpoints"}
 # Of this one command, not of the run.
 OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
@@ -77,7 +77,7 @@ def open_run_folder(
 
     Args:
         config: Config of the run.
-        resumed: The folder to go on with, from ``find_run_to_resume``.
+        resumed: The folder to resume, from ``find_run_to_resume``.
         swept: The options that a sweep varies and their values, for the folder's name.
 
     Raises:
@@ -183,7 +183,7 @@ def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Pat
     Return None for a job of a sweep that has not begun.
 
     Raises:
-        ValueError: There is none, it had other settings, or it trains at this moment.
+        ValueError: No run fits, it had other settings, or it trains at this moment.
     """
     parent = _parent(config)
     if config["ckpt"] is not None:

@@ -28,7 +28,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
         seed: Seed of the run.
 
     Returns:
-        The metrics; none in processes after the first, which have nothing to do but to end.
+        The metrics; empty in processes after the first, which only end.
 
     Raises:
         ValueError: The network is to be sharded, or images are to be left out.

@@ -121,7 +121,7 @@ def _now(folder: Path) -> float:
 
 
 def _born(pid: int) -> int | None:
-    """Return the start time of a process of this machine, or None if there is none."""
+    """Return the start time of a process of this machine, or None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

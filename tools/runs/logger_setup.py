@@ -44,7 +44,7 @@ class RemoteLog(RunLog):
         self._failed = False
 
     def resume_at(self, step: int, *, validates: bool = False) -> None:
-        """Nothing: the other program goes on with its run and takes the later value of a step."""
+        """Do nothing: the service continues its run and keeps the later value of a step."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -117,7 +117,7 @@ def wandb(
     tags: Sequence[str] = (),
     mode: Literal["online", "offline", "disabled"] | None = None,
 ) -> RunLog:
-    """Weights & Biases; a run that is resumed goes on there as the same run."""
+    """Weights & Biases; a resumed run continues there as the same run."""
     _require("wandb", "wandb", "pip install -c constraints.txt -e '.[wandb]'")
 
     def start() -> Logger:
@@ -160,7 +160,7 @@ def mlflow(
     name: str | None = None,
     tags: Mapping[str, Any] | None = None,
 ) -> RunLog:
-    """MLflow; a run that is resumed goes on there as the same run."""
+    """MLflow; a resumed run continues there as the same run."""
     _require("mlflow", "mlflow-skinny", "pip install -e '.[mlflow]'")
 
     def start() -> Logger:
@@ -176,7 +176,7 @@ def mlflow(
                 f"logger mlflow: {wanted} does not answer; the run is written to {local} instead"
             )
             wanted = local
-        note = folder / "mlflow_run.txt"  # store and name of the run there, to go on with it
+        note = folder / "mlflow_run.txt"  # store and name of the run there, to continue it
         kept = note.read_text() if is_own_file(note) else ""
         store, _, known = kept.strip().partition("\n")
         log = MLFlowLogger(

@@ -103,7 +103,7 @@ def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list
     """Make the profiler that ``trainer.profiler`` names, and the callback for its table.
 
     Raises:
-        ValueError: There is none.
+        ValueError: Unknown profiler.
     """
     if name is None:
         return None, []

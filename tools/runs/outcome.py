@@ -40,7 +40,7 @@ def record_failure(folder: Path, text: str) -> None:
 
 
 def read_failure(folder: Path) -> str | None:
-    """Return the first line of the note, or None if there is none.
+    """Return the first line of the note, or None without a note.
 
     Raises:
         DamagedFile: It cannot be read.

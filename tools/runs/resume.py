@@ -53,7 +53,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
         trainer: The options of the trainer; the run must not be meant to have ended before it.
 
     Raises:
-        ValueError: There is none, or it is no checkpoint of such a run.
+        ValueError: No checkpoint is there, or it is of another run.
     """
     named = None if ckpt is None else Path(ckpt).expanduser()
     files = [named] if named is not None and named.is_file() else _last_ones(folder)

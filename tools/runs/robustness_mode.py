@@ -209,7 +209,7 @@ def errors_of(done: Results) -> dict[str, dict[int, float]]:
 
 
 def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
-    """Print the figures, or why there is none, and of ImageNet-C each kind and severity."""
+    """Print the figures or why they are missing; for ImageNet-C each kind and severity."""
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
@@ -234,7 +234,7 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
 
 
 def why_not(figure: str, datamodule: RobustnessDataModule) -> str | None:
-    """Why there is no such figure; None of one that was not asked for."""
+    """Return why a figure is missing; None if it was not requested."""
     sets = {figure: name for name, figure in FIGURES.items() if "/" not in name}
     name = "imagenet_c" if figure == MCE else sets.get(figure)
     if name in datamodule.absent:

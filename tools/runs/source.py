@@ -38,7 +38,7 @@ class Source:
 
 
 def read_source(root: Path = ROOT) -> Source:
-    """Return what git says of the code; a folder that git does not track has no commit."""
+    """Return the code's state in git; the commit is None outside of a repository."""
     if _git(root, "ls-files", "--error-unmatch", "backbones/__init__.py") is None:
         return Source(None)
     described = _git(root, "describe", "--always", "--dirty", "--abbrev=12")
@@ -58,7 +58,7 @@ def read_source(root: Path = ROOT) -> Source:
 def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
     """Keep what the commit lacks in ``source/`` of a run folder.
 
-    A run that goes on with other changes keeps them beside those that it began with.
+    A run resumed with other changes keeps them beside those that it began with.
 
     Args:
         folder: Run folder.
