@@ -30,7 +30,7 @@ from datamodules.loading.sampling import (
     collate_readable,
     process_group,
 )
-from datamodules.loading.workers import Loader, hurry_workers, init_worker
+from datamodules.loading.workers import Loader, end_slow_workers, init_worker
 
 # Limits of loader processes; further ones only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
@@ -246,7 +246,7 @@ class BaseDataModule(LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End the loader processes within seconds when a run fails."""
-        hurry_workers()
+        end_slow_workers()
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled training batches; an incomplete one is dropped unless it is alone."""

@@ -151,6 +151,7 @@ def run_by_hydra(arguments: Sequence[str]) -> int:
     from tools.comparing.sweep_table import SweepOutcomes, show_table
 
     os.environ[SWEPT] = " ".join(varied_keys(arguments))
+    SweepOutcomes.latest = []
     run_job()
     outcomes = SweepOutcomes.latest
     if outcomes:

@@ -68,7 +68,7 @@ def end_workers() -> None:
             worker.join()
 
 
-def hurry_workers() -> None:
+def end_slow_workers() -> None:
     """Kill the workers of this process that still run after a few seconds.
 
     torch waits five seconds per busy worker and then sends SIGTERM, which they ignore.

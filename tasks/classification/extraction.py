@@ -42,7 +42,7 @@ class FeatureExtraction(LightningModule):
         self._taken.append(tuple(part.detach().cpu() for part in taken))  # type: ignore[arg-type]
 
     def features(self, count: int) -> Features:
-        """What all processes have taken, each image once, in order.
+        """Return the rows of all processes, each image once, in order.
 
         Args:
             count: Images of the data set.
@@ -66,7 +66,7 @@ class FeatureExtraction(LightningModule):
 def extract(
     trainer: Trainer, model: nn.Module, loader: Callable[[], DataLoader[Any]], count: int
 ) -> Features:
-    """The features of all images; the same in all processes.
+    """Return the features of all images, the same in all processes.
 
     Args:
         trainer: Its device, precision and processes are used.

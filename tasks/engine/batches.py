@@ -1,4 +1,4 @@
-"""What tasks take in and give out: batches, models, rows of predictions.
+"""Inputs and outputs of tasks: batches, models, rows of predictions.
 
 A batch is a dictionary whose first entry is the input; each ``Family.batch`` lists its entries.
 ``sample_id`` (B,), the places in the data set, names the inputs of predictions.
@@ -18,7 +18,7 @@ UNREADABLE = "unreadable"  # key of the inputs of a batch, and of the reason in 
 
 
 class Model(Protocol):
-    """What a head makes of a backbone: the only model a task sees."""
+    """A backbone with a head: the only model a task sees."""
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return scalars; those with "loss" in the name are summed, the others only logged."""

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from tasks.engine.pace import Pace, batches_to_run, epochs_to_run, latest
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 class ChannelsLast(Callback):
@@ -80,4 +80,4 @@ class ProgressLines(Callback):
     def _print(self, where: str, metrics: Mapping[str, Any]) -> None:
         shown = "  ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         pace = f"  {self.pace}" if self.pace is not None and str(self.pace) else ""
-        say(f"{where}  {shown}{pace}  ({time.perf_counter() - self._epoch_start:.0f} s)")
+        log_info(f"{where}  {shown}{pace}  ({time.perf_counter() - self._epoch_start:.0f} s)")

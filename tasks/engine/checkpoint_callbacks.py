@@ -15,10 +15,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from tasks.engine.lightning_private import EpochLoop
-from tasks.engine.signals import STOP, Stopped
+from tasks.engine.signals import STOP, RunStopped
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 class KeepLast(Checkpoint):
@@ -48,15 +48,15 @@ class KeepLast(Checkpoint):
 
     def on_validation_batch_start(self, *_: Any) -> None:
         """Stop at once, unless the validation is one of a training."""
-        STOP.raise_if_told()
+        STOP.raise_if_signalled()
 
     def on_test_batch_start(self, *_: Any) -> None:
         """Stop at once."""
-        STOP.raise_if_told()
+        STOP.raise_if_signalled()
 
     def on_predict_batch_start(self, *_: Any) -> None:
         """Stop at once."""
-        STOP.raise_if_told()
+        STOP.raise_if_signalled()
 
     def on_exception(self, *_: Any) -> None:
         """Let a signal that comes while the run cleans up end it at once."""
@@ -127,10 +127,12 @@ class KeepLast(Checkpoint):
 
     @staticmethod
     def _any(trainer: Trainer, own: bool) -> bool:
-        """Whether it holds for any process."""
+        """Return True if it holds for any process."""
         return trainer.strategy.reduce_boolean_decision(own, all=False)
 
-    def _stopped(self, trainer: Trainer) -> Stopped:
-        say(f"Stopped after step {trainer.global_step}; with resume=true the same command goes on")
+    def _stopped(self, trainer: Trainer) -> RunStopped:
+        log_info(
+            f"Stopped after step {trainer.global_step}; with resume=true the same command goes on"
+        )
         STOP.signum = STOP.signum or signal.SIGTERM  # where another process was told to
-        return Stopped(STOP.signum)
+        return RunStopped(STOP.signum)

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill and a full disk, and hold nothing but tensors and values."""
+"""Checkpoints of tensors and plain values that survive a kill and a full disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backbones.checkpoints.opening import Checkpoint, UnreadableFile, open_check
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 TEMPORARY, SUFFIX = ".partial", ".ckpt"
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "last.previous.ckpt"
@@ -120,19 +120,19 @@ def keep_only(folder: Path, choice: str) -> None:
     """Remove what a finished run need not keep, once the file that stays was read back.
 
     Args:
-        folder: Of its checkpoints.
+        folder: Folder of its checkpoints.
         choice: One of ``KEPT``. The file that the closing evaluation has read is not read again.
     """
     if not (folder / LAST).is_file():
         return
     kept = KEPT[choice]
     if not all((folder / name).is_file() for name in kept):
-        kept = KEPT["all"]  # a run without validation has no best one
+        kept = KEPT["all"]  # without validation there is only the last one
     if kept == KEPT["all"]:
         try:
             open_own(folder / LAST)
         except ValueError as error:
-            say(f"{error}. {PREVIOUS} stays")
+            log_info(f"{error}. {PREVIOUS} stays")
             return
     for name in {BEST, LAST, PREVIOUS}.difference(kept):
         (folder / name).unlink(missing_ok=True)

@@ -26,11 +26,11 @@ Orders = Mapping[str, tuple[str, ...]]  # the names of classes by order
 
 @dataclass(frozen=True)
 class Classes:
-    """What a network's outputs stand for.
+    """Classes of a network's outputs.
 
     Attributes:
         names: Names, in label order.
-        category_ids: What the files of their data set call each label; see ``BaseDataModule``.
+        category_ids: Label ids in the files of their data set; see ``BaseDataModule``.
     """
 
     names: tuple[str, ...]
@@ -99,7 +99,7 @@ class ClassesTask(BaseTask):
 
 
 def readable(name: str) -> str:
-    """The name of a class as people say it: of one of ImageNet's synsets its first word.
+    """Return the everyday name of a class; for a synset of ImageNet its first word.
 
     Source: WordNet's lemmas, as timm has them.
     """
@@ -115,7 +115,7 @@ def _lemmas() -> dict[str, str]:
 
 
 def classes_of(checkpoint: Checkpoint) -> Classes | None:
-    """The classes that a checkpoint names; None for one of timm's or the authors'."""
+    """Return the classes that a checkpoint names; None for one of timm's or the authors'."""
     names = checkpoint.class_names
     if names is None:
         return None
@@ -128,8 +128,8 @@ def check_several(names: Sequence[str], missing: str) -> None:
     """Refuse to tell apart a single class.
 
     Args:
-        names: Of the classes.
-        missing: What the data lack, for the message.
+        names: Names of the classes.
+        missing: Name of what the data lack, for the message.
 
     Raises:
         ValueError: There is one class, or none.
@@ -151,8 +151,8 @@ def check_classes(
     """Refuse a checkpoint that was trained on other classes, or on these in another order.
 
     Args:
-        checkpoint: What the file holds; without names, nothing is compared.
-        names: Of the data.
+        checkpoint: Content of the file; without names, nothing is compared.
+        names: Class names of the data.
         source: The file, for the message.
         others: The data's classes in each other order that they can be read in.
         option: Name of the option that chooses the order.
@@ -188,7 +188,7 @@ def warn_of_order(
 
     Args:
         source: The classifier's file or name.
-        names: Of the data.
+        names: Class names of the data.
         others: The data's classes in each other order that they can be read in.
         option: Name of the option that chooses the order.
     """

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from backbones import Backbone
 from backbones.layers.recomputation import Recomputed
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 MAX_SHAPES = 8  # of one block, in training and in evaluation each
 UNLIMITED = 2**16
@@ -43,7 +43,7 @@ class FirstShapes:
         self.shapes: dict[Hashable, set[Hashable]] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """What the block gives."""
+        """Call the compiled block, or the block itself for a new shape after the limit."""
         mode = self.block.training, torch.is_grad_enabled()
         known = self.shapes.setdefault(mode, set())
         values = (*args, *options.values())
@@ -61,7 +61,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
     State-dict keys, copies and pickles are those of the model as it was.
 
     Args:
-        model: Of a task.
+        model: Model of a task.
         **options: For ``torch.compile``, such as ``fullgraph`` and ``backend``.
 
     Returns:
@@ -93,7 +93,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
         block.compile(dynamic=False, **options)
         # torch itself drops this attribute from copies and pickles.
         block._compiled_call_impl = FirstShapes(block, tell)
-    say(
+    log_info(
         f"trainer.compile: {len(blocks)} blocks are compiled at the first step of each size of "
         "maps, which takes minutes for a large network"
     )
@@ -101,10 +101,10 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
 
 
 def check_compiler(device: torch.device) -> None:
-    """See whether torch.compile works at all, by a sum.
+    """Check that torch.compile works, by a sum.
 
     Raises:
-        ValueError: It does not; says why.
+        ValueError: It fails; the message says why.
     """
     # Of CUDA on a machine without; not what was asked.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -120,12 +120,12 @@ def check_compiler(device: torch.device) -> None:
 
 
 class _Once:
-    """Says something the first time it is called."""
+    """Log a text at the first call."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def __call__(self) -> None:
         if self.text:
-            say(self.text)
+            log_info(self.text)
         self.text = ""

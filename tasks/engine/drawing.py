@@ -24,10 +24,10 @@ class Tile(NamedTuple):
     """A picture with what it was taken for.
 
     Attributes:
-        picture: Of any size.
+        picture: Picture of any size.
         guess: The predicted class.
         share: Its probability.
-        right: Whether it is the right one; None where nobody knows.
+        right: True if it is the right one; None if unknown.
         truth: The right one, where the guess is wrong.
     """
 
@@ -53,13 +53,13 @@ PADDING = 2  # between a caption and the ends of its area
 
 
 def to_image(normalised: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
-    """A (3, H, W) tensor normalised by mean and deviation of its channels, as a picture."""
+    """Return a (3, H, W) tensor normalised by channel mean and deviation as a picture."""
     array = normalised.detach().float().cpu().permute(1, 2, 0).numpy() * np.array(std) + mean
     return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def open_upright(path: str | Path) -> Image.Image:
-    """A photograph turned as its EXIF data says; so the dense tasks' annotations see it."""
+    """Open a photograph turned by its EXIF data, as the annotations of dense tasks see it."""
     # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
     with Path(path).open("rb") as file, Image.open(file) as image:
         image.load()
@@ -93,7 +93,7 @@ def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:
 
 
 def shorten(name: str, width: float, font: Font) -> str:
-    """A name that is at most so many pixels wide, with dots in its middle if it was longer."""
+    """Shorten a name to at most so many pixels, with dots in its middle."""
     if font.getlength(name) <= width:
         return name
     for kept in range(len(name) - 1, 0, -1):
@@ -105,7 +105,7 @@ def shorten(name: str, width: float, font: Font) -> str:
 
 
 def enlarge(picture: Image.Image) -> tuple[Image.Image, int]:
-    """A picture at least ``MIN_WIDTH`` wide, and the whole factor it was enlarged by."""
+    """Return a picture at least ``MIN_WIDTH`` wide, and the whole factor it was enlarged by."""
     factor = max(1, math.ceil(MIN_WIDTH / picture.width))
     size = (picture.width * factor, picture.height * factor)
     return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC), factor
@@ -202,7 +202,7 @@ def draw_segments(
 
 
 def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """The place (row, column) furthest inside a mask's largest part, and the part's width there."""
+    """Return row and column furthest inside a mask's largest part, and its width there."""
     parts, count = ndimage.label(mask)
     if count > 1:
         sizes = np.bincount(parts.ravel())

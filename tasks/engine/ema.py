@@ -24,11 +24,11 @@ class WeightEMA:
         decay: d, in [0, 1).
         warmup: Begin with a smaller d, 1 - (1 + t)^(-2/3) at step t, so that a short run does not
             remember its start.
-        report: What validation, tests and loaders get: "average", or "best", which is the weights
-            where these are better in a validation, as FFNet's authors have it.
+        report: Weights that validation, tests and loaders get: "average", or "best", which is the
+            better of weights and average in the last validation, as by FFNet's authors.
 
     Attributes:
-        is_reported: Whether the average is what is reported, rather than the weights.
+        is_reported: True if the average is reported, False if the weights are.
 
     Source: the arithmetic of timm's ``ModelEmaV3``, averages of buffers included.
     """
@@ -49,7 +49,7 @@ class WeightEMA:
         self._live: dict[str, Tensor] = {}
 
     def slow_for(self, steps: int) -> str | None:
-        """What is to be said of a decay for which a run of so many steps is too short, if it is."""
+        """Return a warning if a run of so many steps is too short for the decay, else None."""
         share = self.decay ** max(0, steps - 1)  # of the weights after the first step
         if self.warmup or self.report == "best" or share <= MAX_SHARE_OF_START:
             return None
@@ -62,7 +62,7 @@ class WeightEMA:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after an optimiser step."""
+        """Update the average after an optimiser step."""
         state = _tensors(model)
         if not self.tensors:
             self.tensors = {key: _wide(value).clone() for key, value in state.items()}
@@ -80,7 +80,7 @@ class WeightEMA:
 
     @torch.no_grad()
     def put_into(self, model: nn.Module) -> None:
-        """Let the model have the average, if there is one; ``take_out`` gives its weights back."""
+        """Swap the average into the model, if there is one; ``take_out`` undoes it."""
         if self.tensors:
             state = _tensors(model)
             self._live = {key: value.clone() for key, value in state.items()}
@@ -88,14 +88,14 @@ class WeightEMA:
 
     @torch.no_grad()
     def take_out(self, model: nn.Module) -> None:
-        """Give the model the weights back that ``put_into`` replaced."""
+        """Swap the weights back that ``put_into`` replaced."""
         if self._live:
             _copy(self._live, _tensors(model))
             self._live = {}
 
     @contextmanager
     def worn_by(self, model: nn.Module) -> Iterator[None]:
-        """Let the model have the average for a while."""
+        """Swap the average in, as a context manager."""
         self.put_into(model)
         try:
             yield
@@ -103,11 +103,11 @@ class WeightEMA:
             self.take_out(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: tensors and a count."""
+        """Return tensors and count for a checkpoint."""
         return {"tensors": dict(self.tensors), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
-        """Go on from what ``state_dict`` returned.
+        """Restore what ``state_dict`` returned.
 
         Raises:
             ValueError: An average of another model.
@@ -138,7 +138,7 @@ class ScheduleFreeAverage(WeightEMA):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The model's state with averaged weights."""
+        """Return the model's state with averaged weights."""
         if self._outdated:
             self._outdated = False
             self._average = self._read()

@@ -1,4 +1,4 @@
-"""Exact resume: position and random generators in each checkpoint, and the way back to them."""
+"""Exact resuming: save and restore the position and the random generators of a run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 class ExactResume(Callback):
     """Save position and random generators with each checkpoint, and set the generators on resume.
 
-    With the datamodules' seeded order and samples, a run that was broken off and resumed ends with
-    the weights of one that was not; Lightning saves neither. All is stored as tensors and plain
+    With the datamodules' seeded order and samples, an interrupted and resumed run ends with the
+    weights of an uninterrupted one; Lightning saves neither. All is stored as tensors and plain
     values, so that a checkpoint still loads without running code.
     """
 
@@ -37,7 +37,7 @@ class ExactResume(Callback):
 
     @staticmethod
     def position(checkpoint: dict[str, Any]) -> Position:
-        """Where a checkpoint was written.
+        """Return where a checkpoint was written.
 
         Raises:
             ValueError: The checkpoint is not one of a training run of ours.
@@ -62,7 +62,7 @@ class ExactResume(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Lead Lightning's loops to the position, and keep the random state until they go on."""
+        """Set Lightning's loops to the position; keep the random state until training continues."""
         self._expected = position = self.position(checkpoint)
         _follow(checkpoint.get("callbacks", {}), Path(trainer.default_root_dir) / CHECKPOINTS)
         loops = {name: getattr(trainer, name).state_dict() for name in LOOPS}
@@ -72,7 +72,7 @@ class ExactResume(Callback):
         self._restore = states[trainer.global_rank % len(states)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to go on with other batches than the run began with; follow the schedule.
+        """Reject other batches than the run began with; follow the schedule.
 
         A run that begins has its weights by now, equal in all processes; what they draw from here
         on, such as mixup's shares and the paths to drop, is each one's own.
@@ -96,11 +96,11 @@ class ExactResume(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Set the state when all loaders exist and nothing else will draw before the model does."""
+        """Set the random state after all loaders exist, right before the model draws from it."""
         self._set()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the state before a validation, where that comes before the first training batch."""
+        """Set the random state before a validation that precedes the first training batch."""
         self._set()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,7 +129,7 @@ def _set_rates(trainer: Trainer) -> None:
 def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
     """Point what callbacks know of checkpoints at the files of that name in the run's own folder.
 
-    So a run folder may be moved, and a checkpoint of others names no file elsewhere.
+    So a run folder may be moved, and a foreign checkpoint cannot name files elsewhere.
     """
     for state in callbacks.values():
         if not isinstance(state, dict) or "dirpath" not in state:
@@ -151,7 +151,7 @@ def seed_process(rank: int) -> None:
     """Give each process of a run random numbers of its own; the first one keeps those it has.
 
     Args:
-        rank: Of this process. All were seeded alike, by the run's seed.
+        rank: Rank of this process. All were seeded with the run's seed.
     """
     if rank == 0:
         return
@@ -162,7 +162,7 @@ def seed_process(rank: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """State of all global generators of a process, as tensors and plain values."""
+    """Return the state of a process's global generators as tensors and plain values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     words = torch.from_numpy(np.asarray(keys).astype(np.int64))
     return {

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: Python objects, and what has to end them all."""
+"""Exchange Python objects between the processes of a run, and errors that end all of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def refuse_together(problem: str | None) -> None:
     One that went alone would leave the others waiting for it.
 
     Args:
-        problem: What this process has found, or None.
+        problem: Message of this process, or None.
 
     Raises:
         ValueError: In the first process, with the first problem.
-        SystemExit: In the others, which have nothing to say.
+        SystemExit: In the others, without a message.
     """
     problems = gather_objects(problem)
     for rank, found in enumerate(problems):

@@ -102,7 +102,7 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
     }
     if arguments.keys() & given.keys():
         name = min(arguments.keys() & given.keys())
-        raise ValueError(f"{group}.{name} is no option: the run itself sets it; leave it out")
+        raise ValueError(f"{group}.{name} is set by the run itself; leave it out")
     arguments = whole_arguments(factory, arguments)
     check_complete(factory, {**arguments, **given}, group)
     check_arguments(factory, {**arguments, **given}, group)
@@ -148,7 +148,7 @@ def _data_modules() -> tuple[str, ...]:
 
 
 def _is_abstract(module: type) -> bool:
-    """Whether a subclass has to say more, in a method that is marked so."""
+    """Return True if a class has an abstract method."""
     parts = (getattr(module, name) for name in dir(module))
     return any(getattr(part, "__isabstractmethod__", False) for part in parts)
 

@@ -196,11 +196,11 @@ class SignalConnector(_SignalConnector):
         super().__init__(trainer)
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-            STOP.leave(environment.requeue_signal)
+            STOP.release(environment.requeue_signal)
 
     @staticmethod
     def _register_signal(signum: Any, handlers: Any) -> None:
-        if signum not in STOP.taken:
+        if signum not in STOP.handled:
             _SignalConnector._register_signal(signum, handlers)
 
 

@@ -1,4 +1,4 @@
-"""Builds a task from a config, and a trained one from its run folder."""
+"""Build a task from a config, and a trained one from its run folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_options(config: Mapping[str, Any]) -> None:
 
 
 def build_backbone(config: Mapping[str, Any]) -> Backbone:
-    """The network of a config, with the weights that it starts from.
+    """Build the network of a config, with the weights that it starts from.
 
     A classifier that is kept comes with all of them, which ``build_task`` then loads.
     """
@@ -52,7 +52,7 @@ def build_backbone(config: Mapping[str, Any]) -> Backbone:
 
 
 def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None = None) -> BaseTask:
-    """The task of a config around its network.
+    """Build the task of a config around its network.
 
     Args:
         config: Whole, as plain values, after ``check_options``.
@@ -94,7 +94,7 @@ def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
 
 
 def open_task(path: str | Path) -> BaseTask:
-    """The task of a run folder or checkpoint, with its weights, as it was before its training.
+    """Build the task of a run folder or checkpoint, and load its weights.
 
     Raises:
         ValueError: The file does not say how its task was built.
@@ -118,7 +118,7 @@ def open_task(path: str | Path) -> BaseTask:
 
 
 def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint that lies in no run folder says of its task."""
+    """Return the config that a checkpoint outside of run folders holds of its task."""
     saved = checkpoint.values.get(BUILT)
     groups = ("backbone", "head", "task", "optimizer", "schedule")
     if not isinstance(saved, Mapping) or not all(
@@ -140,14 +140,14 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
-    """The data of a task that was trained without a datamodule, as a config has it.
+    """Return the data config of a task that was trained without a datamodule.
 
     Args:
         names: The full names of its class and their bases, as far as they are known.
-        img_size: Of its backbone.
+        img_size: Image size of its backbone.
 
     Raises:
-        ValueError: Images of the task have no usual preparation.
+        ValueError: The task needs a datamodule to prepare images.
     """
     family = family_of_task(names)
     if family is None or family.usual_data is None:
@@ -211,7 +211,7 @@ def _device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device={name!r} is none of torch's; pass cpu or cuda") from error
+        raise ValueError(f"device={name!r} is not a device of torch; pass cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}, but torch sees no GPU here; leave device= out")
     return device

@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: metrics.csv and TensorBoard's events."""
+"""Logs of a training: metrics.csv and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CsvLog", "Row", "RunLog", "TensorBoardLog", "read_rows"]
 
 
 class RunLog(Logger):
-    """What both logs share: no subfolders, no hyperparameters, and going on after a break."""
+    """Base of both logs: files in the run folder, continued by a resumed run."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class RunLog(Logger):
 
         Args:
             step: Optimiser steps done.
-            validates: Whether the validation after the last of them comes again too.
+            validates: True if the validation after the last of them is repeated, too.
         """
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tasks.engine.lightning_private import CompletedCheckpoint
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 def warn_absent(metric: str, effect: str) -> None:
@@ -73,7 +73,7 @@ class StopEarly(EarlyStopping):
         """Say why, if it was this that ended training."""
         if self.stopped_epoch:
             best = float(self.best_score)
-            say(
+            log_info(
                 f"Stopped early after epoch {self.stopped_epoch + 1}: {self.monitor} was best at "
                 f"{best:.4g} and has not improved in {self.wait_count} validations"
             )

@@ -41,7 +41,7 @@ def optimizer_names() -> list[str]:
 
 
 def scaled_lr(lr: float, reference_batch: int | None, batch: int) -> float:
-    """The rate for ``batch`` images a step, if ``lr`` is given for ``reference_batch`` of them.
+    """Return the rate for ``batch`` images per step; ``lr`` is for ``reference_batch`` images.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, Sec. 2.1 (linear scaling).
     """
@@ -76,7 +76,7 @@ def build_optimizer(
         lr: Learning rate at the top of the schedule.
         reference_batch: ``lr`` is for so many images a step and scaled linearly to ``batch``; None
             for a rate that does not depend on it.
-        weight_decay: Of matrices and kernels, but for those that the backbone's authors exempt.
+        weight_decay: Decay of matrices and kernels that the backbone's authors do not exempt.
         layer_decay: See ``parameter_rules``.
         layers: See ``parameter_rules``.
         groups: See ``parameter_rules``.
@@ -323,7 +323,7 @@ def _share(
     *,
     usual: float,
 ) -> float:
-    """A rate over the top rate, given as such or as the rate itself."""
+    """Return a rate over the top rate, given as such or as the rate itself."""
     both = ratio is not None and rate is not None
     _refuse(both, f"schedule.{rate_name} and schedule.{ratio_name} exclude each other; "
                   f"set one of them to null")  # fmt: skip

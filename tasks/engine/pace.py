@@ -1,4 +1,4 @@
-"""How fast training goes and how long it will take, measured and shown."""
+"""Measure and show the speed of a training and the time left."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class Pace(Callback):
         self._steps = float(trainer.estimated_stepping_batches)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The loaders start."""
+        """Exclude the start of the loaders."""
         self._mark = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training may go on within the epoch."""
+        """Exclude the validation; training may continue within the epoch."""
         self._mark = time.perf_counter()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """A batch is there, for which the run has waited since the one before ended."""
+        """Note when a batch arrives, for which the run has waited since the previous one."""
         self._came = time.perf_counter()
 
     def on_train_batch_end(
@@ -80,7 +80,7 @@ class Pace(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the images of a batch, if it is known when the one before ended."""
+        """Count the images of a batch if the end of the previous one is known."""
         now = time.perf_counter()
         if self._mark is not None:
             self._images += batch_size(batch) * trainer.world_size
@@ -93,7 +93,7 @@ class Pace(Callback):
 
 
 def epochs_to_run(trainer: Any) -> int:
-    """How many epochs a training begins, by ``max_epochs`` and ``max_steps``; -1: without end."""
+    """Return the epochs that a training begins by its limits; -1 without any."""
     if trainer.max_steps < 0:
         return int(trainer.max_epochs)
     begun = math.ceil(trainer.max_steps / _steps_per_epoch(trainer))
@@ -101,7 +101,7 @@ def epochs_to_run(trainer: Any) -> int:
 
 
 def batches_to_run(trainer: Any) -> int:
-    """How many batches the present epoch has, of which ``max_steps`` may leave some out."""
+    """Return the batches of the current epoch, which ``max_steps`` may end early."""
     batches = trainer.num_training_batches
     if trainer.max_steps < 0:
         return int(batches)
@@ -114,7 +114,7 @@ def _steps_per_epoch(trainer: Any) -> int:
 
 
 def latest(task: Any) -> dict[str, Any]:
-    """The loss of the last training batch as progress shows it; nothing before the first."""
+    """Return the loss of the last training batch for display; empty before the first."""
     loss = getattr(task, "latest_loss", None)
     return {} if loss is None else {"train/loss": loss}
 
@@ -135,7 +135,7 @@ class PaceBar(DescribedBar):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Look at the losses, for which a GPU waits, only as often as the bar is drawn anew."""
+        """Read the losses, for which a GPU waits, only when the bar is redrawn."""
         due = time.perf_counter() - self._drawn >= 1 / self.refresh_rate
         if due or batch_idx + 1 == batches_to_run(trainer):
             self._drawn = time.perf_counter()
@@ -143,7 +143,7 @@ class PaceBar(DescribedBar):
 
     @property
     def total_train_batches(self) -> int:
-        """Where the bar of an epoch ends."""
+        """Batches of an epoch, where its bar ends."""
         return batches_to_run(self.trainer)
 
     def describe_epoch(self, epoch: int) -> str:
@@ -154,7 +154,7 @@ class PaceBar(DescribedBar):
         return f"{text:{len(self.validation_description)}}"
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """What stands behind the bar."""
+        """Return the metrics shown behind the bar."""
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
         rate, left = self._pace.images_per_second, self._pace.seconds_left

@@ -1,4 +1,4 @@
-"""How fast each parameter learns and how much it decays: layer-wise rates, groups by name."""
+"""Learning rate and weight decay per parameter: layer-wise rates, groups by name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from backbones.parameters.layer_scales import Layers, layer_scales
 
 
 class Rule(NamedTuple):
-    """What the optimiser does with a parameter.
+    """Learning rate and weight decay of a parameter.
 
     Attributes:
         lr_scale: Its rate over the schedule's.
-        exempt: Whether weight decay leaves it alone by itself, see ``without_decay``.
+        exempt: True if it is exempt from weight decay, see ``without_decay``.
         weight_decay: Its decay.
     """
 
@@ -57,13 +57,13 @@ def parameter_rules(
     layers: Layers | None = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Rule]:
-    """The rule of each parameter; to be asked before a strategy shards and flattens them.
+    """Return the rule of each parameter, before a strategy shards and flattens them.
 
     Args:
         model: With its ``backbone``, if it has one; what is not in it learns at full rate.
-        weight_decay: Of what is not exempt.
+        weight_decay: Decay of all other parameters.
         layer_decay: The rate of a layer over that of the next one; None: one rate for all.
-        layers: What counts as a layer, see ``layer_scales``; None: every block.
+        layers: Meaning of a layer, see ``layer_scales``; None: every block.
         groups: ``match``, a pattern of names (without ``model.`` before them), with ``lr_scale``
             or ``weight_decay`` or both. The first that matches counts; its ``lr_scale`` comes on
             top of layer-wise rates, its ``weight_decay`` takes the place of the usual one.
@@ -99,7 +99,7 @@ def parameter_rules(
 
 
 def param_groups(model: nn.Module, rules: Mapping[str, Rule], lr: float) -> list[dict[str, Any]]:
-    """The trainable parameters as torch's optimisers take them, one group for each rule.
+    """Return the trainable parameters as torch's optimisers take them, one group per rule.
 
     The fastest come first, and of these the decayed ones, so that the order of a plain run does not
     depend on the network.
@@ -121,13 +121,13 @@ def param_groups(model: nn.Module, rules: Mapping[str, Rule], lr: float) -> list
 
 
 def schedule_rate(group: Mapping[str, Any]) -> float:
-    """The schedule's rate, of which a group of an optimiser has its share."""
-    # A checkpoint from before there were shares has none.
+    """Return the schedule's rate, of which a group of an optimiser has its share."""
+    # Older checkpoints lack shares.
     return float(group["lr"] / group.get("lr_scale", 1.0))
 
 
 def group(*, match: str, lr_scale: float = 1.0, weight_decay: float | None = None) -> Group:
-    """An entry of ``optimizer.groups``; see ``parameter_rules``."""
+    """Read an entry of ``optimizer.groups``; see ``parameter_rules``."""
     return Group(match, lr_scale, weight_decay)
 
 
@@ -135,7 +135,7 @@ def _group(index: int, options: Mapping[str, Any]) -> Group:
     name = f"optimizer.groups.{index}"
     if not isinstance(options, Mapping):
         raise ValueError(
-            f"{name}={options} is no group; give a pattern and what is special about it, such as "
+            f"{name}={options} is not a group; give a pattern with its options, such as "
             "optimizer.groups=[{match: 'decode_head.*', lr_scale: 10}]"
         )
     check_complete(group, options, name)

@@ -25,7 +25,7 @@ def read_text(path: Path, most: int = MOST_BYTES, errors: str = "strict") -> str
     """Read a file of UTF-8 without waiting for pipes and devices.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         DamagedFile: It is a folder, link, pipe or device, too large, or not UTF-8.
     """
     if path.is_symlink():
@@ -51,7 +51,7 @@ def read_json(path: Path, most: int = MOST_BYTES, entries: int = MOST_ENTRIES) -
     """Read a file of JSON.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         DamagedFile: It cannot be read.
     """
     text = read_text(path, most)
@@ -65,7 +65,7 @@ def read_yaml(path: Path) -> Any:
     """Read a file of YAML that holds plain values.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         DamagedFile: It cannot be read.
     """
     text = read_text(path)
@@ -77,12 +77,12 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_csv(path: Path, most: int = MOST_BYTES) -> Iterator[list[str]]:
-    """Give the cells of each line; lines that are not of csv have none.
+    """Yield the cells of each line; empty for lines that are not csv.
 
     Bytes that are not UTF-8 are replaced.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         DamagedFile: It cannot be read.
     """
     for line in read_text(path, most, "replace").split("\n"):

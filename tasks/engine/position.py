@@ -1,4 +1,4 @@
-"""Where in the data and the schedule a checkpoint was written."""
+"""Position of a checkpoint in the data and the schedule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the data and the schedule a checkpoint was written.
+    """Position of a checkpoint in the data and the schedule.
 
     Attributes:
         step: Optimiser steps done.

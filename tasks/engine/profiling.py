@@ -1,4 +1,4 @@
-"""Where the time of training goes: the table of a profiler, shown at the end and kept."""
+"""Profile a training; its table is printed at the end and saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tasks.engine.whole_files import write_whole
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 PROFILE, TRACE = "profile.txt", "trace.json"
 SHOWN_LINES = 24
@@ -24,14 +24,14 @@ WIDTH = 60  # of an action's name
 
 
 class Unprofiled(PassThroughProfiler):
-    """Measures nothing, at no cost: a step asks a hundred times, each time for a generator."""
+    """Profiler that measures nothing at no cost; a step asks it a hundred times."""
 
     def __init__(self) -> None:
         super().__init__()
         self._nothing = contextlib.nullcontext("")
 
     def profile(self, action_name: str) -> Any:
-        """A context in which nothing is measured."""
+        """Return an empty context."""
         return self._nothing
 
 
@@ -46,7 +46,7 @@ class ShowProfile(Callback):
         self.folder = folder
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The closing test is not profiled: it would be counted in."""
+        """Write the table; stop profiling before the closing test, which would be counted in."""
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         trainer.profiler = PassThroughProfiler()  # type: ignore[attr-defined]
         simple = isinstance(profiler, SimpleProfiler)
@@ -56,7 +56,7 @@ class ShowProfile(Callback):
 class TorchProfile(Callback):
     """torch's profiler over a few training steps: a table of its operators, and a trace to look at.
 
-    Lightning's own goes on through validation, whose operators then take the place of training's.
+    Lightning's own continues through validation, whose operators replace those of training.
 
     Args:
         folder: Run folder.
@@ -86,7 +86,7 @@ class TorchProfile(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the step; stop before an epoch ends, as validation is none of training."""
+        """Count the step; stop before an epoch ends, to exclude validation."""
         if self._profile is None:
             return
         self._done += 1
@@ -96,7 +96,7 @@ class TorchProfile(Callback):
             self._profile.step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing more comes."""
+        """Stop recording."""
         self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -126,12 +126,12 @@ class TorchProfile(Callback):
 def show(folder: Path, text: str) -> None:
     """Keep a table as a file and print its first lines."""
     write_whole(folder / PROFILE, f"{text}\n")
-    say("\n".join(line.rstrip() for line in text.splitlines()[:SHOWN_LINES]))
-    say(f"The whole table: {folder / PROFILE}")
+    log_info("\n".join(line.rstrip() for line in text.splitlines()[:SHOWN_LINES]))
+    log_info(f"The whole table: {folder / PROFILE}")
 
 
 def times(profiler: SimpleProfiler) -> str:
-    """What a simple profiler measured, the longest first; its own table is 300 columns wide."""
+    """Return a table of a simple profiler, longest first; its own is 300 columns wide."""
     total = time.perf_counter() - profiler.start_time
     rows = [f"{'action':{WIDTH}}  {'calls':>7}  {'mean s':>9}  {'total s':>9}  {'%':>5}"]
     found = sorted(profiler.recorded_durations.items(), key=lambda item: -sum(item[1]))

@@ -1,4 +1,4 @@
-"""Checks that a training run can go on from a checkpoint, before any part of it is used."""
+"""Check that a run can resume from a checkpoint, before any part of it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import EMA, UNREPORTED
 from tasks.engine.optim import build_optimizer
 
-# What a run goes on from, as far as training alone needs it.
+# Entries that training needs.
 NEEDED = (
     "state_dict", "random_state", "callbacks", "optimizer_states", "lr_schedulers",
     "pytorch-lightning_version",
@@ -44,7 +44,7 @@ def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = F
     missing = [name for name in NEEDED if name not in content]
     if missing:
         raise _damaged(path, f"the entry {missing[0]} is missing")
-    # Training goes on from the weights themselves, not from their average.
+    # Training resumes from the weights, which the average must match in form.
     for name in ("state_dict", EMA, UNREPORTED):
         if name in content:
             refuse_other_model(task.model, content[name], path)
@@ -68,7 +68,7 @@ def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = F
 
 def _damaged(path: str, problem: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"{path} holds no training run to go on with: {problem}; pass another checkpoint of the "
+        f"{path} cannot be resumed: {problem}; pass another checkpoint of the "
         "run, or the settings that it was trained with"
     )
 

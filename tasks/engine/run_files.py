@@ -51,7 +51,7 @@ class PaperConfig(OpenPart):
 
 
 class BuiltNetwork(OpenPart):
-    """What a checkpoint of a task says of its network."""
+    """Network as a checkpoint of a task describes it."""
 
     backbone: NetworkConfig
 
@@ -95,7 +95,7 @@ class RunConfig(BuiltNetwork):
 
 
 def _odd_names(part: Any) -> Iterator[Any]:
-    """Names of options that are no words, which exporters could not write into Python files."""
+    """Yield the option names that exporters cannot write into Python files."""
     if isinstance(part, Mapping):
         yield from (k for k in part if not (isinstance(k, str) and re.fullmatch(r"[\w.-]+", k)))
     items = part.values() if isinstance(part, Mapping) else part
@@ -105,7 +105,7 @@ def _odd_names(part: Any) -> Iterator[Any]:
 
 
 class DataFacts(OpenPart):
-    """What a summary says of the data."""
+    """Data in a summary."""
 
     name: str = ABSENT
     root: str | None = None
@@ -124,7 +124,7 @@ class PaperFigure(OpenPart):
 
 
 class PaperFacts(OpenPart):
-    """What a summary says of the row of a paper."""
+    """Row of a paper in a summary."""
 
     row: str
     metrics: dict[str, PaperFigure]
@@ -170,7 +170,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
     """Read a run's config.yaml as plain values, of which nothing is built or resolved.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or does not fit the schema.
     """
     return with_current_targets(_checked(path, RunConfig, read_yaml(path)))
@@ -180,7 +180,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read a run's summary.json; of metrics null is NaN.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or does not fit the schema.
     """
     content = _checked(path, RunSummary, read_json(path))
@@ -192,7 +192,7 @@ def read_classes(path: Path) -> list[dict[str, Any]]:
     """Read a run's classes.csv: the first column names the class, the others are figures or empty.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or has other cells.
     """
     (first, *names), *lines = [line for line in read_csv(path) if line] or [[""]]
@@ -210,7 +210,7 @@ def _figure(cell: str) -> float | None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.csv, without empty cells; none where there is no file.
+    """Return the rows of a metrics.csv without empty cells; empty if the file is missing.
 
     A last line without an end was cut off by a kill and is left out, and so is every line that is
     no row of numbers.
@@ -226,7 +226,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _row(columns: list[str], cells: list[str]) -> dict[str, Any]:
-    """The numbers of a line by their columns; empty if any of them is none."""
+    """Return the numbers of a line by column; empty if one is invalid."""
     try:
         return {
             key: int(cell) if cell.isdecimal() else float(cell)

@@ -1,4 +1,4 @@
-"""What a typed path means: a checkpoint, and the run folder that it lies in."""
+"""A typed path: the checkpoint that it means, and the run folder that it lies in."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbones.checkpoints.folders import find_weights
 from tasks.engine.plain_files import DamagedFile
+from tasks.engine.run_files import read_run_config
 from tasks.engine.sources import check_sources
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a typed path means.
+    """A checkpoint file, and the run that it belongs to.
 
     Attributes:
         file: The checkpoint file.
@@ -63,7 +64,7 @@ class Saved:
 
 
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
-    """The checkpoint that a path means: a file, or the one in a run's or another tool's folder.
+    """Return the checkpoint of a path: a file, or the one in a run's or other tool's folder.
 
     Of a run with ``checkpoints=last`` it is the last one.
 
@@ -92,7 +93,7 @@ def open_saved(path: str | Path) -> Saved:
     All commands open what is typed as ``ckpt`` by this function.
 
     Raises:
-        ValueError: There is nothing at the path, the folder's config is none of a run, or this
+        ValueError: The path does not exist, the folder's config is not one of a run, or this
             checkout lacks the run's host or mixer.
     """
     checkpoint = checkpoint_file(path)
@@ -107,13 +108,11 @@ def open_saved(path: str | Path) -> Saved:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """The config of a run, of which nothing is built or resolved here.
+    """Read the config of a run as plain values.
 
     Raises:
-        ValueError: It is no YAML of plain values, or does not fit the schema of a run's config.
+        ValueError: It is not YAML of plain values, or does not fit the schema of a run's config.
     """
-    from tasks.engine.run_files import read_run_config
-
     try:
         return read_run_config(file)
     except (FileNotFoundError, DamagedFile) as error:
@@ -124,7 +123,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def identity(group: str, part: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a backbone, head, dataset or task of a config from another one."""
+    """Return the values that identify a backbone, head, dataset or task of a config."""
     return tuple(part.get(key) for key in IDENTITY[group])
 
 
@@ -137,7 +136,7 @@ def _keeps_last(folder: Path) -> bool:
 
 
 def _without_checkpoint(folder: Path, inside: Path) -> str:
-    """What a folder without the checkpoint that was looked for is instead."""
+    """Describe a folder that lacks the checkpoint."""
     text = f"{folder} is no run folder with a checkpoint: there is no {inside}"
     try:
         config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}

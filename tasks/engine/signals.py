@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM, SIGHUP and SIGUSR1: a training ends in order, anything else at once."""
+"""SIGINT, SIGTERM, SIGHUP and SIGUSR1: a training saves and ends, anything else ends at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ GRACE = 5.0  # seconds in which the handler of a signal that stops at once has t
 CLEANING = 60.0  # seconds that the run then has to end
 
 
-class Stopped(SystemExit):
-    """The run was told to end; the program ends with the status that shells give to a signal."""
+class RunStopped(SystemExit):
+    """A signal ends the run; the exit status is the one that shells give to it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -30,13 +30,13 @@ class Stopped(SystemExit):
 
 
 class Stop:
-    """What this process does on a signal.
+    """Handler of this process's signals.
 
     Attributes:
         others: The other processes of the run that this one has started.
         signum: The signal that came first, or None.
         finishing: True while training, which looks at ``signum`` after each step. At other times,
-            and on a second signal, ``Stopped`` is raised.
+            and on a second signal, ``RunStopped`` is raised.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Stop:
         self._ended = threading.Event()
 
     @property
-    def taken(self) -> set[int]:
-        """The signals that this process listens to."""
+    def handled(self) -> set[int]:
+        """The signals that this object handles."""
         return set(self._before)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to the signals; in a thread, where Python cannot, leave them as they are."""
+        """Handle the signals; in a thread, where Python cannot, leave them as they are."""
         if threading.current_thread() is not threading.main_thread() or self._before:
             yield
             return
@@ -71,18 +71,18 @@ class Stop:
                 yield
         finally:
             for taken in list(self._before):
-                self.leave(taken)
+                self.release(taken)
             self.signum, self.finishing = None, False
 
-    def leave(self, signum: int | None) -> None:
-        """Leave a signal to whoever had it before."""
+    def release(self, signum: int | None) -> None:
+        """Restore the previous handler of a signal."""
         if signum in self._before:
             signal.signal(signum, self._before.pop(signum))
 
-    def raise_if_told(self) -> None:
-        """Raise ``Stopped`` once more where code of others has swallowed it."""
+    def raise_if_signalled(self) -> None:
+        """Raise ``RunStopped`` again where a library has swallowed it."""
         if self.signum is not None and not self.finishing:
-            raise Stopped(self.signum)
+            raise RunStopped(self.signum)
 
     def _handle(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
@@ -93,11 +93,11 @@ class Stop:
         elif now - self._since < ONCE:
             return
         self._raised = True
-        raise Stopped(signum)
+        raise RunStopped(signum)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """End this process where it has to end at once and waits in code that nothing interrupts.
+        """End this process if it must end at once, but waits in code that cannot be interrupted.
 
         Python calls handlers between two of its own instructions only; the descriptor is written to
         when the signal arrives.

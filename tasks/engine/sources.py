@@ -17,8 +17,8 @@ def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) 
     """Refuse a run of a host or mixer that this checkout lacks and the run folder keeps.
 
     Args:
-        folder: Of the run.
-        backbone: The options of its backbone.
+        folder: Run folder.
+        backbone: Options of its backbone.
         root: The checkout.
 
     Raises:

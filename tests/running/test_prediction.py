@@ -219,7 +219,7 @@ def test_what_cannot_be_loaded(trained, tmp_path):
     assert load(tmp_path / "lone.ckpt").predict(photo) == load(run).predict(photo)
     with pytest.raises(ValueError, match="there is no checkpoint or run folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="device='gpu' is none of torch's"):
+    with pytest.raises(ValueError, match="device='gpu' is not a device of torch"):
         load(run, device="gpu")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "lone.ckpt").rename(tmp_path / "run" / "checkpoints" / "best.ckpt")

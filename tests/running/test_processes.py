@@ -19,7 +19,7 @@ from timm.layers import DropPath
 from tasks.engine import gather
 from tasks.engine.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.loggers import read_rows
-from tasks.engine.signals import Stopped
+from tasks.engine.signals import RunStopped
 from tests.runs import ROOT, arguments, command, run_here, summary
 from tools.cli import processes
 from tools.cli.processes import check_trainer
@@ -276,7 +276,7 @@ def test_a_signal_that_has_ended_another_process_ends_this_one():
 
 
 def test_a_connection_that_a_signal_broke_ends_as_the_signal_does(tmp_path):
-    with pytest.raises(Stopped) as ended, process_group.processes(fake_trainer(tmp_path, 143)):
+    with pytest.raises(RunStopped) as ended, process_group.processes(fake_trainer(tmp_path, 143)):
         raise RuntimeError(BROKEN)
     assert ended.value.code == 143
 

@@ -16,7 +16,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from datamodules.loading import workers
 from tasks.engine import signals
 from tasks.engine.lightning_private import SignalConnector
-from tasks.engine.signals import SIGNALS, STOP, Stopped
+from tasks.engine.signals import SIGNALS, STOP, RunStopped
 from tests.runs import ROOT, arguments
 
 TERM, INT, HUP, USR1, KILL = (
@@ -30,21 +30,21 @@ class TestListening:
     def test_handlers_are_put_back(self):
         before = [signal.getsignal(signum) for signum in SIGNALS]
         with STOP.listening():
-            assert STOP.taken == set(SIGNALS)
+            assert STOP.handled == set(SIGNALS)
         assert [signal.getsignal(signum) for signum in SIGNALS] == before
-        assert not STOP.taken
+        assert not STOP.handled
 
     def test_nohup_has_a_run_ignore_that_its_terminal_is_gone(self, monkeypatch):
         before = signal.signal(HUP, signal.SIG_IGN)
         try:
             with STOP.listening():
-                assert STOP.taken == set(SIGNALS) - {HUP}
+                assert STOP.handled == set(SIGNALS) - {HUP}
         finally:
             signal.signal(HUP, before)
 
     @pytest.mark.parametrize("signum", SIGNALS)
     def test_a_signal_stops_at_once_outside_of_training(self, signum):
-        with STOP.listening(), pytest.raises(Stopped) as stopped:
+        with STOP.listening(), pytest.raises(RunStopped) as stopped:
             os.kill(os.getpid(), signum)
         assert stopped.value.code == 128 + signum
 
@@ -53,14 +53,14 @@ class TestListening:
             STOP.finishing = True
             os.kill(os.getpid(), INT)
             assert STOP.signum == INT
-            STOP.raise_if_told()
+            STOP.raise_if_signalled()
             os.kill(os.getpid(), TERM)  # as by timeout, which sends it twice
             monkeypatch.setattr(signals, "ONCE", 0.0)
-            with pytest.raises(Stopped) as stopped:
+            with pytest.raises(RunStopped) as stopped:
                 os.kill(os.getpid(), TERM)
             STOP.finishing = False
-            with pytest.raises(Stopped):
-                STOP.raise_if_told()
+            with pytest.raises(RunStopped):
+                STOP.raise_if_signalled()
         assert stopped.value.code == 143
 
     @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ class TestListening:
         connector = SimpleNamespace(cluster_environment=environment)
         with STOP.listening():
             lightnings = SignalConnector(SimpleNamespace(_accelerator_connector=connector))
-            assert STOP.taken == set(SIGNALS) - left
+            assert STOP.handled == set(SIGNALS) - left
             lightnings.register_signal_handlers()
-            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.taken)
+            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.handled)
             assert all(callable(signal.getsignal(signum)) for signum in left)
             lightnings.teardown()
-            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.taken)
+            assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.handled)
 
     def test_code_that_nothing_interrupts_is_ended(self):
         """Such as the wait of a library for another process, which returns to Python too late."""
@@ -143,7 +143,7 @@ class TestWorkers:
         monkeypatch.setattr(workers, "PATIENCE", 0.1)
         before = signal.getsignal(signal.SIGCHLD)
         try:
-            workers.hurry_workers()
+            workers.end_slow_workers()
             worker.join(5)
         finally:
             signal.signal(signal.SIGCHLD, before)

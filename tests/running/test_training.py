@@ -21,7 +21,7 @@ from tasks.engine.gather import gather_objects
 from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
 from tasks.engine.monitors import StopEarly, TopCheckpoints
 from tasks.engine.optim import SCHEDULE_FREE, build_optimizer
-from tasks.engine.signals import STOP, Stopped
+from tasks.engine.signals import STOP, RunStopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_task
 from tests.runs import same
@@ -130,7 +130,7 @@ class TestTraining:
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
             trainer.callbacks[:0] = extra
-            with contextlib.suppress(Stopped), STOP.listening():
+            with contextlib.suppress(RunStopped), STOP.listening():
                 start = find_start(folder, None, task, options) if resume else None
                 trainers.fit(trainer, task, data, start=start)
             self.task = task

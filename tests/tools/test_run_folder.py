@@ -253,7 +253,7 @@ class TestLock:
 
     def test_a_truncated_lock_counts(self, tmp_path):
         (tmp_path / run_lock.LOCK).write_text('{"host": "x')
-        with pytest.raises(ValueError, match="a process that left no name"):
+        with pytest.raises(ValueError, match="an unknown process"):
             run_lock.refuse_if_held(tmp_path)
 
     def test_the_other_processes_of_a_run_and_evaluations_take_none(self, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tasks.engine.family import Family
+from tools.cli.catalogue import catalogue
 from tools.cli.ranges import INTEGER, SIDE, find_range
 
 DIGITS = 20  # longer than any number in range
@@ -113,8 +114,6 @@ def select_backbones(text: str, family: Family | None = None) -> list[str]:
     Raises:
         ValueError: A name is unknown, or of another modality than the family's.
     """
-    from tools.cli.catalogue import catalogue
-
     known, names = catalogue(), []
     for item in text.split(","):
         found = known.list_backbones(item, family.modality if family else "")

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
+
 from backbones.options import shortened
 
 Range = tuple[float, float]
@@ -209,8 +211,6 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
 
 def _count_values(sweep: Any, names: list[str]) -> float:
     """Return how many values a sweep has, without listing them; infinity for an interval."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
-
     if isinstance(sweep, IntervalSweep):
         return math.inf
     if isinstance(sweep, Glob):

@@ -9,9 +9,15 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from backbones.options import unknown
 from tasks.engine.family import Family
 from tools.cli.arguments import select_backbones
+from tools.cli.catalogue import catalogue
 from tools.cli.nested_config import deep_merge
+from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import check_ranges, count_jobs
 from tools.cli.usual_family import usual_family
 
@@ -87,8 +93,6 @@ def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
 
 def known_options(name: str) -> list[str]:
     """List the options of a backbone as users type them."""
-    from tools.cli.catalogue import catalogue
-
     registered, known = catalogue(), []
     for option, default in registered.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
@@ -111,8 +115,6 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
     Raises:
         ValueError: An option is unknown, or a value cannot be parsed.
     """
-    from backbones.options import unknown
-
     options: dict[str, Any] = {}
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
@@ -163,11 +165,6 @@ def expand_values(words: Sequence[str]) -> list[list[str]]:
 
 def _parse(word: str) -> Any:
     """Parse one option with Hydra's grammar."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    from tools.cli.quoting import quote_arguments
-
     if "=" not in word:
         raise ValueError(f"cannot use {word!r}; options of a backbone are typed backbone.KEY=VALUE")
     try:

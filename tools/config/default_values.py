@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.cli.catalogue import catalogue
+
 TOKEN_MIXER = "backbone.token_mixer"
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
@@ -41,8 +43,6 @@ def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _token_mixer_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    from tools.cli.catalogue import catalogue
-
     known = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
     return {**known.get("options", {})}
 

@@ -15,9 +15,14 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from omegaconf import OmegaConf
+
 from backbones.options import listed, unknown
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
+from tools.config.automatic import comment_auto
+from tools.config.overrides import read_command
+from tools.papers.experiments import describe, experiments
 
 FLAGS = {"-h", "--help"}
 Kinds = tuple[Literal["channel", "token"], ...]
@@ -130,8 +135,6 @@ def _first_sentence(content: str) -> str:
 
 def _experiment_line() -> str:
     """Return a line on the number and the naming of experiments, with an example."""
-    from tools.papers.experiments import experiments
-
     rows = experiments()
     papers = len({row.paper for row in rows.values()})
     return f"{len(rows)} rows of {papers} papers; afbo_t2_deit_t_afbo is paper, table, network"
@@ -139,8 +142,6 @@ def _experiment_line() -> str:
 
 def _list_experiments() -> str:
     """List all experiments with their reported metric and, where they cannot run, the reason."""
-    from tools.papers.experiments import describe, experiments
-
     lines = []
     for name, row in experiments().items():
         reason = row.train.cannot_run
@@ -235,11 +236,6 @@ def _list_mixers(kinds: Kinds) -> str:
 
 
 def _show_config(overrides: Sequence[str]) -> str:
-    from omegaconf import OmegaConf
-
-    from tools.config.automatic import comment_auto
-    from tools.config.overrides import read_command
-
     return comment_auto(OmegaConf.to_yaml(read_command(overrides).config)).rstrip()
 
 

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from backbones.options import listed, shortened
 from tasks.engine.plain_files import DamagedFile
+from tasks.engine.run_files import read_run_config
 from tasks.engine.saved_config import CONFIG
 from tasks.engine.sources import check_sources
 from tools.cli.catalogue import catalogue
@@ -65,8 +66,6 @@ def _check_sources(overrides: Sequence[str]) -> None:
     Raises:
         ValueError: A run folder keeps sources; the message names them.
     """
-    from tasks.engine.run_files import read_run_config
-
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if one.key_or_group == "ckpt" and isinstance(value := one.value(), str):
             path = Path(value).expanduser()

@@ -1,1 +1,1 @@
-"""What run.py does around a training, an evaluation or a prediction."""
+"""The parts of run.py around a training, an evaluation or a prediction."""

@@ -17,7 +17,7 @@ from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
-from tasks.engine.signals import Stopped
+from tasks.engine.signals import RunStopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
@@ -149,7 +149,7 @@ def work(
     keep, started = config["checkpoints"], time.perf_counter()
     try:
         return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
-    except Stopped:
+    except RunStopped:
         if engine.is_global_zero and engine.global_step:
             facts = parts.facts | {"seconds": round(time.perf_counter() - started, 1)}
             report.write_stopped(folder, facts, engine, task, datamodule)

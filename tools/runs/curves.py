@@ -114,7 +114,7 @@ def _last(name: str) -> str:
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and up to ``window - 1`` before it."""
+    """Return the mean of each value and up to ``window - 1`` values before it."""
     return [
         sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))
     ]

@@ -24,7 +24,7 @@ def check_space(folder: Path, task: BaseTask, *, top_k: int = 0) -> None:
     While last.ckpt is written, it lies beside the two before it.
 
     Args:
-        folder: Of the run.
+        folder: Run folder.
         task: The model with the options of its optimiser.
         top_k: The option ``callbacks.top_k``.
 

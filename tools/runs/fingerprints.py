@@ -40,7 +40,7 @@ def _short(file: str) -> str:
 
 
 def _sizes(files: Sequence[str]) -> list[int | None]:
-    """Sizes of some files; None for images that are no files of their own."""
+    """Return the sizes of some files; None for images inside of other files."""
     chosen = sorted(files)[:: max(1, len(files) // MEASURED)]
     return [path.stat().st_size if (path := Path(file)).is_file() else None for file in chosen]
 

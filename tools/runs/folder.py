@@ -26,7 +26,7 @@ from tools.config.automatic import AUTO, CHOSEN, is_automatic
 from tools.config.default_values import is_default, name_token_mixer
 from tools.runs import lock
 
-say = logging.getLogger(__name__).info
+log_info = logging.getLogger(__name__).info
 
 ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
 LATEST = "latest"
@@ -60,9 +60,9 @@ FREE_GROUPS = ("logger", "paper", CHOSEN)
 # Files that a run begins with. Where the run's own file has moved, another path may be typed.
 START = "backbone.pretrained"
 TEACHER = "task.distillation.checkpoint"
-# How long to train, which a continuation decides anew.
+# Length of the training, which a resumed run may change.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
-# What is left at the end, which a continuation decides anew, too: it may be another evaluation.
+# Files that a finished run keeps, which a resumed run may change, too.
 AT_END = {"checkpoints"}
 # Of this one command, not of the run.
 OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
@@ -78,8 +78,8 @@ def open_run_folder(
     parents that were made for it.
 
     Args:
-        config: Of the run.
-        resumed: The folder to go on with, from ``find_run_to_resume``.
+        config: Config of the run.
+        resumed: The folder to resume, from ``find_run_to_resume``.
         swept: The options that a sweep varies and their values, for the folder's name.
 
     Raises:
@@ -119,12 +119,12 @@ def explaining_removal(folder: Path) -> Iterator[None]:
     """
     hook = threading.excepthook
 
-    def of_thread(failed: threading.ExceptHookArgs) -> None:
+    def ignore_write_errors(failed: threading.ExceptHookArgs) -> None:
         # TensorBoard writes from a thread of its own; its log says so at the next write.
         if not issubclass(failed.exc_type, OSError):
             hook(failed)
 
-    threading.excepthook = of_thread
+    threading.excepthook = ignore_write_errors
     try:
         yield
     except Exception as error:
@@ -167,12 +167,12 @@ def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
 
 
 def mark_latest(folder: Path) -> None:
-    """Let ``latest`` beside the run folder lead to it."""
+    """Link ``latest`` beside the run folder to it."""
     if not is_first_process():
         return
     latest = folder.parent / LATEST
     if os.path.lexists(latest) and not latest.is_symlink():
-        say(f"{latest} is not a link to a run and stays as it is; remove or rename it")
+        log_info(f"{latest} is not a link to a run and stays as it is; remove or rename it")
         return
     temporary = folder.parent / f".{LATEST}-{os.getpid()}"
     temporary.symlink_to(folder.name)
@@ -180,12 +180,12 @@ def mark_latest(folder: Path) -> None:
 
 
 def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
-    """The run folder to go on with: the one ``ckpt`` lies in, or the newest with these settings.
+    """Find the run folder to resume: the one of ``ckpt``, or the newest with these settings.
 
-    None for a job of a sweep that has not begun: it begins.
+    Return None for a job of a sweep that has not begun.
 
     Raises:
-        ValueError: There is none, it had other settings, or it trains at this moment.
+        ValueError: No run fits, it had other settings, or it trains at this moment.
     """
     parent = _parent(config)
     if config["ckpt"] is not None:
@@ -204,7 +204,7 @@ def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Pat
     if equal and _has_begun(equal[0]):
         return _free(equal[0])
     if sweep:
-        say("No run of these settings to resume; a new one begins")
+        log_info("No run of these settings to resume; a new one begins")
         return None
     if equal:
         raise ValueError(
@@ -228,7 +228,7 @@ def _parent(config: Mapping[str, Any]) -> Path:
 
 
 def _folder_of(path: Path) -> Path:
-    """The run folder that a path is, or that a checkpoint lies in."""
+    """Return the run folder that a path is, or that a checkpoint lies in."""
     if not path.exists():
         raise ValueError(f"there is no checkpoint or run folder at {path}")
     folder = (path if path.is_dir() else path.parent.parent).resolve()
@@ -308,20 +308,20 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def describe_new_length(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """In words, how long a run was to be and how long it now is, if these differ."""
+    """Describe the old and new length of a run, if they differ."""
     before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
 
 
 def restore_start(config: dict[str, Any], folder: Path) -> None:
-    """Let the config of a resumed run name the weights that the run began with."""
+    """Set the weights that the run began with in the config of a resumed run."""
     start = read_config(folder / CONFIG)["backbone"].get("pretrained")
     config["backbone"] = {**config["backbone"], "pretrained": start}
 
 
 def update_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Let config.yaml say what a resumed run goes on with."""
+    """Write the config of a resumed run to its config.yaml."""
     if not is_first_process():
         return
     before = read_config(folder / CONFIG)
@@ -334,5 +334,5 @@ def _is_free(key: str) -> bool:
 
 
 def may_differ(key: str) -> bool:
-    """Whether an option, by its dotted name, changes nothing of what a run computes."""
+    """Return True if an option, by its dotted name, may differ without changing the results."""
     return key in FREE_ON_RESUME or key.partition(".")[0] in FREE_GROUPS

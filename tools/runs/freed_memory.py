@@ -1,6 +1,6 @@
-"""Has glibc keep freed memory for the next allocation.
+"""Make glibc keep freed memory for the next allocation.
 
-By default it gives large blocks back to the system and fetches them anew in every layer; the page
+By default it returns large blocks to the system and fetches them again in every layer; the page
 faults then take half as long as an operator on a large map.
 """
 
@@ -14,6 +14,6 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Have this process, and those that it forks, keep freed memory; return True with a glibc."""
+    """Make this process and its forks keep freed memory; return True with a glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))

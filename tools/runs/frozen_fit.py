@@ -14,20 +14,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from heads.frozen.features import SolveOptions
 from tasks.classification.extraction import extract
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, float]:
     """Take the features of all images once, prepared as in evaluation, and solve classifiers.
 
     Args:
-        engine: Of the run.
-        task: Its model is solved from features.
+        engine: Lightning's trainer.
+        task: Task with a model that is solved from features.
         datamodule: Its ``plain`` gives a split prepared as in evaluation.
-        seed: Of the run.
+        seed: Seed of the run.
 
     Returns:
-        The metrics; none in processes after the first, which have nothing to do but to end.
+        The metrics; empty in processes after the first, which only end.
 
     Raises:
         ValueError: The network is to be sharded, or images are to be left out.
@@ -42,7 +42,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
         )
         for split in ("train", "val")
     )
-    say(
+    log_info(
         f"{train.values.shape[1]} features of {len(train):,} training and {len(test):,} test "
         f"images ({time.perf_counter() - started:.0f} s)"
     )
@@ -51,7 +51,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     draw = SolveOptions(seed, engine.strategy.root_device)
     metrics, remarks = head.solve(train, test, draw)
     for remark in remarks:
-        say(remark)
+        log_info(remark)
     for log in engine.loggers:
         log.log_metrics({f"val/{name}": value for name, value in metrics.items()}, 0)
         log.save()

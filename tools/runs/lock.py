@@ -19,7 +19,7 @@ from tasks.engine.plain_files import DamagedFile, read_json
 from tasks.engine.whole_files import is_own_file
 from tools.cli.processes import is_first_process
 
-say = logging.getLogger(__name__).info
+log_info = logging.getLogger(__name__).info
 
 LOCK = "run.lock"
 HEARTBEAT = 60.0  # seconds between two signs of life, for those who cannot see the process
@@ -55,7 +55,7 @@ def acquire(folder: Path, mode: str = "fit") -> Iterator[None]:
 
 
 def refuse_if_held(folder: Path) -> None:
-    """Look before anything is prepared.
+    """Check the lock before anything is prepared.
 
     Raises:
         ValueError: Another run trains in the folder.
@@ -75,7 +75,9 @@ def _take(path: Path) -> None:
     with FileLock(guard):
         refuse_if_held(path.parent)
         if path.exists():
-            say(f"Taking over {path.parent.name} from {_described(_content(path))}, which is gone")
+            log_info(
+                f"Taking over {path.parent.name} from {_described(_content(path))}, which is gone"
+            )
             path.unlink(missing_ok=True)
         content = _own({"since": datetime.now().astimezone().isoformat(timespec="seconds")})
         with path.open("x") as file:
@@ -84,7 +86,7 @@ def _take(path: Path) -> None:
 
 
 def _own(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What this process writes; ``since`` is taken over."""
+    """Return the content that this process writes; ``since`` is kept."""
     pid = os.getpid()
     me = {"host": platform.node(), "pid": pid, "born": _born(pid), "space": _space()}
     return {**me, "since": content.get("since")}
@@ -110,7 +112,7 @@ def _is_stale(path: Path, holder: Mapping[str, Any]) -> bool:
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock of the file system, as the machines' own may differ."""
+    """Return the time of the file system's clock, as the machines' own may differ."""
     probe = folder / f".clock-{os.getpid()}"
     probe.touch()
     now = probe.stat().st_mtime
@@ -119,7 +121,7 @@ def _now(folder: Path) -> float:
 
 
 def _born(pid: int) -> int | None:
-    """When a process of this machine began, or None if there is none."""
+    """Return the start time of a process of this machine, or None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -129,7 +131,7 @@ def _born(pid: int) -> int | None:
 
 
 def _alive(pid: int) -> int | None:
-    """0 for a process that runs, or None if there is none, where no /proc says when it began."""
+    """Return 0 for a running process, else None, on systems without /proc."""
     if Path("/proc/self").exists():
         return None
     try:
@@ -142,7 +144,7 @@ def _alive(pid: int) -> int | None:
 
 
 def _space() -> int | None:
-    """The container whose process numbers these are."""
+    """Return the container (PID namespace) of this process."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -157,7 +159,7 @@ def _beat(path: Path, ended: threading.Event) -> None:
 
 def _described(holder: Mapping[str, Any]) -> str:
     if not holder:
-        return "a process that left no name"
+        return "an unknown process"
     return (
         f"process {holder.get('pid')} on {holder.get('host')}, training since {holder.get('since')}"
     )

@@ -22,7 +22,7 @@ from tasks.engine.whole_files import is_own_file, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 Opener = Callable[[], Logger]
 PATIENCE = 20.0  # seconds that a server has to answer in
@@ -44,7 +44,7 @@ class RemoteLog(RunLog):
         self._failed = False
 
     def resume_at(self, step: int, *, validates: bool = False) -> None:
-        """Nothing: the other program goes on with its run and takes the later value of a step."""
+        """Do nothing: the service continues its run and keeps the later value of a step."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -74,13 +74,15 @@ class RemoteLog(RunLog):
             yield
         except Exception as error:  # whatever it is, training is worth more than this log
             self._failed, self._log = True, None
-            say(f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}")
+            log_info(
+                f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}"
+            )
 
 
 def make_loggers(
     loggers: Mapping[str, Mapping[str, Any]], folder: Path, config: Mapping[str, Any]
 ) -> list[RunLog]:
-    """The logs of a config's group ``logger``.
+    """Make the logs of a config's group ``logger``.
 
     Args:
         loggers: Options by name.
@@ -115,7 +117,7 @@ def wandb(
     tags: Sequence[str] = (),
     mode: Literal["online", "offline", "disabled"] | None = None,
 ) -> RunLog:
-    """Weights & Biases; a run that is resumed goes on there as the same run."""
+    """Weights & Biases; a resumed run continues there as the same run."""
     _require("wandb", "wandb", "pip install -c constraints.txt -e '.[wandb]'")
 
     def start() -> Logger:
@@ -132,14 +134,16 @@ def wandb(
             mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         )
         if chosen == "online" and not _answers(_server()):
-            say(f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb")
+            log_info(
+                f"logger wandb: {_server()} does not answer; the run is written to {folder}/wandb"
+            )
             chosen = "offline"
         try:
             run = package.init(mode=chosen, settings=settings, **own)
         except Exception as error:  # no key, no network, its own kinds: all mean no server
             if chosen != "online":
                 raise
-            say(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
+            log_info(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
             package.teardown()  # it holds the run's name
             run = package.init(mode="offline", settings=settings, **own)
         return WandbLogger(experiment=run, save_dir=str(folder))
@@ -156,7 +160,7 @@ def mlflow(
     name: str | None = None,
     tags: Mapping[str, Any] | None = None,
 ) -> RunLog:
-    """MLflow; a run that is resumed goes on there as the same run."""
+    """MLflow; a resumed run continues there as the same run."""
     _require("mlflow", "mlflow-skinny", "pip install -e '.[mlflow]'")
 
     def start() -> Logger:
@@ -168,9 +172,11 @@ def mlflow(
         local = f"sqlite:///{folder / 'mlflow.db'}"
         wanted = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
         if not _answers(wanted):
-            say(f"logger mlflow: {wanted} does not answer; the run is written to {local} instead")
+            log_info(
+                f"logger mlflow: {wanted} does not answer; the run is written to {local} instead"
+            )
             wanted = local
-        note = folder / "mlflow_run.txt"  # store and name of the run there, to go on with it
+        note = folder / "mlflow_run.txt"  # store and name of the run there, to continue it
         kept = note.read_text() if is_own_file(note) else ""
         store, _, known = kept.strip().partition("\n")
         log = MLFlowLogger(
@@ -194,7 +200,7 @@ MAKERS: dict[str, Callable[..., RunLog]] = {
 
 @contextlib.contextmanager
 def closing_loggers(loggers: Sequence[Logger]) -> Iterator[None]:
-    """End the runs of other programs with ours: a sweep's next run is another one there too."""
+    """Close the runs of logging services with this run, before a sweep's next one."""
     status = "failed"
     try:
         yield
@@ -215,7 +221,7 @@ def _title(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _identifier(folder: Path) -> str:
-    """What a run and its continuation are known by and no other run: the folder keeps it."""
+    """Return the id of a run, which its folder keeps for continuations."""
     note = folder / "wandb_run.txt"
     if not is_own_file(note):
         write_whole(note, f"{os.urandom(8).hex()}\n")
@@ -223,7 +229,7 @@ def _identifier(folder: Path) -> str:
 
 
 def _has_key() -> bool:
-    """Whether wandb would find a key without asking for one."""
+    """Return True if wandb finds a key without asking for one."""
     from wandb.sdk.lib.wbauth import read_netrc_auth
 
     return bool(os.environ.get("WANDB_API_KEY") or read_netrc_auth(host=_server()))
@@ -234,7 +240,7 @@ def _server() -> str:
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens at a server's address; any other store is taken to be there."""
+    """Return True if a server's address answers, and for any other store."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https"):
         return True

@@ -28,16 +28,16 @@ def make_callbacks(
     device: bool = False,
     gradient_norm: int = 0,
 ) -> list[Callback]:
-    """The callbacks of a config's group ``callbacks``.
+    """Make the callbacks of a config's group ``callbacks``.
 
     Args:
         checkpoints: Folder of the run's checkpoints.
         monitor: The metric that chooses the best checkpoint.
         metrics: All that validation gives, with their directions.
         early_stopping: Options of ``early_stopping``.
-        top_k: How many of the best checkpoints to keep besides the best one.
-        learning_rate: Whether to log the rate of each group of parameters.
-        device: Whether to log the use of processor, memory and GPU.
+        top_k: Number of best checkpoints to keep besides the best one.
+        learning_rate: Log the rate of each group of parameters.
+        device: Log the use of processor, memory and GPU.
         gradient_norm: Steps between two entries of the norm of the gradients; 0: none.
 
     Raises:
@@ -102,10 +102,10 @@ def stop_early(
 
 
 def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list[Callback]]:
-    """What ``trainer.profiler`` names: a profiler of Lightning's, and what shows its table.
+    """Make the profiler that ``trainer.profiler`` names, and the callback for its table.
 
     Raises:
-        ValueError: There is none.
+        ValueError: Unknown profiler.
     """
     if name is None:
         return None, []

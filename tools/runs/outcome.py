@@ -1,4 +1,4 @@
-"""How a run that failed is told from one that was broken off: by a note in its folder."""
+"""A note in the run folder tells a failed run from an interrupted one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FAILURE = "error.txt"
 
 @contextlib.contextmanager
 def recording_failure(folder: Path) -> Iterator[None]:
-    """Leave the message of an error in the run folder; a signal leaves none.
+    """Write the message of an error into the run folder; a signal writes none.
 
-    The note of an earlier attempt goes when the run goes on.
+    The note of an earlier attempt is removed.
     """
     note = folder / FAILURE
     with contextlib.suppress(OSError):
@@ -30,7 +30,7 @@ def recording_failure(folder: Path) -> Iterator[None]:
 
 
 def record_failure(folder: Path, text: str) -> None:
-    """Write the note of a failure, unless the process that failed first has written one."""
+    """Write the note of a failure, unless another process was first."""
     # Where nothing can be written, a full disk may be the error itself.
     with (
         contextlib.suppress(OSError),
@@ -40,7 +40,7 @@ def record_failure(folder: Path, text: str) -> None:
 
 
 def read_failure(folder: Path) -> str | None:
-    """The first line of the note, or None if there is none.
+    """Return the first line of the note, or None without a note.
 
     Raises:
         DamagedFile: It cannot be read.

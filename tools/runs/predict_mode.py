@@ -20,7 +20,7 @@ from tasks.engine.gather import gather_objects
 from tasks.engine.loading import targets_in
 from tasks.engine.whole_files import write_whole
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 SHOWN = 20  # inputs whose answers are printed
 
@@ -53,16 +53,16 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     if trainer.is_global_zero:
         folder = Path(trainer.default_root_dir)
         for row in rows[:SHOWN]:
-            say(f"{Path(row['image']).name}: {task.answer(row)}")
+            log_info(f"{Path(row['image']).name}: {task.answer(row)}")
         if len(rows) > SHOWN:
-            say(f"... and {len(rows) - SHOWN} more in predictions.json")
+            log_info(f"... and {len(rows) - SHOWN} more in predictions.json")
         text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
         write_whole(folder / "predictions.json", text)
         task.write_results(folder, rows)
         for row in broken[:SHOWN]:
-            say(f"Left out: {row[UNREADABLE]}")
+            log_info(f"Left out: {row[UNREADABLE]}")
         if broken:
-            say(
+            log_info(
                 f"{len(broken):,} of {len(found):,} {task.family.unit} cannot be read and have no "
                 "prediction"
             )

@@ -1,4 +1,4 @@
-"""How the processes of a run end together, whichever of them ends first."""
+"""End all processes of a run together, whichever ends first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.engine.signals import STATUSES, STOP, Stopped
+from tasks.engine.signals import STATUSES, STOP, RunStopped
 from tools.cli.processes import FIRST_PROCESS, end_with_parent, find_launcher, is_child_process
 from tools.runs.folder import ENVIRONMENT
 from tools.runs.outcome import record_failure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POLL = 1.0  # seconds between two looks at the other processes
 GRACE = 20.0  # seconds in which the first process may notice by itself that another one has ended
 FOLLOWED = 3.0  # the same for the others, and the end of the first one
-REFUSED = 2  # status of a process that has said in a sentence why it ends
+REFUSED = 2  # status of a process that has printed why it ends
 
 FIRST_IS_GONE = (
     "the first process of this run was killed, and the others end with it; that is often a lack of "
@@ -35,14 +35,14 @@ FIRST_IS_GONE = (
 
 @contextlib.contextmanager
 def processes(trainer: Trainer) -> Iterator[None]:
-    """Leave no process, process group or environment of a run behind, however it ends.
+    """End the processes, process group and environment of a run with it, however it ends.
 
-    Lightning starts the other processes of a run by itself and leaves them and its environment
-    variables to the end of this process, where a sweep's next run would take them for its own.
+    Lightning starts the other processes of a run and leaves them and its environment variables to
+    the end of this process, where a sweep's next run would use them.
 
     Raises:
-        ValueError: Another process of the run was killed or has failed without a sentence.
-        SystemExit: It has said why; or this is not the first process, which says what there is.
+        ValueError: Another process was killed or has failed without a message.
+        SystemExit: Another process has printed why; or this is not the first process.
     """
     before, parent = dict(os.environ), first_process()
     if not _belongs_to_parent(trainer):
@@ -57,7 +57,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
         lost = _is_lost(error)
         statuses = [_status(process) for process in others] if lost else []
         for process in others:
-            process.kill()  # they wait for this one, which will not come
+            process.kill()  # they wait for this one
         if not lost:
             raise
         raise _cause(trainer, parent, statuses) from error
@@ -77,7 +77,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether an error says that the connection to another process broke."""
+    """Return True if an error means a lost connection to another process."""
     text = str(error)
     if "in use" in text.lower() or "EADDRINUSE" in text:
         return False
@@ -87,14 +87,14 @@ def _is_lost(error: BaseException) -> bool:
 
 
 def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseException:
-    """Return how this process ends after the connection to another one broke."""
+    """Return the exception for a lost connection to another process."""
     if not trainer.is_global_zero:
         if _belongs_to_parent(trainer) and _orphaned(parent):
             return ValueError(FIRST_IS_GONE)
         return SystemExit(1)  # the first process says what there is to say
     signum = _stopped_by(statuses)
     if signum is not None:
-        return Stopped(signum)
+        return RunStopped(signum)
     return SystemExit(REFUSED) if REFUSED in statuses else ValueError(_ended(statuses))
 
 
@@ -114,7 +114,7 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _belongs_to_parent(trainer: Trainer) -> bool:
-    """Whether this process was started by the first one of its machine."""
+    """Return True if the first process of this machine started this one."""
     return trainer.local_rank > 0 and find_launcher() is None
 
 
@@ -133,12 +133,12 @@ def first_process() -> int:
 
 @contextlib.contextmanager
 def following_first_process() -> Iterator[None]:
-    """Let a process that Lightning has started end with the first one, from its beginning on."""
+    """End a process that Lightning has started with the first one, from its beginning on."""
     if not is_child_process():
         yield
         return
     first = first_process()
-    end_with_parent(None)  # from here on in a sentence
+    end_with_parent(None)  # from here on with a message
     if os.getppid() != first:
         raise ValueError(FIRST_IS_GONE)
     folder = Path(os.environ.get(ENVIRONMENT, os.devnull))
@@ -179,7 +179,7 @@ def _stopped_by(statuses: Sequence[int | None]) -> int | None:
 
 
 def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
-    """What to say of other processes of which one has failed; nothing if it has said it.
+    """Return the message for a failed process; empty if that process has printed one.
 
     A signal that has ended another process ends this one, too.
     """
@@ -197,7 +197,7 @@ def _failed(others: list[subprocess.Popen[bytes]]) -> str | None:
 def _watch(
     gone: Callable[[], str | None], ended: threading.Event, folder: Path, grace: float
 ) -> None:
-    """End this process if it waits, in code that nothing interrupts, for one that is gone."""
+    """End this process if it waits in uninterruptible code for one that is gone."""
     while (text := gone()) is None:
         if ended.wait(POLL):
             return

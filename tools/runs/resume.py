@@ -1,4 +1,4 @@
-"""What a resumed run goes on from: the newest good checkpoint of its folder, or the one named."""
+"""The checkpoint to resume from: the newest good one of a run folder, or a named one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
 from tasks.engine.position import Position
 from tasks.engine.resume_checks import check_continues
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 @dataclass
 class Start:
-    """A checked checkpoint to go on from."""
+    """A checked checkpoint to resume from."""
 
     path: Path
     position: Position
     checkpoint: Checkpoint | None
 
     def take(self) -> Checkpoint:
-        """What the file holds, once: no training shall carry a second copy of it along."""
+        """Return the content of the file once, to free its memory before training."""
         checkpoint, self.checkpoint = self.checkpoint, None
         assert checkpoint is not None, "taken already"
         return checkpoint
@@ -43,16 +43,16 @@ def without_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:
-    """The checkpoint to go on from.
+    """Find the checkpoint to resume from.
 
     Args:
-        folder: Of the run.
+        folder: Run folder.
         ckpt: A file, which is then the one; else the newest good one of the folder is.
         task: It must hold the weights of this task's model.
         trainer: The options of the trainer; the run must not be meant to have ended before it.
 
     Raises:
-        ValueError: There is none, or it is no checkpoint of such a run.
+        ValueError: No checkpoint is there, or it is of another run.
     """
     named = None if ckpt is None else Path(ckpt).expanduser()
     files = [named] if named is not None and named.is_file() else _last_ones(folder)
@@ -65,15 +65,15 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
 
 
 def announce(start: Start, new_length: str | None) -> None:
-    """Say where a run goes on, and what becomes of the schedule if it is to be of another length.
+    """Log where a run continues, and that its schedule follows a new length.
 
     Args:
         start: The checkpoint.
         new_length: From ``folder.describe_new_length``.
     """
-    say(f"Going on after step {start.position.step}, from {start.path.name}")
+    log_info(f"Going on after step {start.position.step}, from {start.path.name}")
     if new_length:
-        say(f"{new_length}: from here on the learning rate is that of a run of the new length")
+        log_info(f"{new_length}: from here on the learning rate is that of a run of the new length")
 
 
 def _last_ones(folder: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
             damage = damage or error
             continue
         if damage is not None:
-            say(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
+            log_info(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
         return path, checkpoint
     raise damage or ValueError(
         f"{folder / CHECKPOINTS} has neither {LAST} nor {PREVIOUS}, and other checkpoints hold "

@@ -12,6 +12,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from pydantic import field_validator
+from rich.console import Console
+from rich.table import Table
 
 from backbones.options.schemas import OpenPart, validate
 from datamodules.images.robustness import RobustnessDataModule
@@ -27,7 +29,7 @@ from tasks.engine.whole_files import write_whole
 from tools.cli.processes import find_launcher
 from tools.runs import trainer
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 RESULTS = "robustness.json"  # in a run folder: the parts that are done
 # The figures, by the part that gives them.
@@ -56,11 +58,11 @@ def measure(
     """Evaluate all parts that no earlier run with the same weights has done; print the table.
 
     Args:
-        engine: Of the run.
+        engine: Lightning's trainer.
         task: A ``ClassificationTask`` with its weights.
         datamodule: A ``RobustnessDataModule``.
-        config: Of the run.
-        folder: Of the run, beside which earlier ones are looked for.
+        config: Config of the run.
+        folder: Run folder; earlier runs lie beside it.
 
     Returns:
         The figures of sets that are whole.
@@ -81,7 +83,7 @@ def measure(
                 "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
             }  # fmt: skip
             top1 = metrics["top1"]
-            say(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
+            log_info(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
         if engine.is_global_zero:
             keep(folder / RESULTS, key, done)
     task.only_classes()
@@ -106,7 +108,7 @@ def check_whole(options: Mapping[str, Any]) -> None:
 
 
 def key_of(config: Mapping[str, Any]) -> str:
-    """What figures depend on: weights, network, how images are prepared, precision."""
+    """Return what figures depend on: weights, network, preparation of images, precision."""
     digest = hashlib.sha256()
     with Path(config["ckpt"]).open("rb") as file:
         while block := file.read(1 << 24):
@@ -119,7 +121,7 @@ def key_of(config: Mapping[str, Any]) -> str:
 
 
 def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
-    """What evaluations beside this one have done of the same parts with the same key."""
+    """Return the parts that earlier evaluations with the same key have done."""
     wanted = {part.name: part.fingerprint for part in datamodule.parts}
     done: Results = {}
     for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
@@ -130,7 +132,7 @@ def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results
             if name not in done and entry["fingerprint"] == wanted.get(name)
         }
         if fresh:
-            say(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
+            log_info(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
         done |= fresh
     return done
 
@@ -158,12 +160,12 @@ class DoneParts(OpenPart):
 
 
 def read(file: Path, key: str) -> Results:
-    """The parts of a file with this key; none of one that is damaged."""
+    """Return the parts of a file with this key; none of a damaged file."""
     try:
         content = read_json(file)
         validate(DoneParts, content)
     except ValueError:
-        say(f"{file} is damaged; its parts are done again")
+        log_info(f"{file} is damaged; its parts are done again")
         return {}
     parts: Results = content["parts"] if content["key"] == key else {}
     return parts
@@ -175,7 +177,7 @@ def keep(file: Path, key: str, done: Results) -> None:
 
 
 def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
-    """The published figures in percent; none over less than a whole set.
+    """Return the published figures in percent, of whole sets only.
 
     Args:
         done: All parts.
@@ -207,10 +209,7 @@ def errors_of(done: Results) -> dict[str, dict[int, float]]:
 
 
 def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
-    """Print the figures, or why there is none, and of ImageNet-C each kind and severity."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the figures or why they are missing; for ImageNet-C each kind and severity."""
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
@@ -235,7 +234,7 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
 
 
 def why_not(figure: str, datamodule: RobustnessDataModule) -> str | None:
-    """Why there is no such figure; None of one that was not asked for."""
+    """Return why a figure is missing; None if it was not requested."""
     sets = {figure: name for name, figure in FIGURES.items() if "/" not in name}
     name = "imagenet_c" if figure == MCE else sets.get(figure)
     if name in datamodule.absent:

@@ -1,4 +1,4 @@
-"""What a run's summary says of its data, its machine and its measurements."""
+"""Facts for a run's summary: its data, machine and measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tools.runs.fingerprints import fingerprints
 def collect_facts(
     config: Mapping[str, Any], trainer: Trainer, datamodule: BaseDataModule
 ) -> dict[str, Any]:
-    """Facts of a run that has come to its end, for summary.json."""
+    """Return the facts of a finished run for summary.json."""
     facts: dict[str, Any] = {
         "data": {
             "name": config["data"]["_target_"],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.engine.sources import FOLDER, ROOT
 
-say = logging.getLogger(__name__).info
+log_info = logging.getLogger(__name__).info
 
 DIFF = "changes.diff"
 PACKAGES = ("backbones", "heads", "tasks", "datamodules", "tools", "configs")
@@ -38,7 +38,7 @@ class Source:
 
 
 def read_source(root: Path = ROOT) -> Source:
-    """Return what git says of the code; a folder that git does not track has no commit."""
+    """Return the code's state in git; the commit is None outside of a repository."""
     if _git(root, "ls-files", "--error-unmatch", "backbones/__init__.py") is None:
         return Source(None)
     described = _git(root, "describe", "--always", "--dirty", "--abbrev=12")
@@ -58,11 +58,11 @@ def read_source(root: Path = ROOT) -> Source:
 def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
     """Keep what the commit lacks in ``source/`` of a run folder.
 
-    A run that goes on with other changes keeps them beside those that it began with.
+    A run resumed with other changes keeps them beside those that it began with.
 
     Args:
-        folder: Of the run.
-        source: From ``read_source``.
+        folder: Run folder.
+        source: Result of ``read_source``.
         root: The checkout.
     """
     target = folder / FOLDER
@@ -71,7 +71,9 @@ def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
     for name in source.untracked:
         file = root / name
         if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST:
-            say(f"{name} is untracked, and no file below 1 MiB; the run folder does not keep it")
+            log_info(
+                f"{name} is untracked, and no file below 1 MiB; the run folder does not keep it"
+            )
             continue
         _write_new(target / name, file.read_bytes())
 

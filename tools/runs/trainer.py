@@ -37,7 +37,7 @@ from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 from tools.runs.resume import Start
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 # Options beside the arguments of Lightning's Trainer.
 EXTRA = {"compile", OVERFIT}
@@ -66,8 +66,8 @@ def make_trainer(
             left to others.
         folder: Run folder.
         monitor: Metric that chooses the best checkpoint.
-        mode: "max" or "min", by which it does.
-        training: Whether to keep logs, which an evaluation does not need.
+        mode: "max" or "min", by which the metric does so.
+        training: Keep logs, which an evaluation does not need.
         callbacks: Besides those that every run has.
         loggers: Besides metrics.csv.
         checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
@@ -76,7 +76,7 @@ def make_trainer(
     Raises:
         ValueError: An option that Lightning does not have or refuses, or a device that is absent.
     """
-    # A user need not read Lightning's remarks on devices, workers and its own products.
+    # Hide Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     options = {name: value for name, value in options.items() if name not in EXTRA}
@@ -136,12 +136,12 @@ def make_trainer(
         raise ValueError(f"Lightning refuses the options of trainer: {error}") from error
     use_exact_loops(trainer)
     use_own_signals(trainer)
-    _say_crowded(trainer)
+    _warn_crowded(trainer)
     return trainer
 
 
 def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
-    """The callbacks and loggers that a config asks for, as ``make_trainer`` takes them.
+    """Make the callbacks and loggers of a config, as ``make_trainer`` takes them.
 
     Raises:
         ValueError: One that there is not, or an option that it does not have.
@@ -156,7 +156,7 @@ def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str,
 
 
 def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> None:
-    """Refuse what the three do not allow together, while there is nothing of the run yet.
+    """Reject combinations of the three before anything of the run exists.
 
     Raises:
         ValueError: Shares of the data without a batch, validations further apart than there are
@@ -171,7 +171,7 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
         if isinstance(share, float) and 0 < share * count < 1:
             raise ValueError(
                 f"trainer.{overfit or name}={share} of {count} {split} "
-                f"batch{'es' * (count != 1)} is none; pass a number of batches from 1 on"
+                f"batch{'es' * (count != 1)} rounds down to 0; pass a number of batches from 1 on"
                 + (f", or a share from {1 / count:.2g} to 1.0" if count > 1 else "")
             )
     limit = trainer.limit_train_batches
@@ -192,7 +192,7 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
 def _check(options: Mapping[str, Any]) -> None:
     check_arguments(Trainer, options, "trainer")
     for name in OURS & options.keys():
-        raise ValueError(f"trainer.{name} is no option: the run itself sets it; leave it out")
+        raise ValueError(f"trainer.{name} is set by the run itself; leave it out")
     for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
         if options[name] is not None and options[name] < least:
             raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")
@@ -219,11 +219,11 @@ def _check(options: Mapping[str, Any]) -> None:
         )
 
 
-def _say_crowded(trainer: Trainer) -> None:
-    """Processes without a core of their own take minutes to start, in which they say nothing."""
+def _warn_crowded(trainer: Trainer) -> None:
+    """Log that processes without a core of their own take minutes to start."""
     processes, cores = trainer.num_devices, os.cpu_count() or 1
     if isinstance(trainer.accelerator, CPUAccelerator) and processes > cores:
-        say(
+        log_info(
             f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
             f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
         )
@@ -247,10 +247,10 @@ def fit(
     """Train, from the start or from a checkpoint on, then evaluate the checkpoint that stays.
 
     Args:
-        trainer: From ``make_trainer``.
+        trainer: Trainer of ``make_trainer``.
         task: The model with its metrics.
         datamodule: The data.
-        start: What a resumed run goes on from.
+        start: Checkpoint of a resumed run.
         keep: The option ``checkpoints``: with "last" the last checkpoint is evaluated, else the
             best one.
     """
@@ -283,7 +283,7 @@ def evaluate(
     """Metrics of a checkpoint, or of the weights as they are.
 
     Args:
-        trainer: From ``make_trainer``.
+        trainer: Trainer of ``make_trainer``.
         mode: "validate" or "test".
         task: The model with its metrics.
         datamodule: The data.
