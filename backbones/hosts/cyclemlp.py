@@ -3,7 +3,7 @@
 Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022,
 https://arxiv.org/abs/2107.10224; the authors' released code (github.com/ShoufaChen/CycleMLP) for
 the names of weights and for offsets: its layer ``sfc_h`` shifts along the width and ``sfc_w`` along
-the height. At the start weights are truncated normal of 0.02, as in all hosts.
+the height. Weights start truncated normal with deviation 0.02.
 
 Axes: B images, H W map, C channels.
 """
@@ -29,22 +29,25 @@ ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
 
 
 class CycleMLP(NetworkList):
-    """Four maps at strides 4, 8, 16, 32; NHWC inside. Dense: a LayerNorm for each map."""
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. Dense: a LayerNorm for each map.
+
+    Source: CycleMLP, https://arxiv.org/abs/2107.10224.
+    """
 
     def norm_layer(self, dim: int) -> nn.Module:
-        """LayerNorm."""
+        """Build a LayerNorm."""
         return nn.LayerNorm(dim)
 
     def token_mixer(self, slot: Slot) -> nn.Module:
-        """Cycle FC along both axes."""
+        """Build a mixer of Cycle FC along both axes."""
         return CycleMixer(slot.dim)
 
     def ffn(self, dim: int) -> nn.Module:
-        """Linear, GELU, linear."""
+        """Build a plain FFN."""
         return FFN(dim, hidden_ratio=HIDDEN_RATIO)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names; their buffers of offsets hold nothing that is not known."""
+        """Rename the authors' tensors; their buffers of offsets are constants."""
         state_dict = {k: v for k, v in state_dict.items() if not k.endswith(".offset")}
         return super().convert_state_dict(state_dict)
 
@@ -66,7 +69,7 @@ class CycleMixer(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows and columns mixed, three branches re-weighted: (B, H, W, C) -> (B, H, W, C)."""
+        """Mix rows and columns and weight three branches: (B, H, W, C) -> (B, H, W, C)."""
         return self.proj(self.reweight(self.sfc_h(x), self.sfc_w(x), self.mlp_c(x)))
 
 

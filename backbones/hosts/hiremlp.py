@@ -1,9 +1,9 @@
-"""Hire-MLP-Tiny and Small: fully connected layers over regions of rows or columns, moved by blocks.
+"""Hire-MLP-Tiny and Small: fully connected layers over regions of rows or columns, shifted by block.
 
 Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022,
 https://arxiv.org/abs/2108.13341; the authors' released code (github.com/ggjy/Hire-Wave-MLP.pytorch,
 ``mlp_based``) for the names of weights, region sizes and shifts. Its Tiny has 18.04 M parameters;
-AFBO's tables quote 17.0 M. At the start weights are truncated normal of 0.02, as in all hosts.
+AFBO's tables quote 17.0 M. Weights start truncated normal with deviation 0.02.
 
 Axes: B images, C channels, H W map, p rows of a region.
 """
@@ -28,15 +28,17 @@ from backbones.layers.reweight import Reweight
 from backbones.registry import register_host
 
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
-SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before
-SHIFT_PERIODS = (2, 2, 3, 2)  # after how many blocks shifts begin anew at 0
+SHIFT_STEPS = (2, 2, 1, 1)  # tokens by which the shift grows from block to block
+SHIFT_PERIODS = (2, 2, 3, 2)  # blocks until the shift returns to 0
 
 
 class HireMLP(NetworkList):
     """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
 
-    BatchNorm everywhere, and after the convolutions between stages a ReLU. Dense: a BatchNorm for
+    All norms are BatchNorm; a ReLU follows the convolutions between stages. Dense: a BatchNorm for
     each map; the authors synchronise theirs over GPUs (``trainer.sync_batchnorm=true``).
+
+    Source: Hire-MLP, https://arxiv.org/abs/2108.13341.
     """
 
     channels_first = True
@@ -44,16 +46,16 @@ class HireMLP(NetworkList):
     embedding_norm = True
 
     def norm_layer(self, dim: int) -> nn.Module:
-        """BatchNorm."""
+        """Build a BatchNorm."""
         return nn.BatchNorm2d(dim)
 
     def token_mixer(self, slot: Slot) -> nn.Module:
-        """Regions of the stage, shifted by the block's place in it."""
+        """Build a mixer of the stage's regions, shifted by the block's place."""
         shift = slot.block % SHIFT_PERIODS[slot.stage] * SHIFT_STEPS[slot.stage]
         return HireMixer(slot.dim, REGIONS[slot.stage], shift)
 
     def ffn(self, dim: int) -> nn.Module:
-        """1x1 convolution, GELU, 1x1 convolution."""
+        """Build an FFN of 1x1 convolutions."""
         return Mlp(dim, int(HIDDEN_RATIO * dim), use_conv=True)
 
 
@@ -67,7 +69,7 @@ class HireMixer(nn.Module):
     Args:
         dim: Channels C, even.
         region: p.
-        shift: By how many tokens the map is rolled forward.
+        shift: Tokens by which the map is rolled forward.
 
     Shape: (B, C, H, W) -> (B, C, H, W). Parameters: (2 p + 3) C^2 + (2 p + 29 / 4) C.
 

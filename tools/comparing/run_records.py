@@ -14,7 +14,7 @@ from tasks.engine.run_files import read_rows, read_run_config, read_summary
 from tasks.engine.saved_config import CONFIG
 from tools.cli.catalogue import catalogue
 from tools.cli.flat_config import flatten
-from tools.config.usual_values import with_token_mixer_name
+from tools.config.usual_values import comparable
 from tools.runs.outcome import read_failure
 
 ENDLESS = 1e30  # sums of figures this large may overflow
@@ -104,9 +104,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder; what is broken in it is said, never raised."""
     config: dict[str, Any] = {}
     try:
-        config = {"mode": "fit", "seed": 0} | with_token_mixer_name(
-            flatten(read_run_config(folder / CONFIG))
-        )
+        config = {"mode": "fit", "seed": 0} | comparable(flatten(read_run_config(folder / CONFIG)))
         if not (folder / SUMMARY).exists():
             return _unfinished(folder, config)
         summary = read_summary(folder / SUMMARY)

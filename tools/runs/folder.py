@@ -23,7 +23,7 @@ from tools.cli.flat_config import flatten
 from tools.cli.network_names import name_of
 from tools.cli.processes import is_first_process
 from tools.config.automatic import AUTO, CHOSEN, was_left_open
-from tools.config.usual_values import is_usual, with_token_mixer_name
+from tools.config.usual_values import comparable, is_usual
 from tools.runs import lock
 
 say = logging.getLogger(__name__).info
@@ -263,7 +263,7 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     the run began with and that has moved since.
     """
     saved = read_config(folder / CONFIG)
-    before, now = (with_token_mixer_name(flatten(one)) for one in (saved, config))
+    before, now = (comparable(flatten(one)) for one in (saved, config))
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
