@@ -249,7 +249,9 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
 
     from tools.bench import timed_networks as networks
     from tools.bench.timing import interleave, make_step
+    from tools.cli.arguments import select
     from tools.cli.typed_network import label
+    from tools.cli.usual_family import usual_family
 
     steps: dict[str, Any] = {}
     keys = []
@@ -259,6 +261,7 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
         key = f"{label(network)} {size}"
         if key not in steps:
             try:
+                select(_backbone(row), usual_family())  # refuses networks of another modality
                 model = networks.build(network, {"device": "cpu", "compile": "false"})
             except ValueError as error:  # of another checkout, or what it was built of is gone
                 reason = str(error).partition(";")[0]
