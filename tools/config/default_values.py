@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
 
-TOKEN_MIXER = "backbone.token_mixer"
+TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
-def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in which a token mixer's name is one of its options."""
+def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in the one form in which configs of all versions are compared.
+
+    A token mixer's name becomes one of its options, early stopping gets the direction that it
+    follows, and options that stop or keep nothing are left out.
+    """
     found = dict(config)
+    if not found.get("keep_classifier", True):
+        del found["keep_classifier"]
+    family = families().get(str(found.get("task_name")))
+    if found.get(f"{STOPPING}.patience") is None:
+        found.pop(f"{STOPPING}.mode", None)
+    elif found.get(f"{STOPPING}.mode") is None and family is not None:
+        metric = str(found.get(f"{STOPPING}.metric") or family.monitor)
+        found[f"{STOPPING}.mode"] = family.direction(metric.rpartition("/")[2])
     name = found.get(TOKEN_MIXER)
     if isinstance(name, str):
         del found[TOKEN_MIXER]
