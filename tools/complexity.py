@@ -151,7 +151,7 @@ def counted_family(options: dict[str, str]) -> Family:
 
 
 def is_counted(row: Row) -> bool:
-    """Return True for a paper's row that is counted anew; others have their counts in its YAML."""
+    """Return True for a paper's row that is counted here; others have their counts in the YAML."""
     counted = COUNTED.get(row.task)
     return counted is not None and counted.rows
 

@@ -73,7 +73,7 @@ def analyses() -> dict[str, Analysis]:
 
 
 def check_applies(family: Family, name: str) -> None:
-    """Refuse an analysis that a family does not define.
+    """Check that a family defines an analysis.
 
     Raises:
         ValueError: Names those that it does.

@@ -175,7 +175,7 @@ def _meta(images: Tensor, inside: Size) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Finder:
-    """How a family's networks find evidence.
+    """Functions that find the evidence of a family's networks.
 
     Attributes:
         amounts: What ``Evidence.amounts`` are.

@@ -147,7 +147,7 @@ def measured_on(row: Row) -> tuple[str, int]:
 
 def _published(task: str) -> Published:
     published = find_family(task).published
-    assert published is not None, f"rows of {task}, whose FAMILY has nothing published"
+    assert published is not None, f"rows of {task} need its FAMILY.published"
     return published
 
 

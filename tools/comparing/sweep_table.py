@@ -1,4 +1,4 @@
-"""The outcomes of a sweep's runs and their table."""
+"""Collect the results of a sweep's runs, and print their table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.comparing.table import setting
 class SweepOutcomes(Callback):
     """Collect what the runs of a sweep return; Hydra itself drops it.
 
-    A launcher may run a job in another process or on another machine, so each run leaves its
+    A launcher may run a job in another process or on another machine. So each run leaves its
     outcome in a file beside the sweep's run folders.
     """
 
@@ -31,7 +31,7 @@ class SweepOutcomes(Callback):
         self.folder: Path | None = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Make the folder of the outcomes, which goes when this process ends."""
+        """Create the folder of the outcomes; it is removed when this process ends."""
         root = Path(config.hydra.sweep.dir).absolute()
         root.mkdir(parents=True, exist_ok=True)
         SweepOutcomes._files = tempfile.TemporaryDirectory(prefix=".sweep-", dir=root)

@@ -51,11 +51,11 @@ def find_rule(task: str) -> ScheduleRule:
     """Return the schedule rule of a family.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The family lacks one.
     """
     rule = find_family(task).rule
     if rule is None:
-        raise ValueError(f"task={task} has no rule for {AUTO}; pass numbers for {', '.join(KEYS)}")
+        raise ValueError(f"task={task} lacks a rule for {AUTO}; pass numbers for {', '.join(KEYS)}")
     return rule
 
 

@@ -46,11 +46,11 @@ class LazyGroup(dict[str, ConfigNode]):
         return self
 
     def __contains__(self, file: object) -> bool:
-        # Hydra looks None up where no option is chosen, which needs no names.
+        # Hydra looks up None if no option is chosen; that must not load the names.
         return file != "None.yaml" and str(file).removesuffix(".yaml") in self.names()
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """Return the file names that the options would have."""
+        """Return the options' file names."""
         return {f"{name}.yaml": None for name in self.names()}.keys()
 
     def __missing__(self, file: str) -> ConfigNode:

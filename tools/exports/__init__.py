@@ -144,7 +144,7 @@ class ExportRequest:
 
     @property
     def goes(self) -> str:
-        """What of the run's family goes to the target; a backbone without a run."""
+        """Return the part of the run's family that the target takes; without a run, a backbone."""
         return "backbone" if self.run is None else family_of_run(self.run).export_of(self.to)
 
     @property
@@ -188,12 +188,12 @@ class ExportRequest:
 
 
 def family_of_run(run: Mapping[str, Any] | None) -> Family:
-    """Return the family of a run's config, or the one that files without a run are of."""
+    """Return the family of a run's config; without a run, the default family."""
     return usual_family() if run is None else find_family(run["task_name"])
 
 
 def check_exported(run: Mapping[str, Any] | None, to: str) -> None:
-    """Refuse a target that the family of a run does not define.
+    """Check that the family of a run defines a target.
 
     Raises:
         ValueError: Names the targets that it does.

@@ -22,7 +22,7 @@ Content = Literal["classifier", "maps", "dense"]
 class Maps(nn.Module):
     """Returns a backbone's maps, fine to coarse, as the outputs of a program."""
 
-    num_classes = 0  # there is no classifier
+    num_classes = 0  # without a classifier
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

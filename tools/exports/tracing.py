@@ -1,8 +1,8 @@
 """Record a network as a graph, for torch.export and ONNX.
 
-Batch, height and width stay free if the network's code allows it. If the code branches on the map
-size (such as PosMLP's windows), height and width are fixed to those of the request, and the README
-beside the file says so.
+Batch, height and width stay free if the network's code allows it. Code that branches on the map
+size, such as PosMLP's windows, fixes height and width to those of the request. The README states
+which sizes are possible.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def of_detector(subject: Subject) -> tuple[Any, Any, int]:
 
 
 def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
-    """Return a copy of the network, its loss on the images, and how many images there are."""
+    """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
     import torch
@@ -104,7 +104,7 @@ def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
 
 
 def of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
-    """Return a copy of the network, its loss on the images, and how many images there are."""
+    """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
     import torch
