@@ -55,6 +55,7 @@ from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import network_label, read_networks, split_backbone_options
 from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
+from tools.config.config_checks import CONFIGS
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
@@ -176,7 +177,10 @@ def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
     """Check that the options apply to what is counted."""
     counted = COUNTED[counted_family(options).name]
     if options["head"] and not options["task"]:
-        raise ValueError(f"head={options['head']} needs a task: pass task={'|'.join(COUNTED)}")
+        file = CONFIGS / "head" / f"{options['head']}.yaml"
+        tasks = [one for one in COUNTED if not file.exists() or one in read_tasks(file, "head")]
+        named = " or ".join(f"task={one}" for one in tasks)
+        raise ValueError(f"head={options['head']} needs a task: pass {named}")
     if counted.shape and options["image_size"]:
         raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
     if options["task"] not in ("", usual_task()) and options["paper"]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.checkout import ROOT, copied
+
 # Tests that look at every name, file or config there is; the rest does not know what is new.
 OVER_ALL = (
     "tests/house/test_architecture.py",
@@ -41,19 +42,6 @@ def examples() -> dict[str, str]:
 def test_there_is_an_example_of_each_kind():
     folders = [str(Path(name).parent) for name in examples()]
     assert folders == ["backbones/mixers", "backbones/hosts", "datamodules", "configs/data"]
-
-
-def copied(copy):
-    """The checkout's files in another folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name)
-    return copy
 
 
 @pytest.fixture(scope="module")

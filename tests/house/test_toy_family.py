@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.house.test_adding import ROOT, copied
+from tests.checkout import ROOT, copied
 
 pytestmark = pytest.mark.slow
 TOY = ROOT / "tests/newcomers/toy"

@@ -99,7 +99,11 @@ def test_processes_without_a_core_are_announced(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     with caplog.at_level("INFO"):
         trainers.make_trainer(
-            default_trainer | {"devices": 2, "strategy": "ddp"}, tmp_path, "val/x", training=True
+            default_trainer | {"devices": 2, "strategy": "ddp"},
+            tmp_path,
+            "val/x",
+            "max",
+            training=True,
         )
     said = "trainer.devices=2 starts more processes than there are cores (1)"
     assert caplog.text.count(said) == (cores == 1)

@@ -83,3 +83,8 @@ def test_early_stopping_follows_the_metric(metric, mode, expected):
     (stop,) = stop_early("val/mae", known, patience=1, metric=metric, mode=mode)
     assert stop.mode == expected
     assert torch.isinf(stop.best_score)
+
+
+def test_contributing_shows_the_toy_that_a_test_adds():
+    shown = (ROOT / "tests/newcomers/toy/tasks/toy/family.py").read_text()
+    assert f"```python\n{shown}```" in (ROOT / "CONTRIBUTING.md").read_text()

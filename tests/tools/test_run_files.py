@@ -93,7 +93,7 @@ def test_a_config_of_other_types_is_named(path, value, folder):
 @pytest.mark.parametrize(
     ("path", "value"),
     [("metrics", None), ("metrics", []), ("metrics.top1", "x"), ("metrics.top1", [1]),
-     ("parameters", "x"), ("seconds", None), ("backbone_macs", {}), ("macs_at", [64]),
+     ("parameters", "x"), ("seconds", None), ("backbone_macs", {}), ("macs_at", []),
      ("macs_at", 64), ("network", []), ("data", 3), ("data", {"images": {"val": "x"}}),
      ("data", {"fingerprints": {"val": 3}}), ("paper", {"row": 1}), ("overrides", "x"),
      ("images_per_second", 3.0), ("num_workers", "x")],

@@ -52,7 +52,7 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
         for patch in patches if wants_gpu else []:
             patch.start()
         try:
-            made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+            made = make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
         finally:
             mock.patch.stopall()
     got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
@@ -63,13 +63,13 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
 def test_channels_last_is_a_switch(tmp_path):
     config = composed("trainer=cpu", "trainer.channels_last=always")
     with pytest.raises(ValueError, match=r"trainer\.channels_last"):
-        make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+        make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
 
 
 def test_sharded_gradients_cannot_be_clipped(tmp_path):
     config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
     with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
-        make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+        make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
 
 
 OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3, "max_steps": -1}
@@ -131,5 +131,5 @@ def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
 
 def test_progress_can_be_switched_off(tmp_path):
     config = composed("trainer=cpu", "+trainer.enable_progress_bar=false")
-    made = make_trainer(config["trainer"], tmp_path, "val/x", training=True)
+    made = make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
     assert not [one for one in made.callbacks if isinstance(one, ProgressLines)]

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.cli.catalogue import catalogue
 from tools.cli.typed_network import Network, network_label, read_networks
-from tools.cli.usual_family import usual_family, usual_task
+from tools.cli.usual_family import usual_task
 from tools.papers.published import list_papers, load_rows
 
 NUM_CLASSES = 1000  # of ImageNet-1K, used in the papers' counts and times
@@ -66,8 +65,6 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     from heads.linear import LinearClassifier
 
     name, own = network
-    known, family = catalogue(), usual_family()
-    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
     return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
 
 

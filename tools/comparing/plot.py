@@ -251,7 +251,9 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
 
     from tools.bench import timed_networks as networks
     from tools.bench.timing import interleave, make_step
+    from tools.cli.arguments import select_backbones
     from tools.cli.typed_network import network_label
+    from tools.cli.usual_family import usual_family
 
     steps: dict[str, Any] = {}
     keys = []
@@ -261,6 +263,7 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
         key = f"{network_label(network)} {size}"
         if key not in steps:
             try:
+                select_backbones(_backbone(row), usual_family())  # rejects other modalities
                 model = networks.build_network(network, {"device": "cpu", "compile": "false"})
             except ValueError as error:  # from another checkout, or its files are gone
                 reason = str(error).partition(";")[0]

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TOKEN_MIXER = "backbone.token_mixer"
+from tasks.engine.family import families
+
+TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
-def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in which a token mixer's name is one of its options."""
+def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in a form that is equal for all versions.
+
+    A token mixer's name is one of its options. Early stopping has an explicit direction. Options
+    of callbacks that are switched off are left out.
+    """
     found = dict(config)
+    if not found.get("keep_classifier", True):
+        del found["keep_classifier"]
+    family = families().get(str(found.get("task_name")))
+    if found.get(f"{STOPPING}.patience") is None:
+        found.pop(f"{STOPPING}.mode", None)
+    elif found.get(f"{STOPPING}.mode") is None and family is not None:
+        metric = str(found.get(f"{STOPPING}.metric") or family.monitor)
+        found[f"{STOPPING}.mode"] = family.direction(metric.rpartition("/")[2])
     name = found.get(TOKEN_MIXER)
     if isinstance(name, str):
         del found[TOKEN_MIXER]

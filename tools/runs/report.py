@@ -23,7 +23,7 @@ from backbones.analysis.description import describe_network, unlike_host
 from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
-from tasks.engine.family import find_family
+from tasks.engine.family import families, find_family
 from tasks.engine.loggers import read_rows
 from tasks.engine.plain_files import DamagedFile
 from tasks.engine.whole_files import make_folder, whole_file, write_whole
@@ -310,7 +310,7 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
     paper = known.get("paper")
     if not paper:
         return {}
-    shown, family = {}, find_family(known["task"])
+    shown, family = {}, families().get(str(known.get("task")))
     for name, figures in paper["metrics"].items():
         ours = figures["ours"]
         words = [
@@ -319,7 +319,7 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
         ]
         if "difference" in figures:
             words.append(f"difference {figures['difference']:+.2g}")
-        lower = " (lower is better)" if family.direction(name) == "min" else ""
+        lower = " (lower is better)" if family and family.direction(name) == "min" else ""
         shown[f"{paper['row']}, {name}{lower}"] = ", ".join(words)
     if "why_not" in paper:
         shown["does not compare"] = paper["why_not"]
