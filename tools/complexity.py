@@ -51,11 +51,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tasks.engine.family import Family, families, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import exit_with, run_command
+from tools.cli.paths import CONFIGS
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import network_label, read_networks, split_backbone_options
 from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
-from tools.config.config_checks import CONFIGS
+from tools.config.config_checks import read_tasks
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 

@@ -14,8 +14,8 @@ GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_
 def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat config in a form that is equal for all versions.
 
-    A token mixer's name is one of its options. Early stopping has an explicit direction. Options
-    of callbacks that are switched off are left out.
+    A token mixer's name is one of its options. Early stopping has an explicit direction, or none
+    without patience. ``keep_classifier=false`` is left out.
     """
     found = dict(config)
     if not found.get("keep_classifier", True):
