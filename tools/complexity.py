@@ -181,7 +181,7 @@ def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
         file = CONFIGS / "head" / f"{options['head']}.yaml"
         tasks = [one for one in COUNTED if not file.exists() or one in read_tasks(file, "head")]
         named = " or ".join(f"task={one}" for one in tasks)
-        raise ValueError(f"head={options['head']} needs its task: pass {named}")
+        raise ValueError(f"head={options['head']} needs a task: pass {named}")
     if counted.shape and options["image_size"]:
         raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
     if options["task"] not in ("", usual_task()) and options["paper"]:

@@ -12,9 +12,8 @@ from tools.cli.yaml_files import read_yaml
 @functools.cache
 def usual_task() -> str:
     """Return the default of ``task=``."""
-    groups = [
-        entry for entry in read_yaml(CONFIGS / "run.yaml")["defaults"] if isinstance(entry, dict)
-    ]
+    defaults = read_yaml(CONFIGS / "run.yaml")["defaults"]
+    groups = [entry for entry in defaults if isinstance(entry, dict)]
     return str(next(entry["task"] for entry in groups if "task" in entry))
 
 

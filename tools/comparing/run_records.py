@@ -14,7 +14,7 @@ from tasks.engine.run_files import read_rows, read_run_config, read_summary
 from tasks.engine.saved_config import CONFIG
 from tools.cli.catalogue import catalogue
 from tools.cli.nested_config import flatten
-from tools.config.default_values import comparable
+from tools.config.default_values import comparable_config
 from tools.runs.outcome import read_failure
 
 ENDLESS = 1e30  # sums of larger figures may overflow
@@ -104,7 +104,9 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder; problems become its status and never raise."""
     config: dict[str, Any] = {}
     try:
-        config = {"mode": "fit", "seed": 0} | comparable(flatten(read_run_config(folder / CONFIG)))
+        config = {"mode": "fit", "seed": 0} | comparable_config(
+            flatten(read_run_config(folder / CONFIG))
+        )
         if not (folder / SUMMARY).exists():
             return _unfinished(folder, config)
         summary = read_summary(folder / SUMMARY)

@@ -12,11 +12,11 @@ TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
-def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in the one form in which configs of all versions are compared.
+def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in a form that is equal for all versions.
 
-    A token mixer's name becomes one of its options, early stopping gets the direction that it
-    follows, and options that stop or keep nothing are left out.
+    A token mixer's name is one of its options. Early stopping has an explicit direction, or none
+    without patience. ``keep_classifier=false`` is left out.
     """
     found = dict(config)
     if not found.get("keep_classifier", True):

@@ -23,7 +23,7 @@ from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.config.automatic import AUTO, CHOSEN, is_automatic
-from tools.config.default_values import comparable, is_default
+from tools.config.default_values import comparable_config, is_default
 from tools.runs import lock
 
 log_info = logging.getLogger(__name__).info
@@ -266,7 +266,7 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     the run began with and that has moved since.
     """
     saved = read_config(folder / CONFIG)
-    before, now = (comparable(flatten(one)) for one in (saved, config))
+    before, now = (comparable_config(flatten(one)) for one in (saved, config))
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
